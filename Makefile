@@ -1,0 +1,50 @@
+# Every target is one line of `make help`. Needs python >= 3.11, make and git.
+PYTHON ?= python3
+TOOLS := build/tools
+IN_TOOLS = PATH="$(abspath $(TOOLS))/bin:$$PATH"
+# Projects made below build/ lie inside this repository and are repositories of their own all the same.
+export GIT_CEILING_DIRECTORIES := $(abspath build)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint lock released chaos agreement-cost clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+
+demo: $(TOOLS)/.locked  ## generate a project, train it twice in different ways, compare the bits
+	@$(IN_TOOLS) python tools/demo.py
+
+test: $(TOOLS)/.locked  ## run the template's tests, and a generated project's
+	@echo "pytest"
+	@$(IN_TOOLS) python -m pytest
+
+lint: $(TOOLS)/.locked  ## ruff over the template's own code
+	@echo "ruff"
+	@$(IN_TOOLS) ruff check --quiet .
+	@$(IN_TOOLS) ruff format --check --quiet .
+
+lock: $(TOOLS)/.locked  ## write requirements/test.txt anew (python 3.11)
+	@echo "compiling requirements/test.txt"
+	@$(IN_TOOLS) CUSTOM_COMPILE_COMMAND="make lock" pip-compile --quiet --generate-hashes --allow-unsafe \
+		--strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+		--output-file requirements/test.txt requirements/test.in
+
+released: $(TOOLS)/.locked  ## make the released run again and write its digest into the template
+	@$(IN_TOOLS) python tools/released.py build/venv
+
+chaos: $(TOOLS)/.locked  ## kill a training 100 times and compare the bits (KILLS=100 SEED=0); half an hour
+	@$(IN_TOOLS) python tools/chaos.py --kills $(or $(KILLS),100) --seed $(or $(SEED),0)
+
+agreement-cost: $(TOOLS)/.locked  ## measure what agreement between ranks costs per step, on CPU; two minutes
+	@$(IN_TOOLS) python tools/agreement_cost.py
+
+clean:  ## remove everything that was built
+	rm -rf build .pytest_cache .ruff_cache .mypy_cache
+
+$(TOOLS)/.locked: requirements/test.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "$(PYTHON): $$($(PYTHON) --version 2>&1) seen, Python 3.11 or newer wanted; name one: make PYTHON=python3.12" >&2; exit 2; }
+	@echo "installing the template's tools into $(TOOLS)"
+	@$(PYTHON) -m venv --clear $(TOOLS)
+	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/test.txt
+	@touch $@

@@ -1,0 +1,74 @@
+"""Make the project a git repository with a first commit: no file name can do that, and DVC needs it.
+
+The commit depends on the answers and the two git dates only, not on the machine nor on who generates.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+ANSWERS: dict[str, str] = json.loads(r'''{{ cookiecutter | tojson }}''')  # fmt: skip
+TEMPLATE = f"repro-template {ANSWERS['__template_version']}"
+AUTHOR = os.fsdecode((ANSWERS["author"] or TEMPLATE).encode())  # UTF-8 under any locale
+EMAIL = "noreply@example.invalid"
+BY_HAND = "The project is whole, but DVC needs git; run in it: git init && git add -A && git commit -m start"
+
+DATES = ("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE")
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in DATES},
+    # no settings of the user or the system: signatures, hooks, ignored files, line ends
+    "HOME": os.devnull,
+    "XDG_CONFIG_HOME": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_DEFAULT_HASH": "sha1",
+    "GIT_AUTHOR_NAME": AUTHOR,
+    "GIT_AUTHOR_EMAIL": EMAIL,
+    "GIT_COMMITTER_NAME": AUTHOR,
+    "GIT_COMMITTER_EMAIL": EMAIL,
+}
+
+
+def git(*arguments: str) -> None:
+    """Run git in the project."""
+    subprocess.run(["git", *arguments], env=ENVIRONMENT, check=True, capture_output=True, text=True)
+
+
+def is_inside_repository(project: Path) -> bool:
+    """Say whether the project's folder or one above it, below git's ceilings, holds a repository."""
+    ceilings = os.environ.get("GIT_CEILING_DIRECTORIES", "").split(os.pathsep)
+    for folder in (project, *project.parents):
+        if any(ceiling and folder == Path(ceiling).resolve() for ceiling in ceilings):
+            return False
+        if (folder / ".git").exists():
+            return True
+    return False
+
+
+def main() -> None:
+    """Leave a whole project behind, whatever git can do here."""
+    for folder in (".github/workflows", ".github"):  # made even when no file in it was wanted
+        with contextlib.suppress(OSError):
+            Path(folder).rmdir()
+
+    project = Path.cwd()
+    if is_inside_repository(project):
+        print(f"{project.name} lies inside a git repository: commit it there")
+    elif shutil.which("git") is None:
+        print(f"git not found. {BY_HAND}")
+    else:
+        try:
+            git("-c", "init.defaultBranch=main", "init", "--template=")
+            git("add", "--all")
+            git("commit", "--message", f"Generate with {TEMPLATE}")
+        except subprocess.CalledProcessError as error:
+            print(f"git failed: {error.stderr.strip()}. {BY_HAND}")
+    if "_commit" in ANSWERS:  # cruft is at work
+        print("cruft writes .cruft.json next: commit it too")
+
+
+if __name__ == "__main__":
+    main()

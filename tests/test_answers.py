@@ -1,0 +1,156 @@
+"""Bad answers are refused before anything is written, each with what was given and what is allowed."""
+
+import ast
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import PROJECT, ROOT, Answers, Environment, cookiecutter
+from cookiecutter.utils import create_env_with_context
+
+PRE_GEN = ROOT / "hooks" / "pre_gen_project.py"
+POST_GEN = ROOT / "hooks" / "post_gen_project.py"
+
+FREE = "a name that no package in the project's environment has"
+TEXT = "letters, digits, spaces and . , : ! ? ( ) + - _ = @ % ’, a letter or digit first, 200 characters at most"
+URL = "a URL of letters, digits and . _ ~ : / @ + -, starting with one of:"
+REMOTES = "s3 gs azure ssh http https webdav webdavs hdfs webhdfs oss gdrive"
+TRACKERS = "http https databricks sqlite postgresql mysql mssql"
+
+# fmt: off
+# answer, what is wanted, values that are refused
+REFUSED = [
+    ("project", "lower-case letters, digits and single hyphens, a letter first", [
+        "My-Project", "my project", "my_project", "1st", "-rf", "a-", "a--b", "é", "a\n", "a\\b", "a/b", "/a",
+        "../../a", "{{ 6 * 7 }}", "$(id)",
+    ]),
+    ("project", "50 characters at most", ["a" * 51]),
+    ("project", FREE, ["torch", "scikit-learn"]),
+    ("package", "lower-case letters, digits and underscores, a letter first", [
+        "", "Tides", "a b", "a-b", "a.b", "1a", "_a", "é", "a\n", "../a", "a\\b", "$(id)", "a'",
+    ]),
+    ("package", "50 characters at most", ["a" * 51]),
+    ("package", "a name that is no Python keyword", ["class", "async"]),
+    ("package", "a name that no Python module has", ["random", "json"]),
+    ("package", FREE, [
+        "torch", "numpy", "mlflow", "dvc", "pydantic", "safetensors", "click", "rich", "rfc8785", "ruamel",
+        "yaml", "pip", "setuptools", "repro", "data", "src", "tests",
+    ]),
+    ("description", TEXT, [
+        "it's", 'a "b"', "`id`", "a\\", "a/b", "a\nb", "a\u2028b", "a\ab", "a\u202eb", "a\u200bb", "a" * 201,
+        "$HOME", "a $(id)", "a | sh", "a; id", "a & b", "a > b", "*", "a #b",
+        "{{ 6 * 7 }}", "{% if 1 %}a{% endif %}", "a{# b #}", "{% raw %}{{{% endraw %}", "{% raw %}",
+    ]),
+    ("author", TEXT, [
+        "Ada <ada@example.org>", "--exec=id", " Ada", "Ada ", "O'Brien", "{{ cookiecutter.project }}",
+    ]),
+    ("dvc_remote", f"nothing, an absolute path, or {URL} {REMOTES}", [
+        "storage", "../storage", "ftp://a/b", "s3://", "s3://a b", "s3://a\nb = c", "/a#b", "/a'", "s3://a?b",
+    ]),
+    ("mlflow_tracking_uri", f"nothing, or {URL} {TRACKERS}", [
+        "/mnt/runs", "file:///runs", "https://", "https://a?b", "https://a b", 'https://a"', "example.org",
+    ]),
+]
+# fmt: on
+ROWS = [(answer, value, wanted) for answer, wanted, values in REFUSED for value in values]
+
+Refuse = Callable[[Answers], str]
+
+
+@pytest.fixture
+def refuse(template: Path, tmp_path: Path, env: Environment) -> Refuse:
+    """Return a function that gives answers, checks that nothing lies on the disk, and returns the message."""
+
+    def refuse(answers: Answers) -> str:
+        out = tmp_path / "inner" / "out"
+        out.mkdir(parents=True)
+        done = cookiecutter(template, out, answers, cwd=tmp_path, env=env)
+        assert done.returncode == 1
+        assert set(tmp_path.rglob("*")) == {out, out.parent}
+        return done.stdout
+
+    return refuse
+
+
+@pytest.mark.parametrize(("answer", "value", "wanted"), ROWS, ids=[f"{row[0]}={row[1]!r:.40}" for row in ROWS])
+def test_refused(refuse: Refuse, answer: str, value: str, wanted: str) -> None:
+    assert f"{answer}: {value!r} refused; wanted: {wanted}\n" in refuse({answer: value})
+
+
+@pytest.mark.parametrize("project", ["", ".", "..", "a" * 300])
+def test_project_that_can_be_no_folder(refuse: Refuse, project: str) -> None:
+    """cookiecutter makes the folder before any hook runs: such a name is first made harmless."""
+    assert re.search("^project: .* refused", refuse({"project": project}))
+
+
+@pytest.mark.parametrize(
+    ("answer", "url", "wanted"),
+    [
+        ("dvc_remote", "ssh://me:secret@host/a", "no password in it, for it would be committed"),
+        (
+            "mlflow_tracking_uri",
+            "https://me:secret@host",
+            "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASS",
+        ),
+        ("mlflow_tracking_uri", "mysql://secret@host/runs", "no user or password in it"),
+    ],
+)
+def test_credentials_are_refused_and_not_shown(refuse: Refuse, answer: str, url: str, wanted: str) -> None:
+    message = refuse({answer: url})
+    assert f"{answer}: '{re.sub('://.*@', '://***@', url)}' refused" in message
+    assert wanted in message
+    assert "secret" not in message
+
+
+def test_all_answers_are_judged_at_once(refuse: Refuse) -> None:
+    questions = ["project", "package", "description", "author", "dvc_remote", "mlflow_tracking_uri"]
+    lines = refuse(dict.fromkeys(questions, "?")).splitlines()
+    assert [line.split(":")[0] for line in lines[: len(questions)]] == questions
+
+
+@pytest.mark.parametrize(
+    ("answer", "value", "error"),
+    [
+        ("license", "GPL", "GPL provided for choice variable license, but the choices are"),
+        ("ci", "jenkins", "jenkins provided for choice variable ci, but the choices are"),
+        ("description", "{{ 1/0 }}", "ZeroDivisionError"),
+        ("description", "{% if %}", "TemplateSyntaxError"),
+    ],
+)
+def test_refused_by_cookiecutter_itself(refuse: Refuse, answer: str, value: str, error: str) -> None:
+    """It checks choices and renders answers as Jinja before any hook runs."""
+    assert error in refuse({answer: value})
+
+
+@pytest.mark.parametrize("hook", [PRE_GEN, POST_GEN], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "answer",
+    ["'''", '"""', "\\", "'''\\", "\\'''); exit() #", "\\u0027" * 3, "\n\r\0\u2028", "}}", "{{ 6 * 7 }}"],
+)
+def test_no_answer_ends_the_string_that_holds_it(hook: Path, answer: str) -> None:
+    """The rendered hook is the same program but for the strings that hold the answers."""
+    answers = {"author": answer, "__template_version": answer}
+    context = {"cookiecutter": answers, "_cookiecutter": answers}
+    source = hook.read_text(encoding="utf-8")
+    rendered = create_env_with_context(context).from_string(source).render(**context)
+    pairs = list(zip(strings(source), strings(rendered), strict=True))
+    assert [json.loads(new) for old, new in pairs if "{{" in old] == [answers] * source.count("{{")
+    assert all(old == new for old, new in pairs if "{{" not in old)
+
+
+def strings(source: str) -> list[str]:
+    """Return the string literals of a program, in order."""
+    constants = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+    return [value for value in constants if isinstance(value, str)]
+
+
+def test_names_of_all_locked_packages_are_refused() -> None:
+    """A new package in a lock becomes a name that the project must not have."""
+    locks = [ROOT / PROJECT / "requirements" / name for name in ("cpu.txt", "torch-cpu.txt")]
+    pins = re.findall(r"^([A-Za-z0-9._-]+)==", "".join(lock.read_text() for lock in locks), re.MULTILINE)
+    block = re.search(r'^TAKEN = """(.*?)"""', PRE_GEN.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert pins and block
+    missing = {re.sub("[-_.]+", "_", pin).lower() for pin in pins} - set(block[1].split())
+    assert not missing, f"add to TAKEN in {PRE_GEN.name}: {' '.join(sorted(missing))}"

@@ -1,0 +1,109 @@
+"""The template's own files: what must stand in them, and what must not."""
+
+import json
+import os
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from conftest import PROJECT, ROOT, Bake, run, tracked
+
+# In parts, so that this file does not hold what it forbids.
+HOSTS = [".".join(name) for name in [("pypi", "org"), ("pythonhosted", "org"), ("debian", "org"), ("npmjs", "org")]]
+MACHINES = [sys.prefix, *("/".join(["", folder, ""]) for folder in ("home", "Users", ".pyenv"))]
+WHEELS = ".".join(["download", "pytorch", "org"])
+CACHES = {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+
+LOCK_LINE = r"[a-z0-9._-]+==\S+ (; .+ )?\\|    --hash=sha256:[0-9a-f]{64}( \\)?"
+ACTION = r"[\w./-]+@[0-9a-f]{40}  # v[\d.]+"
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    """Return the text of each tracked file that is text."""
+    files = {name: (ROOT / name).read_bytes() for name in tracked()}
+    return {name: data.decode() for name, data in files.items() if b"\0" not in data}
+
+
+def test_one_directory_at_the_top_is_templated() -> None:
+    """cookiecutter takes the first it finds."""
+    assert {top for top in (name.split("/")[0] for name in tracked()) if "{" in top} == {PROJECT}
+
+
+def test_git_holds_every_file_of_the_template() -> None:
+    """The project's .gitignore works here too, so its dataset must have been added by force."""
+    left_out = run("git", "ls-files", "--others", "--ignored", "--exclude-standard", PROJECT, cwd=ROOT).stdout
+    assert not [name for name in left_out.splitlines() if not CACHES & set(Path(name).parts)]
+
+
+def test_version_is_the_newest_of_the_changelog(bake: Bake) -> None:
+    """And a generated project says which version it is from."""
+    version = json.loads((ROOT / "cookiecutter.json").read_text())["__template_version"]
+    assert re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == version
+    assert tomllib.loads(bake().text("pyproject.toml"))["tool"]["repro"]["template"] == version
+
+
+def test_python_files_hold_no_jinja(texts: dict[str, str]) -> None:
+    """They are copied as they are, and linters and editors read them in place."""
+    python = {name: text for name, text in texts.items() if name.startswith(PROJECT) and name.endswith(".py")}
+    assert python
+    assert not [name for name, text in python.items() if re.search(r"cookiecutter|\{%|\{#", text)]
+
+
+def test_nothing_is_rendered_from_time_or_chance(texts: dict[str, str]) -> None:
+    """cookiecutter's extensions would make each generation another one."""
+    chance = re.compile(r"\{%-? *now\b|random_ascii_string|uuid4")
+    rendered = [name for name in texts if name.startswith((PROJECT, "cookiecutter.json"))]
+    assert not [name for name in rendered if chance.search(texts[name]) and not name.endswith(".py")]
+
+
+@pytest.mark.parametrize("fragment", [*HOSTS, *MACHINES])
+def test_no_registry_and_no_machine_is_named(texts: dict[str, str], fragment: str) -> None:
+    """Where packages come from is the business of pip's own settings."""
+    assert not [name for name, text in texts.items() if fragment in text]
+
+
+def test_the_index_of_cpu_wheels_stands_where_it_is_used_only(texts: dict[str, str]) -> None:
+    """It is the one download host, for torch's CPU build is nowhere else."""
+    named = {name: text.count(WHEELS) for name, text in texts.items() if WHEELS in text}
+    assert named.keys() <= {f"{PROJECT}/Makefile", f"{PROJECT}/Dockerfile"}
+    assert set(named.values()) == {1}
+
+
+def test_no_file_of_the_template_is_executable() -> None:
+    """cookiecutter drops that mark when the template comes as a zip, and the project would be another one."""
+    names = [name for name in tracked() if name.startswith(PROJECT)]
+    assert not [name for name in names if os.access(ROOT / name, os.X_OK)]
+
+
+def test_line_ends_are_unix_ones(texts: dict[str, str]) -> None:
+    """Every text ends in one, too."""
+    assert not [name for name, text in texts.items() if "\r" in text or text[-1:] not in ("", "\n")]
+
+
+def test_actions_are_pinned_by_commit(texts: dict[str, str]) -> None:
+    """A tag can be moved; it stands in a comment."""
+    workflows = [text for name, text in texts.items() if "/workflows/" in name]
+    used = [action for text in workflows for action in re.findall("uses: (.*)", text)]
+    assert used
+    assert not [action for action in used if not re.fullmatch(ACTION, action)]
+
+
+def test_locks_pin_everything_by_hash(texts: dict[str, str]) -> None:
+    """No lock says where to download from, not in its header either."""
+    locks = {name: text for name, text in texts.items() if re.search(r"requirements/.*\.txt$", name)}
+    assert {Path(name).name for name in locks} == {"test.txt", "cpu.txt", "torch-cpu.txt", "cuda.txt"}
+    for name, text in locks.items():
+        comments = [line for line in text.splitlines() if re.match(" *#", line)]
+        pins = [line for line in text.splitlines() if line and line not in comments]
+        assert not [line for line in comments if "--" in line or "://" in line], name
+        assert not [line for line in pins if not re.fullmatch(LOCK_LINE, line)], name
+
+
+def test_template_and_project_are_linted_by_the_same_ruff(texts: dict[str, str]) -> None:
+    """Or a project could be clean here and not where it is used."""
+    locks = texts["requirements/test.txt"], texts[f"{PROJECT}/requirements/cpu.txt"]
+    here, there = (re.findall("^ruff==(.*) ", lock, re.MULTILINE) for lock in locks)
+    assert here and here == there

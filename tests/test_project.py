@@ -1,0 +1,114 @@
+"""A generated project does what its README says: it reproduces, and its own tests pass."""
+
+import re
+import shutil
+
+import pytest
+import yaml
+from conftest import VENV, Bake, BakedProject, Environment, InstalledProject, run
+
+# Answers that could leak into a hash: names shorter and longer than DVC's line, other servers, no CI.
+ANSWERS = {
+    "default": {},
+    "short package": {"project": "p", "package": "tiny"},
+    "eleven letters": {"package": "elevenletts"},
+    "twelve letters": {"package": "twelveletter"},
+    "everything else": {
+        "project": "zz-top-model",
+        "package": "an_unusually_long_package_name_of_forty_four",
+        "description": "Something else",
+        "author": "Ada Lovelace",
+        "license": "none",
+        "dvc_remote": "s3://bucket/path",
+        "mlflow_tracking_uri": "https://mlflow.example.org",
+        "ci": "none",
+    },
+}
+
+
+def in_venv(baked: BakedProject) -> Environment:
+    """The environment of commands that find the locked tools and the project's own package."""
+    return {**baked.env, "PATH": f"{VENV}/bin:{baked.env['PATH']}", "PYTHONPATH": str(baked.path / "src")}
+
+
+@pytest.fixture(params=ANSWERS.values(), ids=ANSWERS)
+def baked(request: pytest.FixtureRequest, bake: Bake, project: InstalledProject) -> BakedProject:
+    """A project that was only generated; the environment of `project` has the tools."""
+    return bake(**request.param)
+
+
+def test_pipeline_is_up_to_date_right_after_generation(baked: BakedProject) -> None:
+    """The shipped dvc.lock is one of this very code, whatever the answers."""
+    printed = run("dvc", "repro", "--dry", "--allow-missing", cwd=baked.path, env=in_venv(baked)).stdout
+    assert "Data and pipelines are up to date." in printed
+    assert len(re.findall(r"Stage '\w+' didn't change, skipping", printed)) == 3
+
+
+def test_shipped_lock_is_written_as_dvc_writes_it(baked: BakedProject) -> None:
+    """So that reproducing leaves no difference behind, however long the package's name is."""
+    dump = "from dvc.utils.serialize import *; print(end=dumps_yaml(parse_yaml(open(0).read(), '')))"
+    again = run(VENV / "bin" / "python", "-c", dump, input=baked.text("dvc.lock"), env=baked.env)
+    assert again.stdout == baked.text("dvc.lock")
+
+
+def test_names_and_servers_change_no_hash(baked: BakedProject, project: InstalledProject) -> None:
+    """The content address is the released one, and so is the expected result."""
+    (package,) = (path.name for path in (baked.path / "src").iterdir())
+    prepared = f"--set=data.prepared={project.path / 'data' / 'prepared'}"
+    printed = run(VENV / "bin" / "python", "-m", package, "address", prepared, cwd=baked.path, env=in_venv(baked))
+    (released,) = yaml.safe_load(baked.text("results.lock"))["results"]
+    assert yaml.safe_load(printed.stdout)["address"] == released["address"]
+    assert released["weights"] in baked.text("README.md")
+
+
+def test_make_repro_reproduces_the_released_digest_and_leaves_nothing_changed(bake: Bake) -> None:
+    """The whole way, under other names and on two processes, from generation to the verdict."""
+    baked = bake(**ANSWERS["everything else"])
+    env = {**baked.env, "NPROC": "2"}
+    printed = run("make", "repro", f"VENV={VENV}", cwd=baked.path, env=env).stdout
+    (released,) = yaml.safe_load(baked.text("results.lock"))["results"]
+    verdict = f"reproduced bit for bit: the digest this template was released with (weights {released['weights']})"
+    assert verdict in printed
+    assert "the outputs are those of the committed dvc.lock" in printed
+    assert baked.run("git", "status", "--porcelain") == ""
+    assert released["metrics"]["accuracy"] >= 0.97
+
+
+def test_other_arithmetic_is_told_and_compared_by_its_metrics(bake: Bake, project: InstalledProject) -> None:
+    """On a CPU of another class: its own bits, metrics within the tolerance, and a plain sentence."""
+    baked = bake()
+    env = {**in_venv(baked), "OMP_NUM_THREADS": "1"}  # native: allowed, and quicker beside other tests
+    shutil.copytree(project.path / "data" / "prepared", baked.path / "data" / "prepared")
+    run("python", "-m", "repro_project.train", "--set", "determinism.cpu=native",
+        "--set", "tracking.enabled=false", cwd=baked.path, env=env)  # fmt: skip
+    printed = run("python", "-m", "repro_project", "check", cwd=baked.path, env=env).stdout
+    assert printed.startswith("metrics within tolerance: accuracy ")
+    assert "Bits are not promised here" in printed
+
+
+def test_own_tests_pass(project: InstalledProject) -> None:
+    """As its README says: make test."""
+    printed = project.make("test")
+    assert re.search(r"\d+ passed", printed) and "failed" not in printed and "skipped" not in printed
+
+
+def test_own_lint_passes(project: InstalledProject) -> None:
+    """Ruff and mypy, with the project's own settings."""
+    project.make("lint")
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "altered"])
+def test_damaged_data_stops_before_dvc_sees_it(bake: Bake, project: InstalledProject, damage: str) -> None:
+    """With its name, the hash wanted and the hash seen; and DVC's pointer stays what it was."""
+    baked = bake()
+    raw = baked.path / "data" / "raw" / "digits.csv.gz"
+    whole = raw.read_bytes()
+    raw.unlink()
+    if damage != "missing":
+        raw.write_bytes(whole[:-100] if damage == "truncated" else whole[:100] + b"!" + whole[101:])
+    done = run("make", "repro", f"VENV={VENV}", cwd=baked.path, env=baked.env, check=False)
+    wanted = yaml.safe_load(baked.text("params.yaml"))["data"]["sha256"]
+    assert done.returncode == 2
+    assert "data/raw/digits.csv.gz: " in done.stdout and wanted in done.stdout and "Traceback" not in done.stdout
+    assert damage == "missing" or re.search(r"SHA-256 [0-9a-f]{64} \(\d+ bytes\) seen", done.stdout)
+    assert baked.run("git", "status", "--porcelain") == ""

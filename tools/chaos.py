@@ -1,0 +1,217 @@
+"""Kill a training again and again, on changing world sizes, and compare it with one left alone.
+
+    python tools/chaos.py [--kills 100] [--seed 0]
+
+The instants are drawn beforehand by `plan`; the phase in the table is what the run directory showed after
+each kill. Compared are the weights, the optimizer's state, the logged numbers and MLflow's table.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = ROOT / "build" / "chaos" / "repro-project"
+VENV = ROOT / "build" / "venv"  # shared with the tests, so that it is made once
+RESULT = ROOT / "docs" / "chaos.md"
+TOOLS = ROOT / "build" / "tools" / "bin"
+SIZES = (1, 2, 3, 4)
+DRAWN = (1, 1, 1, 2, 2, 3, 4)  # the small ones more often: they start faster
+PHASES = ("before the first checkpoint", "while resuming", "between two checkpoints", "while writing one")
+EVERY = 2  # steps between checkpoints
+FIRST = 6  # kills that come so early that few find a checkpoint
+STEPS_PER_KILL = 6  # on average, with margin: so long is the run made
+STEPS_PER_EPOCH = 1438 / 64
+
+
+@dataclass(frozen=True)
+class Blow:
+    """One kill as drawn: on how many ranks, and when."""
+
+    ranks: int
+    rows: int  # wait for so many newly logged steps
+    writing: bool  # then for a checkpoint being written
+    delay: float  # then so many seconds
+    follower: bool  # whether the uploading process is killed too
+
+
+def plan(kills: int, seed: int) -> list[Blow]:
+    """The kills of one chaos, from its seed."""
+    dice = random.Random(seed)
+    blows = []
+    for number in range(kills):
+        early = number < FIRST or dice.random() < 0.15
+        writing = not early and dice.random() < 0.6
+        delay = dice.uniform(0, 8 if early else 0.01 if writing else 0.1)
+        rows = 0 if early else dice.randint(1, 5)
+        blows.append(Blow(dice.choice(DRAWN), rows, writing, delay, dice.random() < 0.5))
+    return blows
+
+
+def strike(blow: Blow, victim: Any) -> str | None:
+    """Kill as drawn; return the phase met, or None if the run ended before."""
+    met = not blow.rows or victim.until(lambda: victim.news() >= blow.rows)
+    if not met or (blow.writing and not victim.until(victim.writing)):
+        return None
+    time.sleep(blow.delay)
+    if victim.process.poll() is not None:
+        return None
+    victim.kill(blow.follower)
+    if victim.writing():
+        return PHASES[3]
+    if not victim.checkpoints():
+        return PHASES[0]
+    return PHASES[2] if victim.news() > 0 else PHASES[1]
+
+
+def content(out: Path) -> dict[str, str]:
+    """Digests of all that must be equal."""
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    logged = json.dumps([[row["step"], row["metrics"]] for row in rows])
+    last = sorted((out / "checkpoints").glob("0*"))[-1]
+    return {
+        "weights": sha256((out / "model.safetensors").read_bytes()),
+        "optimizer state": sha256((last / "optimizer.safetensors").read_bytes()),
+        "last checkpoint": sha256((last / "manifest.json").read_bytes()),
+        "logged numbers": sha256(logged.encode()),
+        "numbers in MLflow": tracked(out),
+    }
+
+
+def sha256(content: bytes) -> str:
+    """In hex."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def tracked(out: Path) -> str:
+    """A digest of what MLflow holds of a run, or what is wrong with it."""
+    identity = json.loads((out / "run.json").read_text())["id"]
+    with closing(sqlite3.connect(PROJECT / "chaos.db")) as store:
+        query = "SELECT run_uuid, status FROM runs JOIN tags USING (run_uuid) WHERE value = ?"
+        runs = store.execute(query, [identity]).fetchall()
+        if [status for _, status in runs] != ["FINISHED"]:
+            return f"runs: {[status for _, status in runs]}"
+        query = "SELECT key, step, value FROM metrics WHERE run_uuid = ?"
+        rows = store.execute(query, [runs[0][0]]).fetchall()
+    twice = [place for place, count in Counter(row[:2] for row in rows).items() if count > 1]
+    return f"{len(twice)} steps more than once" if twice else sha256(json.dumps(sorted(rows)).encode())
+
+
+def train(arguments: list[str], name: str, **options: Any) -> Any:
+    """A training in the generated project."""
+    from victim import Victim  # of the generated project's tests
+
+    return Victim(PROJECT, PROJECT / name, *arguments, **options)
+
+
+def chaos(kills: int, seed: int) -> str:
+    """Do it all; return the Markdown."""
+    began, epochs = time.monotonic(), max(1, round(kills * STEPS_PER_KILL / STEPS_PER_EPOCH))
+    settings = f"train.epochs={epochs}", f"checkpoint.every={EVERY}", "tracking.wait_seconds=300"
+    arguments = [text for setting in settings for text in ("--set", setting)]
+    reference = train(arguments, "alone")
+    if reference.end(3600) != 0:
+        sys.exit(reference.log.read_text())
+    print(f"{reference.rows()} rows by the run left alone, {time.monotonic() - began:.0f} s", flush=True)
+
+    struck: Counter[tuple[str, int]] = Counter()
+    resumed = 0
+    for number, blow in enumerate(plan(kills, seed), start=1):
+        victim = train(arguments, "killed", ranks=blow.ranks if blow.ranks > 1 else None)
+        phase = strike(blow, victim)
+        if phase is None:
+            break
+        struck[phase, blow.ranks] += 1
+        print(f"kill {number}: {phase}, {blow.ranks} ranks, {victim.rows()} rows", flush=True)
+    else:
+        victim = train(arguments, "killed", ranks=3)
+    if victim.end(3600) != 0:
+        sys.exit(victim.log.read_text()[-3000:])
+    resumed = victim.log.read_text().count("resumed ")
+    seconds = time.monotonic() - began
+    command = f"make chaos KILLS={kills} SEED={seed}"
+    contents = [content(PROJECT / name) for name in ("alone", "killed")]
+    return markdown(struck, resumed, command, victim.rows(), *contents, seconds)
+
+
+def markdown(
+    struck: Counter[tuple[str, int]],
+    resumed: int,
+    command: str,
+    rows: int,
+    alone: dict[str, str],
+    killed: dict[str, str],
+    seconds: float,
+) -> str:
+    """The result as tables."""
+    verdict = "EQUAL" if alone == killed else "DIFFERENT"
+    lines = [
+        "# Killed at any instant",
+        "",
+        f"One training, killed {struck.total()} times with SIGKILL and started again, against one left",
+        f"alone on one process: **{verdict}**. {resumed} of the starts came so far as to resume it.",
+        "",
+        f"Made by `{command}` in {seconds / 60:.0f} minutes on {os.cpu_count()} cores: {rows} logged rows,",
+        f"a checkpoint every {EVERY} steps, instants and world sizes drawn from the seed. In half of them",
+        "the uploading process was killed too. The phase is what the run directory showed after the kill.",
+        "",
+        "| killed | " + " | ".join(f"{size} rank{'s' * (size > 1)}" for size in SIZES) + " | all |",
+        "|---|" + "---:|" * (len(SIZES) + 1),
+    ]
+    for phase in PHASES:
+        counts = [struck[phase, size] for size in SIZES]
+        lines.append(f"| {phase} | " + " | ".join(map(str, counts)) + f" | {sum(counts)} |")
+    lines += ["", "| compared | left alone | killed | |", "|---|---|---|---|"]
+    for name, value in alone.items():
+        same = "EQUAL" if value == killed[name] else "DIFFERENT"
+        lines.append(f"| {name} | `{value[:16]}` | `{killed[name][:16]}` | {same} |")
+    return "\n".join([*lines, "", "Digests are the first digits of a SHA-256.", ""])
+
+
+def generate() -> None:
+    """The project to be trained, with its data prepared."""
+    shutil.rmtree(PROJECT.parent, ignore_errors=True)
+    subprocess.run([TOOLS / "cookiecutter", "--no-input", str(ROOT), "-o", str(PROJECT.parent)], check=True)
+    subprocess.run(
+        ["make", "--no-print-directory", "environment", f"VENV={VENV}"],
+        cwd=PROJECT,
+        env=os.environ | {"LOCKS_ONLY": "1"},
+        check=True,
+    )
+
+
+def main() -> int:
+    """Exit code 0 if everything is equal."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    if Path(sys.prefix) != VENV:  # the trainings need the project's environment, so this process takes it too
+        generate()
+        python = str(VENV / "bin" / "python")
+        os.execv(python, [python, *sys.argv])
+    os.nice(10)
+    os.environ |= {"PYTHONPATH": str(PROJECT / "src"), "MLFLOW_TRACKING_URI": f"sqlite:///{PROJECT}/chaos.db"}
+    sys.path.insert(0, str(PROJECT / "tests"))
+    subprocess.run([sys.executable, "-m", "repro_project.prepare"], cwd=PROJECT, check=True)
+    result = chaos(given.kills, given.seed)
+    print(result)
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(result)
+    return 0 if "**EQUAL**" in result else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

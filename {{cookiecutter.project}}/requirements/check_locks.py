@@ -1,0 +1,121 @@
+"""Whether the locks still fit pyproject.toml and each other (`make lock-check`); offline, exit code 1 if not.
+
+`cpu.txt` and `torch-cpu.txt` together are the CPU lock: the CPU build of torch stands alone because it comes
+from an index of its own. `cuda.txt` is the whole CUDA lock, with the same version of all that both have.
+"""
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+CPU, TORCH_CPU, CUDA = "requirements/cpu.txt", "requirements/torch-cpu.txt", "requirements/cuda.txt"
+DEVICES = {"cpu": (CPU, TORCH_CPU), "cuda": (CUDA,)}
+DIRECT = "pyproject.toml"  # stands in a pin's `via` where the project itself asks for it
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One pinned package: `via` names the packages that ask for it, the project itself as `DIRECT`."""
+
+    name: str
+    version: str
+    hashes: tuple[str, ...] = field(default=(), repr=False)
+    via: tuple[str, ...] = field(default=(), repr=False)
+
+
+def parse(text: str) -> list[Pin]:
+    """The pins of a lock as pip-compile writes it; raises ValueError at anything but pins and hashes."""
+    pins: list[Pin] = []
+    for line in text.splitlines():
+        code, _, comment = line.partition("#")
+        code = code.strip().removesuffix("\\").strip()
+        if match := re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!+]+)", code):
+            pins.append(Pin(canonicalize_name(match[1]), match[2]))
+        elif pins and (match := re.fullmatch(r"--hash=(sha256:[0-9a-f]{64})", code)):
+            pins[-1] = replace(pins[-1], hashes=(*pins[-1].hashes, match[1]))
+        elif code:
+            raise ValueError(f"neither a pin nor a hash: {code!r}")
+        elif pins and line.startswith("    #") and (asker := comment.strip().removeprefix("via").strip()):
+            pins[-1] = replace(pins[-1], via=(*pins[-1].via, asker))
+    return pins
+
+
+def direct_requirements(root: Path = ROOT) -> list[Requirement]:
+    """What pyproject.toml asks for, all extras included."""
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    return [Requirement(line) for group in groups for line in group]
+
+
+def direct_via(requirement: Requirement) -> str:
+    """How `via` names the project: with the extras it asks for, which show nowhere else in a lock."""
+    return f"{DIRECT} [{','.join(sorted(requirement.extras))}]" if requirement.extras else DIRECT
+
+
+def read_locks(root: Path = ROOT) -> dict[str, dict[str, Pin]]:
+    """Both locks by device: package name -> pin."""
+    return {
+        device: {pin.name: pin for name in names for pin in parse((root / name).read_text())}
+        for device, names in DEVICES.items()
+    }
+
+
+def against_pyproject(wanted: dict[str, Requirement], lock: dict[str, Pin], device: str) -> Iterable[str]:
+    """One line per direct dependency that the lock does not hold as pyproject.toml wants it."""
+    for name, requirement in wanted.items():
+        pin = lock.get(name)
+        if pin is None:
+            yield f"{name}: wanted by pyproject.toml, missing in the {device} lock"
+        elif not requirement.specifier.contains(pin.version, prereleases=True):
+            yield f"{name}: pyproject.toml wants {requirement.specifier}, the {device} lock has {pin.version}"
+        elif pin.via and direct_via(requirement) not in pin.via:
+            yield f"{name}: the {device} lock was not made for {str(requirement)!r}"
+    for name, pin in lock.items():
+        if name not in wanted and any(asker.startswith(DIRECT) for asker in pin.via):
+            yield f"{name}: a direct dependency in the {device} lock, not in pyproject.toml"
+
+
+def against_each_other(cpu: dict[str, Pin], cuda: dict[str, Pin]) -> Iterable[str]:
+    """One line per package in which the locks differ, but for what only torch's CUDA build brings."""
+    for name in sorted(cpu):
+        version = cpu[name].version.removesuffix("+cpu") if name == "torch" else cpu[name].version
+        other = cuda[name].version if name in cuda else "nothing"
+        if version != other:
+            yield f"{name}: the cpu lock has {version}, the cuda lock {other}"
+    brought = cuda.keys() - cpu.keys()
+    for name in sorted(brought):
+        strangers = set(cuda[name].via) - brought - {"torch"}
+        if strangers or not cuda[name].via:
+            yield f"{name}: only in the cuda lock, asked for by {sorted(strangers) or 'nobody'}, not by torch"
+
+
+def misfits(root: Path = ROOT) -> list[str]:
+    """One line per thing that does not fit; empty if the locks are as they should be."""
+    wanted = {str(canonicalize_name(direct.name)): direct for direct in direct_requirements(root)}
+    locks = read_locks(root)
+    found = list(against_each_other(**locks))
+    for device, lock in locks.items():
+        found += against_pyproject(wanted, lock, device)
+        found += [f"{pin.name}: no hash in the {device} lock" for pin in lock.values() if not pin.hashes]
+    return found
+
+
+def main() -> int:
+    """Prints what does not fit, or that all does."""
+    found = misfits()
+    if found:
+        print(*found, "make lock brings the locks up to pyproject.toml", sep="\n")
+        return 1
+    print(f"the locks fit pyproject.toml: {len(direct_requirements())} direct dependencies, cpu and cuda")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Yours: the typed config behind params.yaml. Add a key here and there, and it enters the content address."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from .repro import settings
+from .repro.settings import NEUTRAL, Section, Settings
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Model(Section):
+    """Which network, and how large; see model.py."""
+
+    name: Literal["convnet", "transformer"]
+    width: Annotated[int, Field(gt=0, multiple_of=8)]
+    depth: PositiveInt
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+
+
+class Data(settings.Data):
+    """How the dataset is split and augmented; see prepare.py and data.py."""
+
+    test_percent: Annotated[int, Field(gt=0, lt=100)]
+    shift: NonNegativeInt
+
+
+class Train(Section):
+    """The optimisation; see train.py."""
+
+    epochs: PositiveInt
+    learning_rate: PositiveFloat
+    weight_decay: NonNegativeFloat
+    warmup: Fraction
+    decay: Fraction
+    clip_norm: PositiveFloat
+    nonfinite: Literal["stop", "skip"]
+    evaluate_every: Annotated[PositiveInt, NEUTRAL]
+    evaluate_batch: PositiveInt
+
+
+class Config(Settings):
+    """All of params.yaml."""
+
+    model: Model
+    data: Data
+    train: Train

@@ -1,0 +1,82 @@
+"""Yours: the network. `build` returns the one that params.yaml names.
+
+Initial values are uniform or constant: normal deviates would bring in functions whose last bit
+depends on the CPU.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .config import Model
+
+SIDE, CLASSES, STRIDE, HEAD_WIDTH = 8, 10, 2, 16
+
+
+class ConvNet(nn.Module):
+    """Blocks of 3x3 convolution, batch normalisation and ReLU, halving the side after the first."""
+
+    def __init__(self, width: int, depth: int, dropout: float) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for block in range(depth):
+            inputs, stride = (1, 1) if block == 0 else (width, 2 if block == 1 else 1)
+            layers += [
+                nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(),
+            ]
+        self.features = nn.Sequential(*layers)
+        self.dropout = nn.Dropout(dropout)
+        side = SIDE if depth == 1 else SIDE // 2
+        self.head = nn.Linear(width * side * side, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(batch, 1, 8, 8) float32 images in [0, 1] to (batch, 10) logits."""
+        return self.head(self.dropout(self.features(images).flatten(1)))
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block: attention, then a two-layer perceptron, each added to its input."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = max(1, width // HEAD_WIDTH)
+        self.norm_attention, self.norm_perceptron = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.mix = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.perceptron = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, tokens, width) to the same shape."""
+        batch, tokens, width = x.shape
+        split = self.qkv(self.norm_attention(x)).view(batch, tokens, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(x.shape)
+        x = x + self.dropout(self.mix(attended))
+        return x + self.dropout(self.perceptron(self.norm_perceptron(x)))
+
+
+class Transformer(nn.Module):
+    """A vision transformer: overlapping 3x3 patches, learned positions, the mean of all tokens classified."""
+
+    def __init__(self, width: int, depth: int, dropout: float) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(1, width, 3, STRIDE, padding=1)
+        self.position = nn.Parameter(torch.empty((SIDE // STRIDE) ** 2, width).uniform_(-0.5, 0.5))
+        self.blocks = nn.Sequential(*(Block(width, dropout) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(batch, 1, 8, 8) float32 images in [0, 1] to (batch, 10) logits."""
+        patches = self.embed(images).flatten(2).transpose(1, 2)
+        tokens = self.blocks(patches + self.position)
+        return self.head(self.norm(tokens).mean(1))
+
+
+MODELS = {"convnet": ConvNet, "transformer": Transformer}
+
+
+def build(config: Model) -> nn.Module:
+    """The network that `model` in params.yaml describes; seed the generator before."""
+    return MODELS[config.name](config.width, config.depth, config.dropout)

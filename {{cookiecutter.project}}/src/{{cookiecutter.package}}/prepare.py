@@ -1,0 +1,40 @@
+"""Yours: from the raw dataset file to train and test splits with a manifest.
+
+python -m <package>.prepare
+"""
+
+from pathlib import Path
+
+from .config import Config
+from .repro import launch
+
+if __name__ == "__main__":
+    CONFIG, OUT = launch.begin(Config)
+
+import numpy as np
+
+from . import data
+from .repro import manifest
+from .repro.order import Permutation
+
+SPLIT = 0  # the key of the split: the same for every seed, so that seeds can be compared
+
+
+def prepare(config: Config, out: Path) -> None:
+    """Check the raw file against its SHA-256 and write `data.prepared`; `out` is not used."""
+    raw, folder = Path(config.data.raw), Path(config.data.prepared)
+    manifest.require_raw(raw, config.data.sha256)
+    images, labels = data.parse(raw)
+    permutation = Permutation(len(labels), SPLIT)
+    order = [permutation[position] for position in range(len(labels))]
+    held_out = len(order) * config.data.test_percent // 100
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, places in {"test": order[:held_out], "train": order[held_out:]}.items():
+        np.save(folder / f"{name}-images.npy", images[places])
+        np.save(folder / f"{name}-labels.npy", labels[places])
+    manifest.write(folder)
+    print(f"prepared {folder}: {len(order) - held_out} samples to train on, {held_out} to test on")
+
+
+if __name__ == "__main__":
+    launch.call(prepare, CONFIG, OUT)

@@ -1,0 +1,27 @@
+"""Small files written whole, and bytes that are on the disk when we say so."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write beside, then rename: a reader sees the old file or the new one, never half of one."""
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+    beside.replace(path)
+
+
+def read_json(path: Path) -> Any:
+    """What `write_json` wrote."""
+    return json.loads(path.read_text())
+
+
+def sync(path: Path) -> None:
+    """Have the kernel put a file's bytes, or a folder's entries, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

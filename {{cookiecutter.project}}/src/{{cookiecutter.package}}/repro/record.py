@@ -1,0 +1,101 @@
+"""The local record of a run. It is written first and alone; tracking reads it from another process."""
+
+import json
+import os
+import subprocess
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from .address import PROJECT
+from .errors import Failure
+from .files import read_json, write_json
+
+ADDRESS, ENVIRONMENT, METRICS, WEIGHTS = (
+    "address.json",
+    "environment.json",
+    "metrics.json",
+    "model.safetensors",
+)
+RUN, STEPS = "run.json", "metrics.jsonl"
+
+
+def now() -> int:
+    """Milliseconds since 1970, as MLflow counts."""
+    return time.time_ns() // 1_000_000
+
+
+def commit() -> tuple[str | None, bool | None]:
+    """The project's git commit and whether files differ from it; (None, None) outside git."""
+    try:
+        head = _git("rev-parse", "HEAD")
+        return head, bool(_git("status", "--porcelain"))
+    except (OSError, subprocess.CalledProcessError):
+        return None, None
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=PROJECT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+class Record:
+    """`run.json` says what the run is; `metrics.jsonl` grows by a row per logged step.
+
+    A row is {"step", "time" (ms), "metrics": {name: number}}. The time is fixed here, once, so that a row
+    uploaded twice is the same row. A resumed run that comes by a recorded step again must find the same
+    numbers; they are not recorded twice.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._known: dict[tuple[int, str], float] = {}
+
+    def unfinished(self) -> bool:
+        """Whether the folder holds the record of a run that did not come to its end."""
+        path = self.folder / RUN
+        return path.is_file() and read_json(path)["status"] != "FINISHED"
+
+    def resume(self) -> None:
+        """Go on with the folder's record; a row torn by a crash is cut off."""
+        self._facts = read_json(self.folder / RUN) | {"status": "RUNNING"}
+        write_json(self.folder / RUN, self._facts)
+        path = self.folder / STEPS
+        whole, newline, _ = path.read_text().rpartition("\n")
+        os.truncate(path, len((whole + newline).encode()))  # in place: a crash here loses no row
+        for row in map(json.loads, whole.splitlines()):
+            self._known |= {(row["step"], name): value for name, value in row["metrics"].items()}
+        self._rows = path.open("a", buffering=1)
+
+    def begin(self, **facts: Any) -> None:
+        """Start a new record in the folder, replacing an older run's."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in (STEPS, METRICS, WEIGHTS):
+            (self.folder / name).unlink(missing_ok=True)
+        (self.folder / STEPS).touch()
+        self._facts = {"id": uuid.uuid4().hex, "started": now(), "status": "RUNNING", **facts}
+        write_json(self.folder / RUN, self._facts)
+        self._rows = (self.folder / STEPS).open("a", buffering=1)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Append one row.
+
+        Raises:
+            Failure: an earlier attempt at this run recorded another number for the same step.
+        """
+        for name, value in metrics.items():
+            before = self._known.get((step, name), value)
+            if before != value and not (before != before and value != value):  # a NaN is equal to none
+                raise Failure(
+                    f"step {step}: {name} was {before!r} before the interruption and is {value!r} now: "
+                    f"the resumed run is not the same run"
+                )
+        news = {name: value for name, value in metrics.items() if (step, name) not in self._known}
+        if news:
+            self._rows.write(json.dumps({"step": step, "time": now(), "metrics": news}) + "\n")
+
+    def end(self, status: str, tags: dict[str, str]) -> None:
+        """Close the record with MLflow's word for how the run went, FINISHED or FAILED, and the last tags."""
+        self._rows.close()
+        self._facts |= {"status": status, "ended": now(), "tags": self._facts["tags"] | tags}
+        write_json(self.folder / RUN, self._facts)

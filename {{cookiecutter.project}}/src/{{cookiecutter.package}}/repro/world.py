@@ -1,0 +1,109 @@
+"""This process's place among the ranks, and the few things that ranks do together."""
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .errors import Refused
+from .settings import Parallel
+
+TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class World:
+    """Rank, world size and device. At size 1 nothing is communicated, so no process group is needed."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def place(self) -> str:
+        """Host and device of this rank."""
+        return f"{socket.gethostname()} {self.device}"
+
+    @property
+    def leads(self) -> bool:
+        """True on the one rank that prints and writes."""
+        return self.rank == 0
+
+    def sum(self, tensor: torch.Tensor, asynchronous: bool = False) -> dist.Work | None:
+        """Add `tensor` over all ranks, in place."""
+        return dist.all_reduce(tensor, async_op=asynchronous) if self.size > 1 else None
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is up on any rank; all ranks get the same answer."""
+        flags = torch.tensor([int(flag)], device=self.device)
+        self.sum(flags)
+        return bool(flags.item())
+
+    def share(self, value: Any) -> Any:
+        """The lead's value, on every rank."""
+        held = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(held, src=0, device=self.device)
+        return held[0]
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Give every rank the lead's values, in place."""
+        if self.size > 1:
+            dist.broadcast(tensor, src=0)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.size > 1:
+            dist.barrier()
+
+
+def join(device: str, parallel: Parallel) -> World:
+    """Take the place that torchrun's variables assign; without them, be the only rank.
+
+    Raises:
+        Refused: no such device, or more ranks than shards.
+    """
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if size > parallel.shards:
+        raise Refused(f"world size {size} seen, at most parallel.shards={parallel.shards} wanted: each rank runs one")
+    place = device_of(device)
+    backend = "nccl" if place.type == "cuda" else "gloo"
+    if size > 1:
+        # Naming the device up front binds NCCL's communicator to it, before the first collective.
+        bound = place if place.type == "cuda" else None
+        store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=TIMEOUT))
+        # After a restart torchrun may hand out the store of the attempt before, in which Gloo would find the
+        # addresses of processes that are gone, and wait for them.
+        store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT, device_id=bound)
+    elif parallel.reduce == "ddp":  # DistributedDataParallel insists on a group, even of one
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=TIMEOUT)
+    return World(rank, size, place)
+
+
+def leave() -> None:
+    """Take the process group down, where there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def device_of(device: str) -> torch.device:
+    """The device that `device` in params.yaml means for this process."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        return torch.device("cpu")
+    local_rank, seen = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    if local_rank >= seen:
+        raise Refused(
+            f"device: cuda asked for by local rank {local_rank}, {seen} GPUs seen. Try --set device=cpu",
+            local=True,
+        )
+    place = torch.device("cuda", local_rank)
+    torch.cuda.set_device(place)
+    return place

@@ -1,0 +1,144 @@
+"""What the tests share: the package under any name, a strict process, and the prepared data.
+
+Tests write `from project.repro import seeds`: `project` is another name for the one package under src/
+that holds the machinery. It is the same modules, imported once.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from project.config import Config
+
+PROJECT = Path(__file__).parents[1]
+(PACKAGE,) = [path.parent.name for path in (PROJECT / "src").glob("*/repro")]
+
+# This tree is what is tested, installed or not, by this process and by those it starts.
+sys.path.insert(0, str(PROJECT / "src"))
+os.environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+class Alias(MetaPathFinder, Loader):
+    """Finds `project` and its submodules by importing the package's own."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Answer for `project` alone."""
+        return ModuleSpec(name, self) if name.partition(".")[0] == "project" else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Import the module under its own name."""
+        module = import_module(PACKAGE + spec.name.removeprefix("project"))
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module its own spec back: it has run already."""
+        module.__spec__ = module.__spec__.loader_state
+
+
+if PACKAGE != "project":
+    sys.meta_path.insert(0, Alias())
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give this process the strict environment, by starting it again where something is missing.
+
+    It must happen before torch is imported, and while standard output is the real one: pytest captures it
+    when it imports this file, and again from the first test on, but not now.
+    """
+    from project.repro.determinism import set_environment
+    from project.repro.errors import Refused
+    from project.repro.settings import Determinism
+
+    assert "torch" not in sys.modules, "torch was imported too early to be strict"
+    for name in [name for name in os.environ if name.startswith(("MLFLOW_", "GIT_"))]:
+        del os.environ[name]  # a real tracking server or repository is none of the tests' business
+    try:
+        set_environment(Determinism(cpu="portable", relax=()))
+    except Refused as refused:
+        pytest.exit(f"the tests want the strict environment:\n{refused}", returncode=2)
+
+
+def python(
+    *arguments: str | Path, cwd: Path = PROJECT, env: Mapping[str, str | None] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run python to its end; variables of `env` are set, or unset where the value is None."""
+    merged = {name: value for name, value in (os.environ | (env or {})).items() if value is not None}
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=cwd, env=merged, capture_output=True, text=True, **options
+    )
+
+
+@pytest.fixture(scope="session")
+def config() -> "Config":
+    """The project's params.yaml."""
+    from project.config import Config
+    from project.repro.settings import load
+
+    return load(Config, PROJECT / "params.yaml")
+
+
+@pytest.fixture(scope="session")
+def prepared(config: "Config", tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dataset as `prepare` writes it, in a folder of the tests' own."""
+    from project.prepare import prepare
+
+    folder = tmp_path_factory.mktemp("prepared")
+    places = {"raw": str(PROJECT / config.data.raw), "prepared": str(folder)}
+    prepare(config.model_copy(update={"data": config.data.model_copy(update=places)}), folder)
+    return folder
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A training that ended: its run directory and what it printed."""
+
+    out: Path
+    done: subprocess.CompletedProcess[str]
+
+    @property
+    def weights(self) -> str:
+        """The SHA-256 of its weights."""
+        return hashlib.sha256((self.out / "model.safetensors").read_bytes()).hexdigest()
+
+
+def training(out: Path, prepared: Path, *overrides: str) -> list[str]:
+    """The arguments of python that train for one epoch into `out`."""
+    settings = ["train.epochs=1", "tracking.wait_seconds=30", f"data.prepared={prepared}", *overrides]
+    sets = [text for setting in settings for text in ("--set", setting)]
+    return ["-m", f"{PACKAGE}.train", *sets, "--out", str(out)]
+
+
+# Parts of these must never leave the environment; all hold the same word, so that one search finds any.
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": "pa55word-of-aws",
+    "NCCL_FAKE_TOKEN": "pa55word-of-nccl",
+    "TORCH_URL": "https://user:pa55word@with-at@host/x?key=pa55word",
+    "MLFLOW_TRACKING_URI": "http://user:pa55word@127.0.0.1:1",  # a server that is down
+}
+
+
+@pytest.fixture(scope="session")
+def untracked(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A training without tracking."""
+    out = tmp_path_factory.mktemp("untracked") / "run"
+    return Trained(out, python(*training(out, prepared, "tracking.enabled=false")))
+
+
+@pytest.fixture(scope="session")
+def offline(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A training whose tracking server is down from the start, with secrets in its environment."""
+    out = tmp_path_factory.mktemp("offline") / "run"
+    return Trained(out, python(*training(out, prepared, "tracking.wait_seconds=12"), env=SECRETS))

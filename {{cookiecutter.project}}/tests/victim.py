@@ -1,0 +1,89 @@
+"""A training in processes of its own, and the means to kill them all."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+NAP = 0.002  # seconds between two looks
+MARK = "VICTIM"  # a variable that all processes of one training inherit, whatever their session or parent
+FOLLOWER = b".repro.tracking"
+
+
+class Victim:
+    """`python -m <package>.train`, alone (ranks=None) or under torchrun, with its output in a log file."""
+
+    def __init__(self, project: Path, out: Path, *arguments: str, ranks: int | None = None, restarts: int = 0) -> None:
+        (package,) = (path.parent.name for path in (project / "src").glob("*/repro"))
+        torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        launcher = [*torchrun, f"--max-restarts={restarts}", "-m"] if ranks else []
+        self.out, self.log = out, out.with_suffix(".log")
+        self._mark = uuid.uuid4().hex
+        self._before = self.rows()
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *launcher, f"{package}.train", *arguments, "--out", str(out)],
+                cwd=project,
+                env=os.environ | {MARK: self._mark},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def rows(self) -> int:
+        """How many steps the run directory has recorded."""
+        path = self.out / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+    def news(self) -> int:
+        """How many of them are this attempt's; fewer than none where a torn or an older record was cut."""
+        return self.rows() - self._before
+
+    def checkpoints(self) -> list[Path]:
+        """The checkpoints in the run directory, oldest first."""
+        return sorted((self.out / "checkpoints").glob("0*"))
+
+    def writing(self) -> bool:
+        """Whether a checkpoint is half written."""
+        return any((self.out / "checkpoints").glob(".*.part"))
+
+    def until(self, condition: Callable[[], bool], seconds: float = 180) -> bool:
+        """Wait for a condition and return True, or False if the training ended before."""
+        for _ in range(round(seconds / NAP)):  # counted, so that a pause of the machine is none of ours
+            if condition():
+                return True
+            if self.process.poll() is not None:
+                return False
+            time.sleep(NAP)
+        raise AssertionError(f"nothing after {seconds} s: {self.log.read_text()}")
+
+    def pids(self, follower: bool = True) -> list[int]:
+        """The training's processes that live; with or without the one that uploads to MLflow."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                marked = f"{MARK}={self._mark}".encode() in (folder / "environ").read_bytes()
+                if marked and (follower or FOLLOWER not in (folder / "cmdline").read_bytes()):
+                    found.append(int(folder.name))
+            except OSError:
+                continue  # it has ended
+        return found
+
+    def kill(self, follower: bool = True) -> None:
+        """SIGKILL to all processes, until none is left."""
+        while pids := self.pids(follower):
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            self.process.poll()  # reaps it
+        self.process.wait()
+
+    def end(self, seconds: float = 240) -> int:
+        """Wait for the end and return the exit code."""
+        return self.process.wait(seconds)
