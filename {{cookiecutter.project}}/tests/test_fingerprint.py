@@ -65,6 +65,8 @@ UNRELATED = {
     "TORCH_LOGS": "+dynamo",
     "NCCL_DEBUG": "INFO",
     "NCCL_SOCKET_IFNAME": "eth0",
+    "NCCL_IB_HCA": "mlx5_0",
+    "NCCL_IB_GID_INDEX": "3",
     "TORCHINDUCTOR_CACHE_DIR": "/cache",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
 }

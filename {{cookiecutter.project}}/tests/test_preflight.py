@@ -166,6 +166,14 @@ def test_rank_with_another_library_stops_all(run: Run):
     assert not ran.out.exists()
 
 
+def test_what_one_rank_alone_is_refused_stops_all_with_its_words(run: Run):
+    ran = run("arguments", 1, 3, OTHER="--set data.prepared=nowhere")
+    assert ran.codes == dict.fromkeys(range(3), "2"), ran.told
+    told = "nowhere/manifest.json: missing. Prepare the data first: make repro (met by rank 1 of 3)"
+    assert ran.told.count(told) == 1
+    assert "]: Traceback" not in ran.told and ran.steps() == 0 and not ran.out.exists()
+
+
 def test_rank_with_another_variable_stops_all(run: Run):
     ran = run("variable", 0, 3)
     assert_stopped_before_step_0(ran, 3)

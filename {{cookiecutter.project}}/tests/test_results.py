@@ -29,6 +29,9 @@ def git(project: Path, *arguments: str) -> None:
     subprocess.run(command, cwd=project, env=os.environ | alone, check=True, capture_output=True)
 
 
+LOCK = "schema: '2.0'\nstages:\n  train:\n    outs: [{path: run/model.safetensors}]\n"
+
+
 @dataclass
 class Case:
     """A small project with its locks, and a finished run in it."""
@@ -80,7 +83,7 @@ def case(tmp_path: Path) -> Case:
         ],
     }
     YAML().dump(lock, case.project / "results.lock")
-    (case.project / "dvc.lock").write_text("schema: '2.0'\nstages:\n  train:\n    outs: [1]\n")
+    (case.project / "dvc.lock").write_text(LOCK)
     git(case.project, "init", "--quiet")
     git(case.project, "add", "dvc.lock")
     git(case.project, "commit", "--quiet", "--message", "start")
@@ -162,14 +165,19 @@ def test_empty_results_are_no_fault(case: Case):
 
 
 def test_dvc_lock_that_was_rewritten_is_found(case: Case):
-    (case.project / "dvc.lock").write_text("schema: '2.0'\nstages:\n  train:\n    outs: [2]\n")
+    (case.project / "dvc.lock").write_text(LOCK.replace("}", ", md5: 2}"))
     holds, text = case.check()
     assert holds == [True, False] and "the outputs are not those of the committed dvc.lock" in text
 
 
 def test_layout_of_dvc_lock_does_not_matter(case: Case):
-    (case.project / "dvc.lock").write_text("stages: {train: {outs: [1]}}\nschema: '2.0'\n")
+    (case.project / "dvc.lock").write_text("stages: {train: {outs: [{path: run/model.safetensors}]}}\nschema: '2.0'\n")
     assert case.check()[0] == [True, True]
+
+
+def test_run_elsewhere_has_nothing_to_do_with_dvc_lock(case: Case):
+    (case.project / "dvc.lock").write_text(LOCK.replace("run/", ""))
+    assert case.check()[0] == [True]
 
 
 def test_dvc_lock_that_was_never_committed_is_found(case: Case):

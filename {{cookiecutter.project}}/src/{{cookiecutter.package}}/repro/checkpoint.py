@@ -3,7 +3,7 @@
     checkpoints/000000120-1f0c…/      120 steps done, and the first digits of the manifest's SHA-256
         model.safetensors             weights and buffers
         optimizer.safetensors         the optimizer's tensors
-        state.json                    the optimizer's other values, the step, the content address
+        state.json                    the optimizer's other values, the step, whose state it is
         manifest.json                 size and SHA-256 of the three
 
 The folder's name seals the manifest and the manifest seals the files, so no byte can change unnoticed. No
@@ -13,7 +13,7 @@ loader or generator state is kept: the step is all that randomness depends on.
 import re
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from . import manifest
 from .errors import Failure
 from .files import read_json, sync, write_json
+from .settings import Checkpoint
 from .world import World
 
 FOLDER = "checkpoints"
@@ -73,8 +74,8 @@ def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
-def write(snapshot: Snapshot, folder: Path, address: str, keep: int) -> Path:
-    """Write a snapshot durably into `folder`, and only then drop all but the newest `keep`.
+def write(snapshot: Snapshot, folder: Path, origin: Mapping[str, str], keep: int) -> Path:
+    """Write a snapshot and its `origin` durably into `folder`, and only then drop all but the newest `keep`.
 
     A crash at any instant leaves the older checkpoints whole: the new one appears by a rename, after its
     bytes are on the disk.
@@ -89,7 +90,7 @@ def write(snapshot: Snapshot, folder: Path, address: str, keep: int) -> Path:
         aside.mkdir(parents=True)
         save_file(snapshot.model, aside / "model.safetensors")
         save_file(snapshot.optimizer, aside / "optimizer.safetensors")
-        write_json(aside / "state.json", {"step": snapshot.step, "address": address, **snapshot.values})
+        write_json(aside / "state.json", {"step": snapshot.step, **origin, **snapshot.values})
         manifest.write(aside)
         for path in aside.iterdir():
             sync(path)
@@ -125,7 +126,7 @@ def read(path: Path) -> Snapshot:
         named = NAME.fullmatch(path.name)
         if not named or manifest.sha256_file(path / manifest.NAME)[:16] != named[2]:
             raise Failure(f"{path / manifest.NAME}: its SHA-256 does not begin as the folder's name says")
-        manifest.verify(path)
+        manifest.verify(path, remedy="")
         state = read_json(path / "state.json")
         if state["step"] != int(named[1]):
             raise Failure(f"{path}: holds step {state['step']}")
@@ -184,11 +185,16 @@ def newest(folder: Path, tell: Callable[[str], None]) -> Snapshot | None:
 
 
 class Saver:
-    """Writes snapshots in the background, one at a time."""
+    """Writes snapshots in the background, one at a time.
 
-    def __init__(self, folder: Path, address: str, keep: int, on_error: str, tell: Callable[[str], None]) -> None:
-        self.folder, self.address, self.keep = folder, address, keep
-        self.on_error, self.tell = on_error, tell
+    `origin` says whose state it is (content address, numeric environment); `first` is called before each
+    write, in the background too, for what must be on the disk before the checkpoint is.
+    """
+
+    def __init__(
+        self, folder: Path, origin: Mapping[str, str], settings: Checkpoint, first: Callable[[], None]
+    ) -> None:
+        self.folder, self.origin, self.settings, self.first = folder, origin, settings, first
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -201,28 +207,24 @@ class Saver:
 
     def _write(self, snapshot: Snapshot) -> None:
         try:
-            write(snapshot, self.folder, self.address, self.keep)
+            self.first()
+            write(snapshot, self.folder, self.origin, self.settings.keep)
         except Exception as error:  # OSError, or safetensors' own for the same full disk
             self._error = error
 
     def wait(self) -> None:
-        """Return once nothing is being written.
-
-        Raises:
-            Failure: the last snapshot could not be written, and `checkpoint.on_error` is "stop".
-        """
+        """Return once nothing is being written."""
         if self._thread:
             self._thread.join()
             self._thread = None
-        self.check()
 
-    def check(self) -> None:
-        """As `wait`, about what is known already."""
-        if self._error:
-            message, self._error = (
-                f"no checkpoint was written: {self._error}; the previous one is whole",
-                None,
-            )
-            if self.on_error == "stop":
-                raise Failure(message)
-            self.tell(message)
+    def failure(self) -> Failure | None:
+        """Why a snapshot could not be written, told once; None where the run is to go on all the same."""
+        error, self._error = self._error, None
+        if not error:
+            return None
+        failure = Failure(f"no checkpoint was written: {error}; the previous one is whole")
+        if self.settings.on_error == "stop":
+            return failure
+        failure.tell()
+        return None

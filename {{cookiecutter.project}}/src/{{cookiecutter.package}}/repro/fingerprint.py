@@ -24,7 +24,9 @@ PREFIXES = (
 )  # fmt: skip
 NAMES = ("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE", "PYTHONHASHSEED")
 # These change no bit: where files lie, how much is logged, which network card is used.
-UNRELATED = re.compile(r"_(HOME|DIR|PATH|LOGS?|DEBUG\w*|VERBOSE|IFNAME|ASYNC_ERROR_HANDLING)$|_CACHE|_LOG_")
+UNRELATED = re.compile(
+    r"_(HOME|DIR|PATH|LOGS?|DEBUG\w*|VERBOSE|IFNAME|HCA|GID_INDEX|ASYNC_ERROR_HANDLING)$|_CACHE|_LOG_"
+)
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|(?<!MON)KEY")
 URL = re.compile(r"://(?:[^/\s]*@)?([^?\s]*)(?:\?\S*)?")  # ://user:password@ (host/path) ?query
 

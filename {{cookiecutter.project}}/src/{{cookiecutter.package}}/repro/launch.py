@@ -1,5 +1,6 @@
 """How a stage starts and ends: arguments and environment before torch loads, plain words on failure."""
 
+import errno
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +61,10 @@ def call(stage: Callable[[S, Path], None], config: S, out: Path) -> None:
         stage(config, out)
     except Failure as failure:
         _end(failure)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        _end(Failure(f"{error}: free some space and run the same command again, it goes on from its last checkpoint"))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

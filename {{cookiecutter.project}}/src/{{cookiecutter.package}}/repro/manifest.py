@@ -19,12 +19,12 @@ def sha256_file(path: Path) -> str:
 def require(path: Path, sha256: str, remedy: str) -> None:
     """Refuse a file that is missing or whose SHA-256 is not the one wanted."""
     if not path.is_file():
-        raise Refused(f"{path}: missing; wanted SHA-256 {sha256}. {remedy}")
+        raise Refused(f"{path}: missing; wanted SHA-256 {sha256}. {remedy}".rstrip())
     seen = sha256_file(path)
     if seen != sha256:
         raise Refused(
             f"{path}: SHA-256 {seen} ({path.stat().st_size} bytes) seen, {sha256} wanted: "
-            f"it is truncated or altered. {remedy}"
+            f"it is truncated or altered. {remedy}".rstrip()
         )
 
 
@@ -63,9 +63,9 @@ def read(folder: Path) -> dict[str, Any]:
         raise Refused(f"{folder / NAME}: not JSON: truncated or altered. Prepare the data again: make repro") from None
 
 
-def verify(folder: Path) -> dict[str, Any]:
+def verify(folder: Path, remedy: str = "Prepare the data again: make repro") -> dict[str, Any]:
     """The manifest of `folder`, after checking that every file in it is whole."""
     manifest = read(folder)
     for entry in manifest["files"]:
-        require(folder / entry["path"], entry["sha256"], "Prepare the data again: make repro")
+        require(folder / entry["path"], entry["sha256"], remedy)
     return manifest

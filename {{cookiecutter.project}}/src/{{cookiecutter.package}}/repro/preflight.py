@@ -112,9 +112,7 @@ def require_agreement(report: Report, world: World, what: str) -> None:
     """
     if world.size == 1:
         return
-    gathered: list[Any] = [None] * world.size
-    dist.all_gather_object(gathered, (world.place, dict(report)))
-    hosts, reports = zip(*gathered, strict=True)
+    hosts, reports = zip(*world.gather((world.place, dict(report))), strict=True)
     groups = disagreements(reports, hosts)
     if groups:
         raise Disagreement(f"{what}\n{table(groups)}\n{blame(groups, world.size)}")

@@ -15,6 +15,11 @@ def shown(start: int, stop: int, latest: Callable[[], str]) -> Iterator[int]:
     return _bar(start, stop, latest, console) if console.is_terminal else _lines(start, stop, latest)
 
 
+def number(value: float) -> str:
+    """A number as people read it: counts whole, others with four decimals."""
+    return str(value) if isinstance(value, int) else f"{value:.4f}"
+
+
 def _bar(start: int, stop: int, latest: Callable[[], str], console: Console) -> Iterator[int]:
     columns = TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn()
     with Progress(*columns, TextColumn("{task.fields[latest]}"), console=console) as progress:

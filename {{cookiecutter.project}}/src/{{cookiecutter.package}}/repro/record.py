@@ -94,8 +94,13 @@ class Record:
         if news:
             self._rows.write(json.dumps({"step": step, "time": now(), "metrics": news}) + "\n")
 
+    def sync(self) -> None:
+        """Return once all rows are on the disk."""
+        os.fsync(self._rows.fileno())
+
     def end(self, status: str, tags: dict[str, str]) -> None:
         """Close the record with MLflow's word for how the run went, FINISHED or FAILED, and the last tags."""
+        self.sync()
         self._rows.close()
         self._facts |= {"status": status, "ended": now(), "tags": self._facts["tags"] | tags}
         write_json(self.folder / RUN, self._facts)

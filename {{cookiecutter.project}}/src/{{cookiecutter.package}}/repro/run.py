@@ -9,13 +9,14 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_model
 from torch import nn
 
 from . import checkpoint, determinism, fingerprint, manifest, preflight, progress, world
 from .address import content_address, digest
 from .errors import Failure, Preempted, Refused
-from .files import read_json, write_json
+from .files import read_json, rename, write_json
 from .record import ADDRESS, ENVIRONMENT, METRICS, WEIGHTS, Record, commit
 from .settings import Settings
 from .tracking import Follower
@@ -42,33 +43,39 @@ class Run:
     def __enter__(self) -> Self:
         determinism.apply(self.config.determinism)
         self.world = world.join(self.config.device, self.config.parallel)
-        data = manifest.verify(Path(self.config.data.prepared))
-        self.address = content_address(self.config, data, self.world.size)
-        self.environment = fingerprint.numeric_environment(self.config.determinism, self.world.device)
-        self._preflight()
-        if self.world.leads:
-            self._open_record()
         self._old_handler = signal.signal(signal.SIGTERM, self._terminate)
+        try:
+            self._agree()
+            self.world.together(self._open_record)
+        except BaseException as error:  # `with` leaves only what was entered
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         self._terminated = True  # seen after the step, by all ranks together
 
-    def _preflight(self) -> None:
+    def _agree(self) -> None:
         """Everything that could make ranks compute different numbers, compared before they compute any."""
+        data = self.world.together(lambda: manifest.verify(Path(self.config.data.prepared)))
+        self.address = content_address(self.config, data, self.world.size)
+        self.environment = fingerprint.numeric_environment(self.config.determinism, self.world.device)
         report = self.address.preimage | {"environment": self.environment}
         preflight.require_agreement(preflight.flatten(report), self.world, "the ranks disagree before step 0:")
 
     def _open_record(self) -> None:
-        self._record = Record(self.out)
-        if self._record.unfinished():
+        if not self.world.leads:
+            return
+        record = Record(self.out)
+        if record.unfinished():
             self._require_same_address()
-            self._record.resume()
+            record.resume()
             self._resumed = True
             self._record_environment()
         else:
             shutil.rmtree(self.out / checkpoint.FOLDER, ignore_errors=True)
-            self._begin_record(self._record)
+            self._begin_record(record)
+        self._record = record
         if self.config.tracking.enabled:
             self._follower = Follower(self.out)
 
@@ -126,7 +133,8 @@ class Run:
         done = snapshot.step if snapshot else 0
         preflight.require_same_weights(model.state_dict(), done, self.world)
         if self._record:
-            self._saver = checkpoint.Saver(folder, self.address.digest, settings.keep, settings.on_error, _tell)
+            origin = {"address": self.address.digest, "environment": digest(self.environment)}
+            self._saver = checkpoint.Saver(folder, origin, settings, first=self._record.sync)
             if self._resumed:
                 print(f"resumed {self.out} after step {done}", flush=True)
         return done
@@ -146,15 +154,21 @@ class Run:
         every = self.config.integrity.compare_every
         if every and (done % every == 0 or done == stop):
             preflight.require_same_weights(self._model.state_dict(), done, self.world)
-        if self._saver:
-            self._saver.check()
-        preempted = self.world.any(self._terminated)
+        failure = self._saver.failure() if self._saver else None
+        preempted, failed = self.world.any(self._terminated, failure is not None)
+        if failed:
+            raise failure or Failure("the lead could not write a checkpoint")
         if self._saver and (preempted or done % self.config.checkpoint.every == 0 or done == stop):
             self._saver.save(done, self._model, self._optimizer)
         if preempted and done < stop:
-            if self._saver:
-                self._saver.wait()
+            self._finish_saving()
             raise Preempted(f"stopped by SIGTERM after step {done}; the same command goes on from there")
+
+    def _finish_saving(self) -> None:
+        if self._saver:
+            self._saver.wait()
+            if failure := self._saver.failure():
+                raise failure
 
     def rechecks(self, step: int, shard: int) -> bool:
         """Whether the gradient of this shard is to be computed twice and compared."""
@@ -162,7 +176,7 @@ class Run:
         return bool(every) and step % every == 0 and shard == step // every % self.config.parallel.shards
 
     def _shown(self) -> str:
-        return "  ".join(f"{name} {value:.4f}" for name, value in self._latest.items())
+        return "  ".join(f"{name} {progress.number(value)}" for name, value in self._latest.items())
 
     def log(self, step: int, **metrics: float | torch.Tensor) -> None:
         """Record numbers of a step that is done (counted from 0)."""
@@ -174,15 +188,18 @@ class Run:
     def finish(self, model: nn.Module, **metrics: float) -> None:
         """Write the weights and the final metrics."""
         if self._record:
-            if self._saver:
-                self._saver.wait()
+            self._finish_saving()
             beside = self.out / f"{WEIGHTS}.part"
-            save_model(model, str(beside))
-            beside.replace(self.out / WEIGHTS)
+            try:
+                save_model(model, str(beside))
+            except (OSError, SafetensorError) as error:
+                raise Failure(f"{self.out / WEIGHTS} was not written: {error}; the same command tries again") from None
+            shutil.copymode(self.out / ADDRESS, beside)  # safetensors leaves it to its owner alone
+            rename(beside, self.out / WEIGHTS)
             write_json(self.out / METRICS, metrics)
             self._results = {
                 "weights": manifest.sha256_file(self.out / WEIGHTS),
-                **{name: f"{value:.4f}" for name, value in metrics.items()},
+                **{name: progress.number(value) for name, value in metrics.items()},
             }
 
     def __exit__(

@@ -2,17 +2,19 @@
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from .errors import Refused
+from .errors import Failure, Refused
 from .settings import Parallel
 
 TIMEOUT = timedelta(minutes=10)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,11 @@ class World:
         """Add `tensor` over all ranks, in place."""
         return dist.all_reduce(tensor, async_op=asynchronous) if self.size > 1 else None
 
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is up on any rank; all ranks get the same answer."""
-        flags = torch.tensor([int(flag)], device=self.device)
-        self.sum(flags)
-        return bool(flags.item())
+    def any(self, *flags: bool) -> list[bool]:
+        """Whether each flag is up on any rank; all ranks get the same answers."""
+        raised = torch.tensor(flags, dtype=torch.int64, device=self.device)
+        self.sum(raised)
+        return [count > 0 for count in raised.tolist()]
 
     def share(self, value: Any) -> Any:
         """The lead's value, on every rank."""
@@ -49,6 +51,32 @@ class World:
         if self.size > 1:
             dist.broadcast_object_list(held, src=0, device=self.device)
         return held[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, on every rank."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do on every rank what may fail on one: then all fail alike, and none is left waiting.
+
+        Raises:
+            Failure: that of the first rank that met one, saying which ranks did where not all of them.
+        """
+        failure = None
+        try:
+            result = work()
+        except Failure as met:
+            failure = met
+        met_by = {rank: met for rank, met in enumerate(self.gather(failure)) if met}
+        if met_by:
+            first = next(iter(met_by.values()))
+            if len(met_by) == self.size:
+                raise first
+            raise type(first)(f"{first} (met by rank {', '.join(map(str, met_by))} of {self.size})")
+        return result
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Give every rank the lead's values, in place."""
@@ -75,10 +103,11 @@ def join(device: str, parallel: Parallel) -> World:
     if size > 1:
         # Naming the device up front binds NCCL's communicator to it, before the first collective.
         bound = place if place.type == "cuda" else None
-        store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=TIMEOUT))
+        store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=TIMEOUT))  # type: ignore[attr-defined]
         # After a restart torchrun may hand out the store of the attempt before, in which Gloo would find the
         # addresses of processes that are gone, and wait for them.
-        store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+        store = dist.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT, device_id=bound)
     elif parallel.reduce == "ddp":  # DistributedDataParallel insists on a group, even of one
         store = dist.HashStore()  # type: ignore[attr-defined]

@@ -29,20 +29,27 @@ class Verdict:
 
 
 def check(out: Path, project: Path = PROJECT) -> list[Verdict]:
-    """Compare a finished run with results.lock and with the committed dvc.lock.
+    """Compare a finished run with results.lock and, where DVC made it, with the committed dvc.lock.
 
     Raises:
         Refused: no finished run in `out`, or a lock is missing.
     """
     outcome = _outcome(out)
     expected = _yaml(project / RESULTS)
+    committed = [_committed(project)] if _made_by_dvc(out, project) else []
     same_address = [row for row in expected["results"] if row["address"] == outcome["address"]]
     same_class = [row for row in same_address if row["environment"] == outcome["environment"]]
     if same_class:
-        return [_bits(outcome, same_class[0]), _committed(project)]
+        return [_bits(outcome, same_class[0]), *committed]
     if same_address:
         return [_metrics(outcome, same_address[0], expected["tolerance"])]
-    return [Verdict(True, _unknown(outcome, expected["results"])), _committed(project)]
+    return [Verdict(True, _unknown(outcome, expected["results"])), *committed]
+
+
+def _made_by_dvc(out: Path, project: Path) -> bool:
+    stages = _yaml(project / OUTPUTS)["stages"].values()
+    outputs = {(project / output["path"]).resolve() for stage in stages for output in stage.get("outs", [])}
+    return (out / WEIGHTS).resolve() in outputs
 
 
 def _outcome(out: Path) -> dict[str, Any]:
