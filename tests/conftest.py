@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import disguise
 import pytest
 
+# What it tests is not used where CPUID cannot be faulted.
+collect_ignore = [] if disguise.faulting() else ["test_spoof.py"]
 ROOT = Path(__file__).parents[1]
 PROJECT = "{{cookiecutter.project}}"
 TOOLS = Path(sys.executable).parent
@@ -152,6 +155,11 @@ def project(bake: Bake) -> InstalledProject:
     project.make("setup")
     project.run(python, "-m", "repro_project.prepare")
     return project
+
+
+def pytest_report_header() -> str:
+    """Say how other CPUs are played here."""
+    return f"other CPUs: {'by CPUID faulting' if disguise.faulting() else 'by QEMU, for this one cannot fault CPUID'}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

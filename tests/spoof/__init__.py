@@ -1,8 +1,12 @@
 """Runs programs as if on another CPU: builds the library in this folder and selects a CPU for it to play."""
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
@@ -17,8 +21,11 @@ def compile_c(output: Path, *arguments: str) -> Path:
     return output
 
 
-def build(folder: Path) -> Path:
-    """Compile the library into `folder` and return its path."""
+@cache
+def library() -> Path:
+    """Compile the library, once, and return its path."""
+    folder = Path(tempfile.mkdtemp(prefix="spoof-"))
+    atexit.register(shutil.rmtree, folder)
     return compile_c(folder / "cpuspoof.so", "-shared", "-Wl,-z,initfirst", *LIBRARY)
 
 

@@ -1,4 +1,4 @@
-"""What the tests share: the package under any name, a strict process, and the prepared data.
+"""What the tests share: the package under any name, a strict process, the prepared data, and trainings.
 
 Tests write `from project.repro import seeds`: `project` is another name for the one package under src/
 that holds the machinery. It is the same modules, imported once.
@@ -8,7 +8,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -18,9 +18,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from victim import Start, Victim
 
 if TYPE_CHECKING:
+    from attempt import Finish
     from project.config import Config
+    from server import Server
+
+pytest.register_assert_rewrite("server")  # it asserts too, and tells as much
 
 PROJECT = Path(__file__).parents[1]
 (PACKAGE,) = [path.parent.name for path in (PROJECT / "src").glob("*/repro")]
@@ -122,6 +127,7 @@ def training(out: Path, prepared: Path, *overrides: str) -> list[str]:
 
 
 # Parts of these must never leave the environment; all hold the same word, so that one search finds any.
+WORD = "pa55word"
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "pa55word-of-aws",
     "NCCL_FAKE_TOKEN": "pa55word-of-nccl",
@@ -142,3 +148,74 @@ def offline(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained
     """A training whose tracking server is down from the start, with secrets in its environment."""
     out = tmp_path_factory.mktemp("offline") / "run"
     return Trained(out, python(*training(out, prepared, "tracking.wait_seconds=12"), env=SECRETS))
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Server"]:
+    """One server for all tests."""
+    from server import Server
+
+    server = Server(tmp_path_factory.mktemp("server"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process uploads goes to the server."""
+    if "server" in request.fixturenames:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", request.getfixturevalue("server").uri)
+
+
+@pytest.fixture(scope="module")
+def tracked(server: "Server", prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A training that the server followed; its URI, with a password, stands in the environment."""
+    folder = tmp_path_factory.mktemp("tracked")
+    uri = f"http://user:{WORD}@127.0.0.1:{server.port}"
+    elsewhere = f"tracking.uri=sqlite:///{folder}/elsewhere.db"
+    done = python(*training(folder / "run", prepared, elsewhere), env={"MLFLOW_TRACKING_URI": uri})
+    assert done.returncode == 0, done.stderr
+    return Trained(folder / "run", done)
+
+
+@pytest.fixture
+def start(tmp_path: Path, prepared: Path) -> Iterator[Start]:
+    """A function that starts training for one epoch in the run directory `run`; what is left is killed."""
+    victims = []
+
+    def start(*settings: str, ranks: int | None = None, restarts: int = 0) -> Victim:
+        settings = ("train.epochs=1", f"data.prepared={prepared}", "tracking.enabled=false", *settings)
+        arguments = [text for setting in settings for text in ("--set", setting)]
+        victims.append(Victim(PROJECT, tmp_path / "run", *arguments, ranks=ranks, restarts=restarts))
+        return victims[-1]
+
+    yield start
+    for victim in victims:
+        victim.kill()
+
+
+@pytest.fixture(scope="session")
+def whole(config: "Config", prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a run gives that nobody interrupts: one process."""
+    from attempt import STEPS, inside, result
+    from project import train as train_module
+
+    out = tmp_path_factory.mktemp("whole") / "run"
+    train_module.train(inside(config, prepared), out)
+    seen = result(out)
+    assert [step for step, _ in seen["rows"]] == [*range(STEPS), STEPS - 1] and seen["status"] == "FINISHED"
+    return seen
+
+
+@pytest.fixture
+def finish(config: "Config", prepared: Path, whole: dict[str, Any], tmp_path: Path) -> "Finish":
+    """A function that goes on with the run in this process, to the result that it must have."""
+    from attempt import inside, result
+    from project import train as train_module
+
+    def finish(workers: int = 1, **checkpoints: Any) -> None:
+        train_module.train(inside(config, prepared, workers, **checkpoints), tmp_path / "run")
+        assert result(tmp_path / "run") == whole
+
+    return finish

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import PACKAGE, SECRETS, Trained, python
+from conftest import PACKAGE, SECRETS, WORD, Trained, python
 from project.config import Config
 from project.repro import determinism
 from project.repro.address import digest
@@ -23,7 +23,6 @@ from project.repro.settings import Compute, Determinism
 STRICT = Determinism(cpu="portable", relax=())
 PLAIN = Compute(precision="float32", compile=False)
 CPU = torch.device("cpu")
-WORD = "pa55word"
 
 
 def environment() -> dict[str, Any]:

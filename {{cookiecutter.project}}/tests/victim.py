@@ -87,3 +87,6 @@ class Victim:
     def end(self, seconds: float = 240) -> int:
         """Wait for the end and return the exit code."""
         return self.process.wait(seconds)
+
+
+Start = Callable[..., Victim]  # the type of the `start` fixture

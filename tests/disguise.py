@@ -1,0 +1,55 @@
+"""Other CPUs than this machine's to run programs on: played by CPUID faulting where it can, else by QEMU."""
+
+import shutil
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+import spoof
+
+# QEMU's names. It executes AVX2 (since 7.2) but no AVX-512, so CPUs that have it are this machine's alone.
+QEMU = {
+    "ivb": "IvyBridge",
+    "haswell": "Haswell",
+    "skl": "Skylake-Client",
+    "zen1": "EPYC",
+    "zen2": "EPYC-Rome",
+    "zen3": "EPYC-Milan",
+}
+AVX512 = ("skx", "icx", "spr", "zen4", "zen5")  # faulting only
+HERE = "here"  # this machine's own CPU
+
+
+@cache
+def faulting() -> bool:
+    """Say whether this CPU and kernel can fault CPUID, as Intel's can, bare or under KVM."""
+    return not spoof.why_unsupported(spoof.library(), "icx")
+
+
+def profiles() -> tuple[str, ...]:
+    """Return the names of the CPUs that can be played here."""
+    return (*QEMU, "adl", *AVX512) if faulting() else tuple(QEMU)
+
+
+def here_is(feature: str) -> bool:
+    """Say whether this machine's CPU has a feature, by its name in /proc/cpuinfo."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return any(feature in line.split() for line in lines if line.startswith("flags"))
+
+
+def command(profile: str) -> list[str]:
+    """Return what goes before a program to run it on a CPU; fail where nothing can play one.
+
+    Programs that an emulated one starts are not emulated; those of a spoofed one are spoofed.
+    """
+    if profile == HERE or faulting():
+        return []
+    if not shutil.which("qemu-x86_64"):
+        pytest.fail("this CPU or kernel cannot fault CPUID, and there is no qemu-x86_64: apt-get install qemu-user")
+    return ["qemu-x86_64", "-cpu", QEMU[profile]]
+
+
+def variables(profile: str) -> Mapping[str, str]:
+    """Return the variables that a program needs to run on a CPU."""
+    return spoof.environment(spoof.library(), profile) if profile != HERE and faulting() else {}
