@@ -6,7 +6,7 @@ IN_TOOLS = PATH="$(abspath $(TOOLS))/bin:$$PATH"
 export GIT_CEILING_DIRECTORIES := $(abspath build)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lock released chaos agreement-cost clean
+.PHONY: help demo test lint lock released chaos step-cost clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -35,8 +35,8 @@ released: $(TOOLS)/.locked  ## make the released run again and write its digest 
 chaos: $(TOOLS)/.locked  ## kill a training 100 times and compare the bits (KILLS=100 SEED=0); half an hour
 	@$(IN_TOOLS) python tools/chaos.py --kills $(or $(KILLS),100) --seed $(or $(SEED),0)
 
-agreement-cost: $(TOOLS)/.locked  ## measure what agreement between ranks costs per step, on CPU; two minutes
-	@$(IN_TOOLS) python tools/agreement_cost.py
+step-cost: $(TOOLS)/.locked  ## measure what agreement and the trace cost per step, on CPU; five minutes
+	@$(IN_TOOLS) python tools/step_cost.py
 
 clean:  ## remove everything that was built
 	rm -rf build .pytest_cache .ruff_cache .mypy_cache

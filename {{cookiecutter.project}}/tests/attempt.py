@@ -24,6 +24,7 @@ def result(out: Path) -> dict[str, Any]:
         "optimizer": hashlib.sha256((last / "optimizer.safetensors").read_bytes()).hexdigest(),
         "last checkpoint": last.name,
         "rows": [(row["step"], row["metrics"]) for row in rows],
+        "trace": hashlib.sha256((out / "trace" / "steps.bin").read_bytes()).hexdigest(),
         "status": read_json(out / "run.json")["status"],
     }
 

@@ -22,10 +22,10 @@ WRONG_FROM = 18  # the gradient that counts of the first shard that rank 1 of 2 
 
 
 def flip(tensor: Any, bit: int = 12) -> None:
-    """Change one bit of the first element."""
+    """Change one bit of the largest element: a zero could round to the zero that it was."""
     import torch
 
-    tensor.detach().view(-1).view(torch.int32)[0] ^= 1 << bit
+    tensor.detach().view(-1).view(torch.int32)[tensor.abs().argmax()] ^= 1 << bit
 
 
 def library(package: str) -> None:

@@ -54,10 +54,12 @@ def train(config: Config, out: Path) -> None:
         for step in run.steps(start, steps):
             for shard in gradients.shards(mine):
                 batch = [tensor.to(device, non_blocking=True) for tensor in next(batches)]
+                run.trace.batch(shard, batch)
                 seed = derive(config.seed, "shard", step, shard)
                 compute = partial(shard_loss, forward, batch, seed, config.compute.precision == "bfloat16")
                 gradients.add(compute, twice=run.rechecks(step, shard))
             loss = gradients.reduce()  # now every rank holds the same gradients, to the last bit
+            run.trace.gradients(loss)
 
             if names := nonfinite(model):
                 if settings.nonfinite == "stop":

@@ -102,5 +102,17 @@ def check(run: Path) -> None:
     sys.exit(0 if all(verdict.holds for verdict in verdicts) else 1)
 
 
+@main.command()
+@click.argument("one", type=Folder)
+@click.argument("other", type=Folder)
+def diff(one: Path, other: Path) -> None:
+    """Say where the runs in two directories part: step, phase, tensor; and what may have caused it."""
+    from .lab import diff
+
+    equal, lines = diff.report(diff.load(one), diff.load(other))
+    click.echo("\n".join(lines))
+    sys.exit(0 if equal else 1)
+
+
 def _print(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))

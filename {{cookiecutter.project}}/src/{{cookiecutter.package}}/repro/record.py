@@ -67,6 +67,11 @@ class Record:
             self._known |= {(row["step"], name): value for name, value in row["metrics"].items()}
         self._rows = path.open("a", buffering=1)
 
+    def went_on(self, done: int) -> None:
+        """Note that the run was resumed after `done` steps."""
+        self._facts["resumed"] = [*self._facts.get("resumed", []), done]
+        write_json(self.folder / RUN, self._facts)
+
     def begin(self, **facts: Any) -> None:
         """Start a new record in the folder, replacing an older run's."""
         self.folder.mkdir(parents=True, exist_ok=True)

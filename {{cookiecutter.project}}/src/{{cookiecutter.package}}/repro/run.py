@@ -13,12 +13,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_model
 from torch import nn
 
-from . import checkpoint, determinism, fingerprint, manifest, preflight, progress, world
+from . import checkpoint, determinism, fingerprint, manifest, preflight, progress, trace, world
 from .address import content_address, digest
 from .errors import Failure, Preempted, Refused
 from .files import read_json, rename, write_json
 from .record import ADDRESS, ENVIRONMENT, METRICS, WEIGHTS, Record, commit
 from .settings import Settings
+from .trace import Trace
 from .tracking import Follower
 
 
@@ -27,6 +28,7 @@ class Run:
 
     Attributes:
         world: this process's rank, the world size and the device.
+        trace: takes in what happens in each step.
         address: the content address.
         environment: the numeric environment (what its digest is made of).
     """
@@ -47,6 +49,7 @@ class Run:
         try:
             self._agree()
             self.world.together(self._open_record)
+            self.trace = Trace(self.config.trace.level, self.out, self.world)
         except BaseException as error:  # `with` leaves only what was entered
             self.__exit__(type(error), error, error.__traceback__)
             raise
@@ -73,7 +76,8 @@ class Run:
             self._resumed = True
             self._record_environment()
         else:
-            shutil.rmtree(self.out / checkpoint.FOLDER, ignore_errors=True)
+            for left in (checkpoint.FOLDER, trace.FOLDER):  # by an older run
+                shutil.rmtree(self.out / left, ignore_errors=True)
             self._begin_record(record)
         self._record = record
         if self.config.tracking.enabled:
@@ -132,12 +136,20 @@ class Run:
             checkpoint.put(snapshot, model, optimizer)
         done = snapshot.step if snapshot else 0
         preflight.require_same_weights(model.state_dict(), done, self.world)
+        outputs = not self.config.compute.compile  # whose modules have no outputs to look at
+        self.world.together(lambda: self.trace.begin(model, optimizer, done, outputs))
         if self._record:
             origin = {"address": self.address.digest, "environment": digest(self.environment)}
-            self._saver = checkpoint.Saver(folder, origin, settings, first=self._record.sync)
+            self._saver = checkpoint.Saver(folder, origin, settings, first=self._sync)
             if self._resumed:
+                self._record.went_on(done)
                 print(f"resumed {self.out} after step {done}", flush=True)
         return done
+
+    def _sync(self) -> None:
+        assert self._record
+        self._record.sync()
+        self.trace.sync()
 
     def steps(self, start: int, stop: int) -> Iterator[int]:
         """Yield the steps; after each, compare and save what is due, and end where SIGTERM asks for it.
@@ -155,9 +167,12 @@ class Run:
         if every and (done % every == 0 or done == stop):
             preflight.require_same_weights(self._model.state_dict(), done, self.world)
         failure = self._saver.failure() if self._saver else None
-        preempted, failed = self.world.any(self._terminated, failure is not None)
+        preempted, failed, *shares = self.world.total(self._terminated, failure is not None, *self.trace.share())
         if failed:
             raise failure or Failure("the lead could not write a checkpoint")
+        self.trace.step(done - 1, shares, last=done == stop)
+        if preempted or done == stop or done % self.config.checkpoint.every == 0:
+            self.trace.flush()
         if self._saver and (preempted or done % self.config.checkpoint.every == 0 or done == stop):
             self._saver.save(done, self._model, self._optimizer)
         if preempted and done < stop:
@@ -199,6 +214,7 @@ class Run:
             write_json(self.out / METRICS, metrics)
             self._results = {
                 "weights": manifest.sha256_file(self.out / WEIGHTS),
+                "trace": self.trace.root or "off",
                 **{name: progress.number(value) for name, value in metrics.items()},
             }
 
@@ -213,8 +229,8 @@ class Run:
             signal.signal(signal.SIGTERM, self._old_handler)
         world.leave()
         if self._record:
-            weights = {"repro.weights": self._results["weights"]} if self._results else {}
-            self._record.end("KILLED" if preempted else "FAILED" if error else "FINISHED", weights)
+            tags = {f"repro.{name}": self._results[name] for name in ("weights", "trace") if self._results}
+            self._record.end("KILLED" if preempted else "FAILED" if error else "FINISHED", tags)
             patience = 0 if self._terminated else self.config.tracking.wait_seconds  # who sends SIGTERM is in a hurry
             tracked = self._follower.finish(patience) if self._follower else "off"
             if not error:

@@ -114,6 +114,12 @@ class Integrity(Section):
     recompute_every: NonNegativeInt
 
 
+class Trace(Section):
+    """How much is written down of what happens in a step."""
+
+    level: Literal["off", "step", "tensor"]
+
+
 class Loader(Section):
     """DataLoader settings that change speed only."""
 
@@ -149,6 +155,7 @@ class Settings(Section):
     determinism: Annotated[Determinism, ENVIRONMENT]
     checkpoint: Annotated[Checkpoint, NEUTRAL]
     integrity: Annotated[Integrity, NEUTRAL]
+    trace: Annotated[Trace, NEUTRAL]
     loader: Annotated[Loader, NEUTRAL]
     tracking: Annotated[Tracking, NEUTRAL]
 

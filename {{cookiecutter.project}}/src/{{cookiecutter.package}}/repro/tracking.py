@@ -22,6 +22,7 @@ from .address import LOCKS, PROJECT
 from .errors import Failure, Refused
 from .files import read_json, write_json
 from .fingerprint import without_credentials
+from .trace import FOLDER as TRACE
 
 STATE, LOG, LOCK = "tracking.json", "tracking.log", "tracking.lock"
 DEFAULT_URI = "sqlite:///mlflow.db"
@@ -161,6 +162,8 @@ def _upload(folder: Path) -> dict[str, Any]:
     for path in [folder / name for name in (record.ADDRESS, record.ENVIRONMENT, record.METRICS, record.WEIGHTS)]:
         if path.is_file():
             client.log_artifact(run, str(path))
+    for path in sorted((folder / TRACE).glob("*")):
+        client.log_artifact(run, str(path), TRACE)
     for path in sorted((PROJECT / LOCKS).glob("*.txt")):
         client.log_artifact(run, str(path), LOCKS)
     client.set_terminated(run, status, facts["ended"])

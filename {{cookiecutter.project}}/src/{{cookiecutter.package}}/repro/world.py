@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from .errors import Failure, Refused
 from .settings import Parallel
@@ -35,15 +36,16 @@ class World:
         """True on the one rank that prints and writes."""
         return self.rank == 0
 
-    def sum(self, tensor: torch.Tensor, asynchronous: bool = False) -> dist.Work | None:
+    def sum(self, tensor: Tensor, asynchronous: bool = False) -> dist.Work | None:
         """Add `tensor` over all ranks, in place."""
         return dist.all_reduce(tensor, async_op=asynchronous) if self.size > 1 else None
 
-    def any(self, *flags: bool) -> list[bool]:
-        """Whether each flag is up on any rank; all ranks get the same answers."""
-        raised = torch.tensor(flags, dtype=torch.int64, device=self.device)
-        self.sum(raised)
-        return [count > 0 for count in raised.tolist()]
+    def total(self, *numbers: int | Tensor) -> list[int]:
+        """Sums over all ranks, modulo 2**64 and signed; all ranks get the same. One synchronisation."""
+        scalars = [torch.as_tensor(number, dtype=torch.int64, device=self.device) for number in numbers]
+        totals = torch.stack(scalars)
+        self.sum(totals)
+        return totals.tolist()
 
     def share(self, value: Any) -> Any:
         """The lead's value, on every rank."""
@@ -78,7 +80,7 @@ class World:
             raise type(first)(f"{first} (met by rank {', '.join(map(str, met_by))} of {self.size})")
         return result
 
-    def broadcast(self, tensor: torch.Tensor) -> None:
+    def broadcast(self, tensor: Tensor) -> None:
         """Give every rank the lead's values, in place."""
         if self.size > 1:
             dist.broadcast(tensor, src=0)

@@ -1,6 +1,6 @@
-"""What agreement between ranks costs per step: a table in docs/agreement.md.
+"""What agreement between ranks and the trace cost per step: a table in docs/cost.md.
 
-    python tools/agreement_cost.py
+    python tools/step_cost.py
 
 The variants take turns step by step in one process group, so that whatever else the machine does hits all
 of them alike; each is compared with the plain step of the same round. CPU, one thread per rank.
@@ -11,28 +11,32 @@ import json
 import os
 import statistics
 import subprocess
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / "build" / "agreement"
+FOLDER = ROOT / "build" / "cost"
 PROJECT, PACKAGE = FOLDER / "repro-project", "repro_project"
 VENV = ROOT / "build" / "venv"  # shared with the tests, so that it is made once
-RESULT = ROOT / "docs" / "agreement.md"
-SIZES = (2, 4)
+RESULT = ROOT / "docs" / "cost.md"
+SIZES = (1, 2, 4)
 # (settings of the model, settings of the batch): the project's own, and one of some million parameters
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ConvNet": ({}, {}),
     "transformer": ({"name": "transformer", "width": 384, "depth": 3}, {"global_batch": 8}),
 }
-SECONDS = 20  # per model and world size
-VARIANTS = ("plain", "flag", "compare", "recompute")
-TITLES = {
-    "flag": "SIGTERM flag, every step",
-    "compare": "`integrity.compare_every`",
-    "recompute": "`integrity.recompute_every`",
+SECONDS = 40  # per model and world size
+# What is added, and to which other variant; the trace's share of a step travels with the flag.
+VARIANTS = {
+    "plain": ("", ""),
+    "flag": ("flag of SIGTERM, every step", "plain"),
+    "compare": ("`integrity.compare_every`", "plain"),
+    "recompute": ("`integrity.recompute_every`", "plain"),
+    "step": ("`trace.level: step`", "flag"),
+    "tensor": ("`trace.level: tensor`", "flag"),
 }
 
 
@@ -52,32 +56,43 @@ def measure(name: str) -> dict[str, Any]:
     from repro_project.repro import preflight, world
     from repro_project.repro.parallel import OrderFree
     from repro_project.repro.seeds import derive
+    from repro_project.repro.trace import Trace
     from repro_project.train import parameter_groups, shard_loss
+    from torch import nn
 
     apply(config.determinism)
     of_model, of_batch = MODELS[name]
     settings = config.parallel.model_copy(update=of_batch)
     ranks = world.join("cpu", settings)
-    torch.manual_seed(0)
-    model = build(config.model.model_copy(update=of_model))
-    gradients = OrderFree(model, settings, ranks)
-    optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=1e-4, fused=True)
+
+    def training(level: str) -> tuple[nn.Module, OrderFree, torch.optim.Optimizer, Trace]:
+        torch.manual_seed(0)
+        model = build(config.model.model_copy(update=of_model))
+        optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=1e-4, fused=True)
+        trace = Trace(level, Path(tempfile.mkdtemp(dir=FOLDER)), ranks)
+        trace.begin(model, optimizer, 0, outputs=True)
+        return model, OrderFree(model, settings, ranks), optimizer, trace
+
+    trainings = {level: training(level) for level in ("off", "step", "tensor")}
     share = settings.shards // ranks.size
     mine = range(ranks.rank * share, (ranks.rank + 1) * share)
     size = settings.global_batch // settings.shards
     batch = [torch.rand(size, 1, 8, 8), torch.arange(size) % 10]
 
     def run(step: int, variant: str) -> float:
+        model, gradients, optimizer, trace = trainings.get(variant, trainings["off"])
         ranks.barrier()
         start = time.perf_counter()
         for shard in gradients.shards(mine):
+            trace.batch(shard, batch)
             compute = partial(shard_loss, model, batch, derive(0, "shard", step, shard), False)
             gradients.add(compute, twice=variant == "recompute" and shard == step % settings.shards)
-        gradients.reduce()
+        trace.gradients(gradients.reduce())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if variant == "flag":
-            ranks.any(False)
+        if VARIANTS[variant][1] == "flag" or variant == "flag":
+            _, *shares = ranks.total(0, *trace.share())
+            trace.step(step, shares, last=False)
         if variant == "compare":
             preflight.require_same_weights(model.state_dict(), step, ranks)
         ranks.barrier()  # the recomputing rank is waited for, as it is in the next reduce of a training
@@ -87,13 +102,13 @@ def measure(name: str) -> dict[str, Any]:
     for variant in VARIANTS:
         run(0, variant)
     end, number = time.monotonic() + SECONDS, 0
-    while not ranks.any(time.monotonic() > end):
-        turn = number % len(VARIANTS)
-        for variant in VARIANTS[turn:] + VARIANTS[:turn]:
+    while ranks.total(time.monotonic() > end) == [0]:
+        turn, order = number % len(VARIANTS), list(VARIANTS)
+        for variant in order[turn:] + order[:turn]:
             steps[variant].append(run(number, variant))
         number += 1
     world.leave()
-    return {"steps": steps, "parameters": sum(p.numel() for p in model.parameters())}
+    return {"steps": steps, "parameters": sum(p.numel() for p in trainings["off"][0].parameters())}
 
 
 def thousand_ranks() -> tuple[float, int, str]:
@@ -121,13 +136,15 @@ def thousand_ranks() -> tuple[float, int, str]:
 def rows(model: str, ranks: int, measured: dict[str, Any]) -> list[str]:
     """The lines of the table on one model and world size."""
     steps, millions = measured["steps"], measured["parameters"] / 1e6
-    plain = statistics.median(steps["plain"])
     lines = []
-    for variant, title in TITLES.items():
-        extra = [other - one for one, other in zip(steps["plain"], steps[variant], strict=True)]
+    for variant, (title, base) in VARIANTS.items():
+        if not base or (ranks == 1 and variant == "compare"):  # one rank has nobody to compare with
+            continue
+        plain = statistics.median(steps[base])
+        extra = [other - one for one, other in zip(steps[base], steps[variant], strict=True)]
         low, middle, high = statistics.quantiles(extra, n=4)
         every = f"{100 * middle / plain:+.1f} %"
-        rarely = "" if variant == "flag" else f"{2 * middle / plain:+.2f} %"
+        rarely = f"{2 * middle / plain:+.2f} %" if title.startswith("`integrity") else ""
         cells = (
             f"{model}, {millions:.2g} M", ranks, f"{plain:.0f}", title,
             f"{middle:+.1f} ({low:+.1f} … {high:+.1f})", every, rarely, len(extra),
@@ -183,18 +200,18 @@ def main() -> None:
     print(RESULT.read_text())
 
 
-DOCUMENT = """# What agreement between ranks costs
+DOCUMENT = """# What agreement between ranks, and the trace, cost
 
-Written by `make agreement-cost`, on a machine with {cores} cores, one thread per rank,
+Written by `make step-cost`, on a machine with {cores} cores, one thread per rank,
 `determinism.cpu: portable`.
 
-| model | ranks | plain step, ms | added | ms per step (quartiles) | every step | every 50th | rounds |
+| model | ranks | step without, ms | added | ms per step (quartiles) | every step | every 50th | rounds |
 |---|---|---|---|---|---|---|---|
 {rows}
 
 - In a round each variant makes one step, in turns, within one process group; `ms per step` is the median of
-  its differences from the plain step of the same round. So other work on the machine hits all variants alike.
-  A difference smaller than the quartiles are apart is noise.
+  its differences from the step without it in the same round. So other work on the machine hits all variants alike.
+  The quartiles show how much single steps vary.
 - "Every 50th" is the cost of every step divided by 50. The flag is looked at after every step, always.
 - A recomputed shard is one more forward and backward pass on one rank, for which the others wait: one beside
   the `shards / ranks` of a step. So its price grows with the number of ranks.

@@ -1,0 +1,204 @@
+"""Where two runs part, in which phase of the step and in which tensor, and what may have caused it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import trace
+from ..determinism import SWITCHES
+from ..errors import Refused
+from ..files import read_json
+from ..preflight import flatten
+from ..record import ADDRESS, ENVIRONMENT, RUN
+
+Rows = np.ndarray[Any, Any]
+PHASES = ("batch", "output", "loss", "gradient", "weights", "optimizer")  # in the order of a step
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs: its records, and its trace (rows of digests)."""
+
+    name: str
+    address: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    resumed: tuple[int, ...]  # after how many steps it went on
+    steps: Rows
+    tensors: Rows | None
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The first difference: step, phase, and the tensors that differ in it (none at level `step`)."""
+
+    step: int
+    phase: str
+    tensors: tuple[str, ...]
+    of: int  # how many tensors the phase has
+
+    def __str__(self) -> str:
+        named = f", {self.tensors[0]}" if self.tensors else ""
+        more = f" and {len(self.tensors) - 1} more of {self.of}" if len(self.tensors) > 1 else ""
+        return f"step {self.step}, {self.phase}{named}{more}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field of the content address or of the numeric environment in which the runs differ."""
+
+    field: str
+    one: Any
+    other: Any
+
+
+def load(folder: Path) -> Side:
+    """The records and the trace in a run directory.
+
+    Raises:
+        Refused: something is missing.
+    """
+    for name in (ADDRESS, ENVIRONMENT, RUN, f"{trace.FOLDER}/{trace.STEPS}"):
+        if not (folder / name).is_file():
+            raise Refused(f"{folder / name}: missing; a run directory with a trace is wanted (trace.level: step)")
+    tensors, columns = folder / trace.FOLDER / trace.TENSORS, ()
+    if tensors.is_file():
+        columns = tuple(read_json(folder / trace.FOLDER / trace.COLUMNS))
+    return Side(
+        str(folder),
+        _address(folder),
+        flatten(read_json(folder / ENVIRONMENT)["preimage"]),
+        tuple(read_json(folder / RUN).get("resumed", ())),
+        trace.rows(folder / trace.FOLDER / trace.STEPS, trace.STEP),
+        trace.rows(tensors, np.dtype([(name, "<u8") for name in columns])) if columns else None,
+        columns,
+    )
+
+
+def _address(folder: Path) -> dict[str, Any]:
+    preimage = read_json(folder / ADDRESS)["preimage"]
+    return flatten(preimage | {"data": {entry["path"]: entry["sha256"] for entry in preimage["data"]["files"]}})
+
+
+def first_place(one: Side, other: Side) -> Place | None:
+    """Where the traces part; None if they do not, as far as both go."""
+    step = trace.first_difference(one.steps, other.steps)
+    phases = [] if step is None else _phases(one.steps[step], other.steps[step])
+    by_phase: dict[str, list[str]] = {}
+    names = [column for column in one.columns if column in other.columns]
+    if one.tensors is not None and other.tensors is not None:
+        finer = trace.first_difference(one.tensors, other.tensors)
+        if finer is not None and (step is None or finer <= step):
+            if step is None or finer < step:  # the weights of each step, say, that the other trace does not have
+                step, phases = finer, []
+            these, those = one.tensors[step], other.tensors[step]
+            for name in names:
+                if these[name] != those[name]:
+                    by_phase.setdefault(name.split()[0], []).append(name.split(" ", 1)[1])
+    if step is None:
+        return None
+    phase = min([*phases, *by_phase], key=PHASES.index, default="weights")
+    tensors = by_phase.get(phase, [])
+    if phase == "gradient":
+        tensors.reverse()  # the backward pass comes by the last one first
+    return Place(step, phase, tuple(tensors), sum(name.startswith(f"{phase} ") for name in names))
+
+
+def _phases(these: Any, those: Any) -> list[str]:
+    both = these["flags"] & those["flags"] & trace.HAS_WEIGHTS
+    return [
+        name
+        for name in ("batch", "loss", "gradient", "weights")
+        if these[name] != those[name] and (name != "weights" or both)
+    ]
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Difference]:
+    """The fields that differ, by name."""
+    fields = sorted(field for field in one.keys() | other.keys() if one.get(field) != other.get(field))
+    return [Difference(field, one.get(field), other.get(field)) for field in fields]
+
+
+# What may cause a first difference in a phase, likeliest first: a field's pattern, and the sentence that says why.
+ANY = ".*"
+CAUSES = (
+    (ANY, r"seed", "every random number is derived from the seed"),
+    ("batch", r"data\.|config\.data\.", "the batch is made of other data"),
+    ("batch", r"code\.(data|prepare)\.py|code\.repro/(sampling|order)\.py", "this code makes the batches"),
+    ("batch", r"config\.parallel\.|config\.train\.epochs", "it decides which samples a step sees"),
+    ("gradient", r"config\.parallel\.|world_size|code\.repro/parallel\.py", "it decides how gradients are summed"),
+    ("output|loss|gradient", r"config\.model\.", "it is another network"),
+    ("output|loss|gradient", r"code\.model\.py", "this code is the network"),
+    ("weights|optimizer", r"config\.train\.", "the optimizer's step depends on it"),
+    ("weights|optimizer", r"code\.train\.py", "this code holds the optimizer and its settings"),
+    ("output|loss|gradient|weights|optimizer", r"config\.compute\.", "it is another arithmetic"),
+    (ANY, r"switches\..*", "{why}"),
+    (ANY, r"threads|variables\.(OMP|MKL)_NUM_THREADS", "the thread count decides how sums are split"),
+    (ANY, r"cpu\.|cuda\.|device", "other hardware, or another instruction set, rounds in another order"),
+    (ANY, r"torch\.|numpy|python|image|lock\.", "other libraries compute with other kernels"),
+    (ANY, r"variables\..*", "libraries read this variable"),
+    (ANY, r"code\..*", "the code differs"),
+    (ANY, r"config\..*", "other numbers were asked for"),
+)
+# What it means if nothing that is recorded differs.
+UNRECORDED = {
+    "batch": "seed, data and code are the same, so the batch was made with randomness that nobody seeds: a generator "
+    "of its own, the time, os.urandom, an unordered set, or a worker that keeps state",
+    "output": "the batch is the same, so the forward pass draws from a generator that is not seeded per shard, or an "
+    "operation in it has no fixed order, or memory or hardware failed",
+    "gradient": "batch and loss are the same, so an operation in the backward pass has no fixed order, or a bit "
+    "flipped in memory or hardware: integrity.recompute_every finds hardware that computes wrong",
+    "weights": "the gradients are the same, so the optimizer's state or the weights were changed: by memory or "
+    "hardware, or by what code does outside the step",
+}
+UNRECORDED |= {"loss": UNRECORDED["output"], "optimizer": UNRECORDED["weights"]}
+
+
+def causes(place: Place, one: Side, other: Side) -> list[str]:
+    """What may have caused the difference, likeliest first, each with the sentence that says why."""
+    found = differences(one.address, other.address) + differences(one.environment, other.environment)
+    ranked = sorted(((_rank(place.phase, difference), difference) for difference in found), key=lambda pair: pair[0])
+    sentences = [f"{d.field}: {_short(d.one)} | {_short(d.other)}: {_why(rank, d)}" for rank, d in ranked]
+    for side in (one, other):
+        if place.step in side.resumed:
+            sentences.insert(0, f"{side.name} was resumed just before step {place.step}: it went on from another state")
+    return sentences or [UNRECORDED[place.phase]]
+
+
+def _rank(phase: str, difference: Difference) -> int:
+    fits = (
+        rank
+        for rank, (phases, field, _) in enumerate(CAUSES)
+        if re.fullmatch(phases, phase) and re.match(field, difference.field)
+    )
+    return next(fits, len(CAUSES))
+
+
+def _why(rank: int, difference: Difference) -> str:
+    sentence = CAUSES[rank][2] if rank < len(CAUSES) else "it differs"
+    reasons = {f"switches.{switch.name}": switch.why for switch in SWITCHES}
+    return sentence.format(why=reasons.get(difference.field, "a switch differs"))
+
+
+def _short(value: Any, most: int = 40) -> str:
+    text = "absent" if value is None else str(value)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def report(one: Side, other: Side) -> tuple[bool, list[str]]:
+    """Whether the runs are equal, and the lines that say so: the verdict first."""
+    place = first_place(one, other)
+    lengths = len(one.steps), len(other.steps)
+    if place:
+        header = f"DIFFERENT: {one.name} and {other.name} part at {place}"
+        before = f"equal before: {place.step} steps" if place.step else "nothing is equal before"
+        return False, [header, before, "causes, likeliest first:", *(f"  {text}" for text in causes(place, one, other))]
+    if lengths[0] != lengths[1]:
+        verdict = f"EQUAL for {min(lengths)} steps: {one.name} has {lengths[0]}, {other.name} has {lengths[1]}"
+        return False, [verdict]
+    root = one.steps["link"][-1].tobytes().hex() if lengths[0] else "empty"
+    return True, [f"EQUAL: {lengths[0]} steps, trace root {root}"]

@@ -1,0 +1,271 @@
+"""The trace: what happened, as a chain of digests, one row per step.
+
+    trace/steps.bin       a row per step: batch, loss, gradient and, now and then, weights
+    trace/tensors.bin     level `tensor`: a row per step with a digest for each column of tensors.json
+    trace/rank0000.jsonl  what differs between ranks by nature: host, time spent in each phase
+
+Every quantity in a row is the same on any world size: it is summed over shards as an integer, or computed
+from what all ranks hold. So is the trace root, the hash at the end of the last row of steps.bin.
+"""
+
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .digest import combined_digest, mix, tensor_digest
+from .errors import Failure, Refused
+from .files import write_json
+from .world import World
+
+FOLDER, STEPS, TENSORS, COLUMNS = "trace", "steps.bin", "tensors.bin", "tensors.json"
+WEIGHTS_EVERY = 10  # steps between weights digests: a constant, so that no setting can change the root
+HAS_WEIGHTS = 1
+LINK = 24  # bytes of a row's hash
+STEP = np.dtype(
+    [("step", "<u4"), ("flags", "<u4"), ("batch", "<u8"), ("loss", "<u8"), ("gradient", "<u8"), ("weights", "<u8")]
+)
+
+
+class Chain:
+    """A file of rows, each `width` bytes followed by 24 bytes of SHA-256 over the hash before it and those bytes.
+
+    Two chains that are equal in one row are equal in all before it, so the first difference is found by
+    bisection. Opened at a position, rows that are there already must come again as they are.
+    """
+
+    def __init__(self, path: Path, width: int, position: int = 0) -> None:
+        self.path, self.width, self.position = path, width, position
+        path.touch()
+        whole = path.stat().st_size // (width + LINK)
+        os.truncate(path, whole * (width + LINK))  # a row torn by a crash
+        if position > whole:
+            raise Refused(
+                f"{path}: {whole} steps seen, {position} wanted, to go on with: the trace was off before, or rows "
+                f"are lost. Go on without it: --set trace.level=off"
+            )
+        self._there = whole
+        self._file = path.open("r+b", buffering=0)
+        self._file.seek(max(0, position * (width + LINK) - LINK))
+        self._link = self._file.read(LINK) if position else bytes(LINK)
+
+    @property
+    def root(self) -> str:
+        """The hash (hex) of all rows so far."""
+        return self._link.hex()
+
+    def append(self, row: bytes) -> None:
+        """Add a row, or find it there already.
+
+        Raises:
+            Failure: another row is there.
+        """
+        self._link = hashlib.sha256(self._link + row).digest()[:LINK]
+        if self.position < self._there:
+            if self._file.read(self.width + LINK) != row + self._link:
+                raise Failure(
+                    f"step {self.position}: the digests in {self.path} are others than before the interruption: "
+                    f"the resumed run is not the same run. What differs: repro diff"
+                )
+        else:
+            self._file.write(row + self._link)
+        self.position += 1
+
+    def sync(self) -> None:
+        """Return once all rows are on the disk."""
+        os.fsync(self._file.fileno())
+
+
+def rows(path: Path, fields: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """The whole rows of a chain, memory-mapped: `fields` and their `link`."""
+    row = np.dtype([*((name, fields[name]) for name in fields.names or ()), ("link", f"V{LINK}")])
+    count = path.stat().st_size // row.itemsize
+    return np.memmap(path, row, "r", shape=(count,)) if count else np.empty(0, row)
+
+
+def first_difference(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> int | None:
+    """The first row in which two chains differ, by bisection over the links; None if the shorter begins the longer."""
+    low, high = 0, min(len(one), len(other))
+    if not high or one["link"][high - 1] == other["link"][high - 1]:
+        return None
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if one["link"][middle - 1] == other["link"][middle - 1]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+class Trace:
+    """What `train.py` tells of each step, turned into rows. Level `off` makes none.
+
+    In a step: `batch` for each shard, `gradients` once they are reduced. `Run` adds `share` over the ranks
+    and calls `step` when the optimizer is done. Digests are read from the device one step late.
+    """
+
+    def __init__(self, level: str, folder: Path, world: World) -> None:
+        self.level, self.folder, self.world = level, folder / FOLDER, world
+        self._modules: list[str] = []
+        self._steps: Chain | None = None
+        self._tensors: Chain | None = None
+        self._pending: Callable[[], None] | None = None
+        self._nothing = torch.zeros((), dtype=torch.int64, device=world.device)
+
+    def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, done: int, outputs: bool) -> None:
+        """Start the trace, or go on with it after `done` steps; at level `tensor` with the modules' `outputs`, too.
+
+        Raises:
+            Refused: the trace of those steps is not there.
+        """
+        self._model, self._optimizer = model, optimizer
+        if self.level == "off":
+            return
+        if self.level == "tensor" and outputs:
+            self._modules = _watch(model, self._output)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._side = (self.folder / f"rank{self.world.rank:04d}.jsonl").open("a", buffering=1)
+        if self.world.leads:
+            self._steps = Chain(self.folder / STEPS, STEP.itemsize, done)
+            if self.level == "tensor":
+                columns = [
+                    *(f"output {name}" for name in self._modules),
+                    *self._gradient_digests(),
+                    *self._state_digests(),
+                ]
+                write_json(self.folder / COLUMNS, columns)
+                self._tensors = Chain(self.folder / TENSORS, 8 * len(columns), done)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._share = torch.zeros(1 + len(self._modules), dtype=torch.int64, device=self.world.device)
+        self._outputs: dict[str, list[Tensor]] = {}
+        self._marks = [time.monotonic()]
+
+    def _output(self, name: str | None, value: Tensor | None) -> None:
+        if name is None:
+            self._outputs = {}  # the model begins, perhaps for the second time for this shard
+        elif value is not None:
+            self._outputs.setdefault(name, []).append(tensor_digest(value))
+
+    def batch(self, shard: int, tensors: Sequence[Tensor]) -> None:
+        """Take in what the model is about to see of a shard."""
+        if self.level == "off":
+            return
+        self._take_outputs()
+        if len(self._marks) == 1:
+            self._marks.append(time.monotonic())
+        self._shard = shard
+        self._share[0] += mix(combined_digest(tensors), shard + 1)
+
+    def _take_outputs(self) -> None:
+        for place, name in enumerate(self._modules, start=1):
+            for call, digest in enumerate(self._outputs.get(name, []), start=1):
+                self._share[place] += mix(mix(digest, call), self._shard + 1)
+        self._outputs = {}
+
+    def gradients(self, loss: Tensor) -> None:
+        """Take in the reduced gradients and the mean loss (float64, a scalar); the same on every rank."""
+        if self.level == "off":
+            return
+        self._take_outputs()
+        self._marks.append(time.monotonic())
+        if self.world.leads:
+            gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
+            self._loss, self._gradient = loss.detach().view(torch.int64), combined_digest(gradients)
+            if self.level == "tensor":
+                self._gradients = self._gradient_digests()
+
+    def share(self) -> Tensor:
+        """This rank's share of the digests that are summed over the ranks: int64."""
+        return self._share if self.level != "off" else torch.zeros(0, dtype=torch.int64)
+
+    def step(self, step: int, shares: Sequence[int], last: bool) -> None:
+        """End a step whose shares add up to `shares`.
+
+        Raises:
+            Failure: the step before it was recorded with other digests, before an interruption.
+        """
+        if self.level == "off":
+            return
+        self.flush()
+        self._write_side(step)
+        if self._steps:
+            weights = step % WEIGHTS_EVERY == 0 or last
+            digests = [self._loss, self._gradient]
+            digests += [combined_digest(self._model.state_dict().values())] if weights else []
+            if self._tensors:
+                digests += [*self._gradients.values(), *self._state_digests().values()]
+            self._pending = partial(self._write, step, shares, weights, torch.stack(digests))
+        self._clear()
+
+    def _gradient_digests(self) -> dict[str, Tensor]:
+        gradients = {f"gradient {name}": p.grad for name, p in self._model.named_parameters()}
+        return {name: self._nothing if g is None else tensor_digest(g) for name, g in gradients.items()}
+
+    def _state_digests(self) -> dict[str, Tensor]:
+        found = {f"weights {name}": tensor_digest(value) for name, value in self._model.state_dict().items()}
+        for name, p in self._model.named_parameters():
+            state = [v.to(p.device) for v in self._optimizer.state.get(p, {}).values() if isinstance(v, Tensor)]
+            found[f"optimizer {name}"] = combined_digest(state) if state else self._nothing
+        return found
+
+    def _write(self, step: int, shares: Sequence[int], weights: bool, digests: Tensor) -> None:
+        loss, gradient, *rest = (number % 2**64 for number in digests.tolist())
+        weights_digest = rest.pop(0) if weights else 0
+        row = (step, HAS_WEIGHTS * weights, shares[0] % 2**64, loss, gradient, weights_digest)
+        assert self._steps
+        self._steps.append(np.array(row, STEP).tobytes())
+        if self._tensors:
+            self._tensors.append(np.array([*(number % 2**64 for number in shares[1:]), *rest], "<u8").tobytes())
+
+    def _write_side(self, step: int) -> None:
+        self._marks.append(time.monotonic())
+        begun, loaded, computed, ended = self._marks
+        seconds = {"load": loaded - begun, "compute": computed - loaded, "update": ended - computed}
+        row = {"step": step, "rank": self.world.rank, "host": socket.gethostname(), "monotonic": ended}
+        self._side.write(json.dumps(row | {"seconds": {name: round(s, 6) for name, s in seconds.items()}}) + "\n")
+
+    def flush(self) -> None:
+        """Write the row that is still on the device."""
+        if self._pending:
+            self._pending()
+            self._pending = None
+
+    def sync(self) -> None:
+        """Return once all written rows are on the disk."""
+        for chain in (self._steps, self._tensors):
+            if chain:
+                chain.sync()
+
+    @property
+    def root(self) -> str | None:
+        """The hash of all steps so far; None where none are traced."""
+        return self._steps.root if self._steps else None
+
+
+def _watch(model: nn.Module, take: Callable[[str | None, Tensor | None], None]) -> list[str]:
+    """Have `take` called with (None, None) when the model begins and with each leaf's output; the leaves' names."""
+
+    def begins(module: nn.Module, inputs: Any) -> None:
+        if module.training:
+            take(None, None)
+
+    def ends(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if module.training and isinstance(output, Tensor):
+            take(name, output)
+
+    model.register_forward_pre_hook(begins)
+    leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
+    for name, module in leaves:
+        module.register_forward_hook(partial(ends, name))
+    return [name for name, _ in leaves]
