@@ -1,7 +1,9 @@
 """A generated project does what its README says: it reproduces, and its own tests pass."""
 
+import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -84,6 +86,15 @@ def test_other_arithmetic_is_told_and_compared_by_its_metrics(bake: Bake, projec
     printed = run("python", "-m", "repro_project", "check", cwd=baked.path, env=env).stdout
     assert printed.startswith("metrics within tolerance: accuracy ")
     assert "Bits are not promised here" in printed
+
+
+def test_transformer_learns_as_shipped(project: InstalledProject, tmp_path: Path) -> None:
+    """The other network, with the settings that the released run had."""
+    python = str(project.python)
+    launcher = (python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    settings = ("--set", "model.name=transformer", "--set", "tracking.enabled=false", "--out", str(tmp_path))
+    run(*launcher, "-m", f"{project.package}.train", *settings, cwd=project.path, env=project.env)
+    assert json.loads((tmp_path / "metrics.json").read_text())["accuracy"] >= 0.97
 
 
 def test_own_tests_pass(project: InstalledProject) -> None:

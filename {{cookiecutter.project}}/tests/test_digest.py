@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from conftest import PACKAGE, python
-from project.repro.digest import state_digest, tensor_digest, tensor_digests
+from project.repro.digest import ROW, _keys, combined_digest, mix, state_digest, tensor_digest, tensor_digests
 from torch import Tensor
 
 MASK = 2**64 - 1
@@ -15,14 +15,23 @@ def number(tensor: Tensor) -> int:
     return int(tensor_digest(tensor)) & MASK
 
 
-def by_hand(words: list[int]) -> int:
+def by_hand(words: list[int], length: int | None = None) -> int:
     """The digest in plain integers, from its definition; shifts keep the sign."""
-    total = 0
-    for place, word in enumerate(words, 1):
-        mixed = signed(word + place * 0x9E3779B97F4A7C15)
-        mixed = signed((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9)
-        total += mixed ^ (mixed >> 27)
+    keys = [scrambled(scrambled(i, 2), i) | 1 for i in range(2 * ROW)]
+    rows = [words[first : first + ROW] for first in range(0, len(words), ROW)]
+    if len(words) % ROW == 0:
+        rows.append([])  # what is left, too
+    total = (8 * len(words) if length is None else length) * 0x9E3779B97F4A7C15  # in bytes
+    for number, row in enumerate(rows, 1):
+        sums = (word * keys[i] + (word >> 32) * keys[ROW + i] for i, word in enumerate(row))
+        total += scrambled(signed(sum(sums)), number)
     return total & MASK
+
+
+def scrambled(word: int, place: int) -> int:
+    mixed = signed(word + place * 0x9E3779B97F4A7C15)
+    mixed = signed((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9)
+    return mixed ^ (mixed >> 27)
 
 
 def signed(word: int) -> int:
@@ -42,12 +51,12 @@ def flipped(tensor: Tensor, element: int, bit: int) -> Tensor:
 
 
 GOLDEN = [
-    (torch.tensor(1.0), "0fd3617edc858880"),
-    (torch.zeros(3), "86c2ab154e162374"),
-    (torch.arange(10), "6ec0cb59bd9736ae"),
-    (torch.tensor([[1.5, -2.0], [0.0, -0.0]], dtype=torch.bfloat16), "459c2febcf1d5795"),
-    (torch.tensor([True, False, True]), "c5a7e23135bc8cae"),
-    (torch.tensor([1 + 2j, -3j]), "a6dac798aee4289f"),
+    (torch.tensor(1.0), "abd19cb8144ad568"),
+    (torch.zeros(3), "6abd27f94b07a096"),
+    (torch.arange(10), "9d10631ae2014909"),
+    (torch.tensor([[1.5, -2.0], [0.0, -0.0]], dtype=torch.bfloat16), "47d531809d90a62b"),
+    (torch.tensor([True, False, True]), "4b2cfd4c847cae1e"),
+    (torch.tensor([1 + 2j, -3j]), "e998218c186e89d2"),
 ]
 
 
@@ -56,10 +65,28 @@ def test_values_written_down_stay(tensor: Tensor, expected: str):
     assert f"{number(tensor):016x}" == expected
 
 
-def test_definition_in_plain_integers_gives_the_same():
-    tensor = torch.randint(-(2**62), 2**62, (1000,), generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("length", [1, 1000, ROW - 1, ROW, ROW + 1, 2 * ROW, 3 * ROW + 5])
+def test_definition_in_plain_integers_gives_the_same(length: int):
+    tensor = torch.randint(-(2**62), 2**62, (length,), generator=torch.Generator().manual_seed(0))
     assert number(tensor) == by_hand(tensor.tolist())
-    assert number(values(999)) == by_hand(values(999).view(torch.int32).tolist())
+    floats = torch.cat([values(2 * length - 1), torch.zeros(1)])  # the last word is half filled
+    assert number(floats[:-1]) == by_hand(floats.view(torch.int64).tolist(), 4 * (2 * length - 1))
+
+
+def test_no_two_keys_let_flips_of_upper_bits_cancel():
+    """Two flips of bit 31 of a half word add up to 2**31 (k1 +- k2): never 0, if these differ modulo 2**33."""
+    low = (_keys(torch.device("cpu")).flatten() % 2**33).tolist()
+    assert all(key % 2 for key in low)
+    assert len({min(key, 2**33 - key) for key in low}) == len(low)
+
+
+def test_signs_flipped_in_pairs_show():
+    for count in (2, 3, 4, 100, ROW):
+        tensor = values(count)
+        others = [tensor, -tensor] + [flipped(flipped(tensor, 0, 31), other, 31) for other in (1, count // 2)]
+        assert len({number(other) for other in others}) == {2: 2, 3: 3}.get(count, 4), count
+    wide = values(64).double()
+    assert number(wide) != number(-wide)
 
 
 DTYPES = [
@@ -136,7 +163,7 @@ def test_layout_in_memory_does_not_matter():
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 2, 2)], ids=str)
 def test_empty_tensors_have_a_digest(shape: tuple[int, ...]):
-    assert number(torch.empty(shape)) == 0
+    assert number(torch.empty(shape)) == by_hand([])
     assert state_digest({"a": torch.empty(shape)}) != state_digest({"a": torch.empty(0, 9)})
 
 
@@ -177,3 +204,24 @@ def test_number_of_threads_does_not_matter():
     printed = {threads: python("-c", IN_THREADS, threads).stdout.split() for threads in ("1", "2")}
     assert [p[0] for p in printed.values()] == list(printed)
     assert len({tuple(p[1:]) for p in printed.values()}) == 1, printed
+
+
+# ---- over several tensors
+
+
+def test_combined_digest_notices_order_and_every_part(monkeypatch: pytest.MonkeyPatch):
+    parts = [values(70), torch.arange(9), torch.ones(3, 3, dtype=torch.bfloat16), torch.tensor(2.0)]
+    seen = {int(combined_digest(order)) for order in itertools.permutations(parts)}
+    assert len(seen) == 24
+    whole = int(combined_digest(parts))
+    for place, part in enumerate(parts):
+        others = [*parts[:place], flipped(part, 0, 3), *parts[place + 1 :]]
+        assert int(combined_digest(others)) != whole
+    monkeypatch.setattr("project.repro.digest.CHUNK", 12)  # in several groups
+    assert len({int(combined_digest(order)) for order in itertools.permutations(parts)}) == 24
+
+
+def test_mixing_depends_on_the_place():
+    words, places = torch.tensor([9, 5]), torch.tensor([1, 2])
+    assert mix(words, places).tolist() == [int(mix(words[0], 1)), int(mix(words[1], 2))]
+    assert int(mix(words[0], 1)) == scrambled(9, 1) != scrambled(9, 2)

@@ -12,7 +12,6 @@ from faulty import Faulty
 from project import train as train_module
 from project.config import Config
 from project.repro import trace
-from project.repro.digest import combined_digest, mix, tensor_digest
 from project.repro.errors import Failure, Refused
 from project.repro.files import read_json
 from project.repro.trace import Chain, first_difference, rows
@@ -155,19 +154,3 @@ def test_a_million_steps_are_searched_in_twenty_looks():
         one, other = Counted(equal), Counted(equal)
         assert first_difference(one, other) == equal  # type: ignore[arg-type]
         assert one.looks <= 22
-
-
-# ---- the digest over several tensors
-
-
-def test_combined_digest_is_that_of_one_long_tensor(monkeypatch: pytest.MonkeyPatch):
-    import torch
-
-    parts = [torch.arange(7, dtype=torch.float32), torch.ones(2, 3), torch.zeros(1)]
-    long = torch.cat([part.reshape(-1) for part in parts])
-    expected = tensor_digest(long)
-    for size in (1, 3, 14, 100):
-        monkeypatch.setattr("project.repro.digest.CHUNK", size)
-        assert torch.equal(combined_digest(parts), expected)
-    assert not torch.equal(combined_digest(parts[::-1]), expected)
-    assert mix(torch.tensor(5), 2).item() == mix(torch.tensor([9, 5]), torch.tensor([1, 2]))[1].item()
