@@ -53,6 +53,7 @@ OUTSIDE = {
     "checkpoint.on_error": ("continue", "stop"),
     "integrity.compare_every": ("7", "8"),
     "integrity.recompute_every": ("7", "8"),
+    "trace.level": ("tensor", "off"),
     "loader.workers": ("2", "3"),
     "tracking.enabled": ("false", "true"),
     "tracking.uri": ("http://127.0.0.1:5000", ""),

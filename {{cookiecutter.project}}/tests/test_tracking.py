@@ -55,9 +55,16 @@ def test_tags_name_what_was_asked_for_and_what_came_out(server: Server, tracked:
     assert {"repro.commit", "repro.dirty", "repro.image", "repro.run"} <= set(tags)
 
 
-def test_artifacts_are_the_fingerprint_the_locks_and_the_weights(server: Server, tracked: Trained):
+def test_artifacts_are_the_fingerprint_the_locks_the_weights_and_the_trace(server: Server, tracked: Trained):
     found = {name: sha256_file(path) for name, path in server.artifacts(tracked.out).items()}
-    names = record.ADDRESS, record.ENVIRONMENT, record.METRICS, record.WEIGHTS
+    names = (
+        record.ADDRESS,
+        record.ENVIRONMENT,
+        record.METRICS,
+        record.WEIGHTS,
+        "trace/rank0000.jsonl",
+        "trace/steps.bin",
+    )
     wanted = {name: sha256_file(tracked.out / name) for name in names}
     locks = (PROJECT / "requirements").glob("*.txt")
     assert found == wanted | {f"requirements/{path.name}": sha256_file(path) for path in locks}
