@@ -294,4 +294,7 @@ def seed_everything(seed: int) -> None:
 
     random.seed(seed)
     numpy.random.seed(seed % 2**32)  # all that numpy's global generator takes
-    torch.manual_seed(seed)
+    # torch.manual_seed formats three stack traces and keeps them for good where there is no GPU: half of a small step
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # it is from the start of a run on a GPU, and never in a loader's workers
+        torch.cuda.manual_seed_all(seed)

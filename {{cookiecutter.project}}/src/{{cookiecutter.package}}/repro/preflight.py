@@ -38,6 +38,22 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+@dataclass(frozen=True)
+class Difference:
+    """A field in which two preimages differ; None where one lacks it."""
+
+    field: str
+    one: Any
+    other: Any
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Difference]:
+    """The fields in which two nested mappings differ, by name."""
+    these, those = flatten(one), flatten(other)
+    fields = sorted(field for field in these | those if these.get(field) != those.get(field))
+    return [Difference(field, these.get(field), those.get(field)) for field in fields]
+
+
 def disagreements(reports: Sequence[Report], hosts: Sequence[str]) -> list[Group]:
     """Every field on which reports differ, its values grouped, the most common first. Reports are by rank."""
     groups = []

@@ -4,9 +4,10 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from safetensors import SafetensorError
@@ -84,10 +85,10 @@ class Run:
             self._follower = Follower(self.out)
 
     def _require_same_address(self) -> None:
-        differing = _differing(read_json(self.out / ADDRESS)["preimage"], self.address.preimage)
-        if differing:
+        there = read_json(self.out / ADDRESS)["preimage"]
+        if differing := preflight.differences(there, self.address.preimage):
             raise Refused(
-                f"{self.out} holds an unfinished run of another content address ({differing}). "
+                f"{self.out} holds an unfinished run of another content address ({_named(differing)}). "
                 f"Finish that one, remove the folder, or choose another with --out"
             )
 
@@ -97,7 +98,7 @@ class Run:
         news = fingerprint.record(self.environment, self.config.compute, world_size=self.world.size)
         earlier = read_json(path) if self._resumed else news
         if earlier["class"] != news["class"]:
-            differing = _differing(earlier["preimage"], news["preimage"])
+            differing = _named(preflight.differences(earlier["preimage"], news["preimage"]))
             _tell(f"{self.out} goes on in another numeric environment, its bits are not promised. {differing}")
             news["class"] = f"mixed/{digest([earlier['class'], news['class']])[:16]}"
         write_json(path, news)
@@ -173,8 +174,8 @@ class Run:
         self.trace.step(done - 1, shares, last=done == stop)
         if preempted or done == stop or done % self.config.checkpoint.every == 0:
             self.trace.flush()
-        if self._saver and (preempted or done % self.config.checkpoint.every == 0 or done == stop):
-            self._saver.save(done, self._model, self._optimizer)
+            if self._saver:
+                self._saver.save(done, self._model, self._optimizer)
         if preempted and done < stop:
             self._finish_saving()
             raise Preempted(f"stopped by SIGTERM after step {done}; the same command goes on from there")
@@ -227,8 +228,12 @@ class Run:
             error.tell()
         else:
             signal.signal(signal.SIGTERM, self._old_handler)
-        world.leave()
+        if not (isinstance(error, Failure) and error.local):
+            world.leave()  # else the launcher is to see this rank's exit before the others', who miss it in the group
         if self._record:
+            if isinstance(error, Failure):
+                with suppress(Failure):
+                    self.trace.flush()  # the last whole step
             tags = {f"repro.{name}": self._results[name] for name in ("weights", "trace") if self._results}
             self._record.end("KILLED" if preempted else "FAILED" if error else "FINISHED", tags)
             patience = 0 if self._terminated else self.config.tracking.wait_seconds  # who sends SIGTERM is in a hurry
@@ -244,11 +249,9 @@ class Run:
             print(f"{name:{width}}  {value}", flush=True)
 
 
-def _differing(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """The keys in which two preimages differ, with both values; empty if in none."""
-    old, new = preflight.flatten(before), preflight.flatten(now)
-    keys = sorted(key for key in old | new if old.get(key) != new.get(key))
-    return "; ".join(f"{key}: {old.get(key)} there, {new.get(key)} here" for key in keys)
+def _named(differences: list[preflight.Difference]) -> str:
+    """The fields, with both values."""
+    return "; ".join(f"{d.field}: {d.one} there, {d.other} here" for d in differences)
 
 
 def _tell(message: str) -> None:

@@ -117,9 +117,15 @@ def join(device: str, parallel: Parallel) -> World:
     return World(rank, size, place)
 
 
+_left: list[Any] = []
+
+
 def leave() -> None:
     """Take the process group down, where there is one."""
     if dist.is_initialized():
+        # DistributedDataParallel's reducer may outlive it. Were that the group's last owner, it would join Gloo's
+        # threads while it holds the interpreter's lock, for which such a thread may be waiting: for ever.
+        _left[:] = [dist.group.WORLD]
         dist.destroy_process_group()
 
 
@@ -137,4 +143,5 @@ def device_of(device: str) -> torch.device:
         )
     place = torch.device("cuda", local_rank)
     torch.cuda.set_device(place)
+    torch.cuda.init()  # from here on seeding finds the GPU's generator
     return place

@@ -12,7 +12,7 @@ from .. import trace
 from ..determinism import SWITCHES
 from ..errors import Refused
 from ..files import read_json
-from ..preflight import flatten
+from ..preflight import Difference, differences, flatten
 from ..record import ADDRESS, ENVIRONMENT, RUN
 
 Rows = np.ndarray[Any, Any]
@@ -45,15 +45,6 @@ class Place:
         named = f", {self.tensors[0]}" if self.tensors else ""
         more = f" and {len(self.tensors) - 1} more of {self.of}" if len(self.tensors) > 1 else ""
         return f"step {self.step}, {self.phase}{named}{more}"
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A field of the content address or of the numeric environment in which the runs differ."""
-
-    field: str
-    one: Any
-    other: Any
 
 
 def load(folder: Path) -> Side:
@@ -115,12 +106,6 @@ def _phases(these: Any, those: Any) -> list[str]:
         for name in ("batch", "loss", "gradient", "weights")
         if these[name] != those[name] and (name != "weights" or both)
     ]
-
-
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Difference]:
-    """The fields that differ, by name."""
-    fields = sorted(field for field in one.keys() | other.keys() if one.get(field) != other.get(field))
-    return [Difference(field, one.get(field), other.get(field)) for field in fields]
 
 
 # What may cause a first difference in a phase, likeliest first: a field's pattern, and the sentence that says why.
