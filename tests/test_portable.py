@@ -4,7 +4,9 @@ import hashlib
 import json
 import os
 import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +14,7 @@ import disguise
 import pytest
 from disguise import HERE
 
+WITH_AVX2 = [profile for profile in disguise.profiles() if profile != "ivb"]
 # One CPU of each group whose bits differ unless they are pinned.
 TRAINED_ON = [profile for profile in ("haswell", "icx", "zen2", "zen4") if profile in disguise.profiles()]
 WIDEST = "icx" if disguise.faulting() else HERE if disguise.here_is("avx512f") else "haswell"
@@ -43,15 +46,29 @@ from {package}.repro.settings import Determinism
 switches = Determinism(cpu="{cpu}", relax={relax})
 """
 VARIABLES = STRICT + "print(json.dumps(missing_variables(switches)))"
-CANARY = (
+# One process does all that is wanted of a CPU: under QEMU, importing torch takes longer than the rest.
+CANARY_AND_TRAININGS = (
     STRICT
     + """
 assert not missing_variables(switches)
 apply(switches)
+import runpy, sys
 from {package}.repro.canary import RELEASED, arithmetic_canary
-print(arithmetic_canary() == RELEASED)
+print("released" if arithmetic_canary() == RELEASED else "other")
+for arguments in {trainings}:
+    sys.argv = ["train", *arguments]
+    runpy.run_module("{package}.train", run_name="__main__", alter_sys=True)
 """
 )
+MODELS = ("convnet", "transformer")
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a CPU gave: whether its canary is the released one, and the SHA-256 of the weights by model."""
+
+    canary: bool
+    weights: Mapping[str, str]
 
 
 def strict(project: Project, cpu: str = "portable", relax: tuple[str, ...] = (), **variables: str) -> dict[str, str]:
@@ -60,22 +77,54 @@ def strict(project: Project, cpu: str = "portable", relax: tuple[str, ...] = (),
     return variables | json.loads(python(project, HERE, "-c", program, **variables))
 
 
-def is_canary_released(project: Project, profile: str, *relax: str, **variables: str) -> bool:
-    """Say whether the project's canary gives the released digest, with the switches `relax` left off."""
-    program = CANARY.format(package=project.package, cpu="portable", relax=relax)
-    variables = strict(project, relax=relax, **variables)
-    return python(project, profile, "-c", program, **variables).strip() == "True"
+def play(
+    project: Project,
+    profile: str,
+    out: Path,
+    *models: str,
+    cpu: str = "portable",
+    relax: tuple[str, ...] = (),
+    **variables: str,
+) -> Played:
+    """Compute the project's canary on a CPU, and train each model for one epoch, with the switches `relax` left off."""
+    common = ("train.epochs=1", "tracking.enabled=false", f"determinism.cpu={cpu}")
+    settings = {model: (*common, f"model.name={model}") for model in models}
+    trainings = [
+        [*(word for setting in settings[model] for word in ("--set", setting)), "--out", str(out / model)]
+        for model in models
+    ]
+    program = CANARY_AND_TRAININGS.format(package=project.package, cpu=cpu, relax=relax, trainings=trainings)
+    printed = python(project, profile, "-c", program, **strict(project, cpu, relax, **variables))
+    weights = {model: hashlib.sha256((out / model / "model.safetensors").read_bytes()) for model in models}
+    return Played(printed.startswith("released\n"), {model: digest.hexdigest() for model, digest in weights.items()})
 
 
-@pytest.mark.parametrize("profile", [profile for profile in disguise.profiles() if profile != "ivb"])
-def test_canary_is_released_on_every_cpu_with_avx2(profile: str, project: Project) -> None:
+def on_each(profiles: Sequence[str], work: Callable[[str], Played]) -> dict[str, Played]:
+    """Do this on each CPU, some at a time."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(profiles, pool.map(work, profiles), strict=True))
+
+
+@pytest.fixture(scope="module")
+def portable(project: Project, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Played]:
+    """What each CPU with AVX2 gives while all switches are on."""
+    out = tmp_path_factory.mktemp("portable")
+
+    def work(profile: str) -> Played:
+        return play(project, profile, out / profile, *(MODELS if profile in (*TRAINED_ON, HERE) else ()))
+
+    return on_each([*WITH_AVX2, HERE], work)
+
+
+@pytest.mark.parametrize("profile", WITH_AVX2)
+def test_canary_is_released_on_every_cpu_with_avx2(profile: str, portable: dict[str, Played]) -> None:
     """Ten milliseconds of arithmetic tell that all portable switches are in force."""
-    assert is_canary_released(project, profile)
+    assert portable[profile].canary
 
 
-def test_canary_differs_on_a_cpu_without_avx2(project: Project) -> None:
+def test_canary_differs_on_a_cpu_without_avx2(project: Project, tmp_path: Path) -> None:
     """Such a CPU is of another class, whatever else is pinned."""
-    assert not is_canary_released(project, "ivb", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+    assert not play(project, "ivb", tmp_path, relax=("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")).canary
 
 
 # The second column: whether only a CPU with AVX-512 can show what the switch is for.
@@ -90,37 +139,25 @@ SHOWN = [relax for relax, wide in LEFT_OFF if not wide or WIDEST != "haswell"]
 
 
 @pytest.mark.parametrize("relax", SHOWN, ids=" ".join)
-def test_canary_notices_each_switch_left_off(relax: tuple[str, ...], project: Project) -> None:
+def test_canary_notices_each_switch_left_off(relax: tuple[str, ...], project: Project, tmp_path: Path) -> None:
     """On a CPU with AVX-512 every portable switch matters, and two threads are not one."""
     threads = dict.fromkeys(THREADS, "2") if relax == THREADS else {}
-    assert not is_canary_released(project, WIDEST, *relax, **threads)
+    assert not play(project, WIDEST, tmp_path, relax=relax, **threads).canary
 
 
-def train(project: Project, profile: str, out: Path, model: str, cpu: str) -> str:
-    """Train for one epoch into `out` on a CPU; return the SHA-256 of the weights."""
-    one_thread = {} if cpu == "portable" else {"OMP_NUM_THREADS": "1"}  # so that nothing but the CPU differs
-    settings = ("train.epochs=1", "tracking.enabled=false", f"model.name={model}", f"determinism.cpu={cpu}")
-    chosen = [word for setting in settings for word in ("--set", setting)]
-    command = ("-m", f"{project.package}.train", *chosen, "--out", str(out))
-    python(project, profile, *command, **strict(project, cpu, **one_thread))
-    return hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
-
-
-def train_on_each(project: Project, profiles: list[str], out: Path, model: str, cpu: str) -> dict[str, str]:
-    """Train on each CPU, some at a time; return the weights' digests by profile."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        digests = pool.map(lambda profile: train(project, profile, out / profile, model, cpu), profiles)
-        return dict(zip(profiles, digests, strict=True))
-
-
-@pytest.mark.parametrize("model", ["convnet", "transformer"])
-def test_portable_training_is_one_digest_on_every_cpu(model: str, project: Project, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_portable_training_is_one_digest_on_every_cpu(model: str, portable: dict[str, Played]) -> None:
     """Intel and AMD, with AVX-512 and without, train to the weights of this very machine."""
-    digests = train_on_each(project, [*TRAINED_ON, HERE], tmp_path, model, "portable")
+    digests = {profile: portable[profile].weights[model] for profile in (*TRAINED_ON, HERE)}
     assert len(digests) >= 3 and len(set(digests.values())) == 1, digests
 
 
 def test_native_training_differs_between_cpus(project: Project, tmp_path: Path) -> None:
     """The control: unpinned, the same CPUs give a digest each, so their disguise reaches the arithmetic."""
-    digests = train_on_each(project, TRAINED_ON, tmp_path, "convnet", "native")
+    one_thread = {"OMP_NUM_THREADS": "1"}  # so that nothing but the CPU differs
+
+    def work(profile: str) -> Played:
+        return play(project, profile, tmp_path / profile, "convnet", cpu="native", **one_thread)
+
+    digests = {profile: played.weights["convnet"] for profile, played in on_each(TRAINED_ON, work).items()}
     assert len(set(digests.values())) == len(TRAINED_ON) >= 2, digests

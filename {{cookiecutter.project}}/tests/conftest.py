@@ -120,10 +120,18 @@ class Trained:
 
 
 def training(out: Path, prepared: Path, *overrides: str) -> list[str]:
-    """The arguments of python that train for one epoch into `out`."""
+    """The arguments of a training for one epoch into `out`."""
     settings = ["train.epochs=1", "tracking.wait_seconds=30", f"data.prepared={prepared}", *overrides]
-    sets = [text for setting in settings for text in ("--set", setting)]
-    return ["-m", f"{PACKAGE}.train", *sets, "--out", str(out)]
+    return [*(text for setting in settings for text in ("--set", setting)), "--out", str(out)]
+
+
+def trained(out: Path, prepared: Path, *overrides: str, ranks: int | None = None, **env: str) -> Trained:
+    """Train for one epoch into `out`, warm and to the end."""
+    from warm import Warm
+
+    arguments, logs = training(out, prepared, *overrides), (out.with_suffix(".out"), out.with_suffix(".err"))
+    code = Warm(*arguments, out=logs[0], err=logs[1], ranks=ranks, env=env).wait(240)
+    return Trained(out, subprocess.CompletedProcess(arguments, code, *(log.read_text() for log in logs)))
 
 
 # Parts of these must never leave the environment; all hold the same word, so that one search finds any.
@@ -140,14 +148,14 @@ SECRETS = {
 def untracked(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """A training without tracking."""
     out = tmp_path_factory.mktemp("untracked") / "run"
-    return Trained(out, python(*training(out, prepared, "tracking.enabled=false")))
+    return trained(out, prepared, "tracking.enabled=false")
 
 
 @pytest.fixture(scope="session")
 def offline(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """A training whose tracking server is down from the start, with secrets in its environment."""
     out = tmp_path_factory.mktemp("offline") / "run"
-    return Trained(out, python(*training(out, prepared, "tracking.wait_seconds=12"), env=SECRETS))
+    return trained(out, prepared, "tracking.wait_seconds=12", **SECRETS)
 
 
 @pytest.fixture(scope="session")
@@ -174,9 +182,9 @@ def tracked(server: "Server", prepared: Path, tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp("tracked")
     uri = f"http://user:{WORD}@127.0.0.1:{server.port}"
     elsewhere = f"tracking.uri=sqlite:///{folder}/elsewhere.db"
-    done = python(*training(folder / "run", prepared, elsewhere), env={"MLFLOW_TRACKING_URI": uri})
-    assert done.returncode == 0, done.stderr
-    return Trained(folder / "run", done)
+    ended = trained(folder / "run", prepared, elsewhere, MLFLOW_TRACKING_URI=uri)
+    assert ended.done.returncode == 0, ended.done.stderr
+    return ended
 
 
 @pytest.fixture
@@ -184,10 +192,10 @@ def start(tmp_path: Path, prepared: Path) -> Iterator[Start]:
     """A function that starts training for one epoch in the run directory `run`; what is left is killed."""
     victims = []
 
-    def start(*settings: str, ranks: int | None = None, restarts: int = 0) -> Victim:
+    def start(*settings: str, ranks: int | None = None, **cold: Any) -> Victim:
         settings = ("train.epochs=1", f"data.prepared={prepared}", "tracking.enabled=false", *settings)
         arguments = [text for setting in settings for text in ("--set", setting)]
-        victims.append(Victim(PROJECT, tmp_path / "run", *arguments, ranks=ranks, restarts=restarts))
+        victims.append(Victim(tmp_path / "run", *arguments, ranks=ranks, **cold))
         return victims[-1]
 
     yield start

@@ -1,21 +1,22 @@
-"""A training under torchrun, one rank of which is at fault.
+"""A training of several ranks, one of which is at fault.
 
-`Faulty` starts torchrun with this file instead of `-m <package>.train`; each rank then runs what stands at
-the end: the fault, where it is its turn, and the same training.
+`Faulty` starts ranks with this file instead of `-m <package>.train`; each then runs what stands at the end:
+the fault, where it is its turn, and the same training.
 
-    torchrun ... tests/faulty.py FAULT RANK FOLDER <package> ARGUMENTS-OF-TRAIN
+    tests/faulty.py FAULT RANK FOLDER <package> ARGUMENTS-OF-TRAIN
 """
 
 import json
 import os
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from warm import Warm
 
 FLIPPED_AFTER = 7  # steps
 WRONG_FROM = 18  # the gradient that counts of the first shard that rank 1 of 2 computes twice, shard 4
@@ -42,6 +43,8 @@ def variable(package: str) -> None:
 
 def code(package: str) -> None:
     """The project in the folder that OTHER names."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        del sys.modules[name]
     sys.path.insert(0, str(Path(os.environ["OTHER"], "src")))
 
 
@@ -117,17 +120,11 @@ class Faulty:
         self.out = folder / "run"
         (folder / "codes").mkdir(parents=True)
         sets = [text for setting in ("train.epochs=1", *settings) for text in ("--set", setting)]
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         arguments = [fault, str(at), str(folder / "codes"), package, *sets, "--out", str(self.out)]
-        done = subprocess.run(
-            [sys.executable, *launcher, __file__, *arguments],
-            cwd=Path(__file__).parents[1],
-            env=os.environ | env,
-            capture_output=True,
-            text=True,
-        )
-        self.code, self.told = done.returncode, done.stderr
-        # torchrun tells only the codes that it saw before it stopped the other ranks
+        logs = {"out": folder / "out", "err": folder / "err"}
+        self.code = Warm(*arguments, **logs, ranks=ranks, env=env, script=Path(__file__)).wait(240)
+        self.told = logs["err"].read_text()
+        # the agent tells only the codes that it saw before it stopped the other ranks
         self.codes = {int(path.name): path.read_text() for path in (folder / "codes").iterdir()}
 
     def steps(self) -> int:

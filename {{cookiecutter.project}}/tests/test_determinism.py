@@ -4,6 +4,7 @@ import json
 import os
 import random
 import sys
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -284,3 +285,20 @@ def test_seed_everything_seeds_python_numpy_and_torch(seed: int):
     assert drawn() == first
     seed_everything(seed ^ 1)
     assert all(one != other for one, other in zip(drawn(), first, strict=True))
+
+
+def test_seeding_keeps_and_looks_up_no_stack(monkeypatch: pytest.MonkeyPatch):
+    def slow(*arguments: object) -> None:
+        raise AssertionError("a stack was formatted, which takes longer than a small step")
+
+    monkeypatch.setattr(traceback, "format_stack", slow)
+    seed_everything(1)
+
+
+def test_seed_everything_seeds_all_gpus_from_the_start_of_a_run_on(monkeypatch: pytest.MonkeyPatch):
+    seen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seen.append)
+    seed_everything(7)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    seed_everything(2**64 - 1)
+    assert seen == [2**64 - 1]

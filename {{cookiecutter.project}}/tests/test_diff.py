@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from attempt import Crash, inside
-from conftest import PACKAGE, PROJECT, python, training
+from conftest import PACKAGE, PROJECT, python, trained, training
 from faulty import Faulty
 from project import data as data_module
 from project import train as train_module
@@ -52,12 +52,11 @@ def train(config: Config, prepared: Path, tmp_path: Path) -> Train:
 def clean(config: Config, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run without a fault, in a process of its own."""
     out = tmp_path_factory.mktemp("clean") / "run"
-    assert python(*training(out, prepared, *SETTINGS)).returncode == 0
-    return out
+    return trained(out, prepared, *SETTINGS).out
 
 
 def faulty(out: Path, prepared: Path, fault: str, at: int, ranks: int, **env: str) -> Path:
-    """A run with a fault, under torchrun."""
+    """A run of several ranks with a fault."""
     ran = Faulty(PACKAGE, out, fault, at, ranks, *SETTINGS, f"data.prepared={prepared}", **env)
     assert ran.code == 0, ran.told
     return ran.out
@@ -141,9 +140,9 @@ def test_changed_optimizer_epsilon(clean: Path, prepared: Path, tmp_path: Path):
 def test_switch_off(prepared: Path, tmp_path: Path):
     network = "model.name=transformer"
     outs = tmp_path / "on", tmp_path / "off"
-    assert python(*training(outs[0], prepared, *SETTINGS, network)).returncode == 0
+    trained(outs[0], prepared, *SETTINGS, network)
     relaxed = training(outs[1], prepared, *SETTINGS, network, "determinism.relax=[MKL_CBWR]")
-    assert python(*relaxed, env={"MKL_CBWR": None}).returncode == 0
+    assert python("-m", f"{PACKAGE}.train", *relaxed, env={"MKL_CBWR": None}).returncode == 0
     place, found = compare(*outs)
     assert place.step == 0 and place.phase in ("output", "gradient") and place.tensors
     assert found[0].startswith("switches.MKL_CBWR: 3 | ")
@@ -153,10 +152,10 @@ def test_switch_off(prepared: Path, tmp_path: Path):
 def test_another_thread_count(prepared: Path, tmp_path: Path):
     network = "model.name=transformer"
     outs = tmp_path / "one", tmp_path / "two"
-    assert python(*training(outs[0], prepared, *SETTINGS, network)).returncode == 0
-    relaxed = "determinism.relax=[OMP_NUM_THREADS,MKL_NUM_THREADS]"
+    trained(outs[0], prepared, *SETTINGS, network)
+    relaxed = training(outs[1], prepared, *SETTINGS, network, "determinism.relax=[OMP_NUM_THREADS,MKL_NUM_THREADS]")
     threads = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
-    assert python(*training(outs[1], prepared, *SETTINGS, network, relaxed), env=threads).returncode == 0
+    assert python("-m", f"{PACKAGE}.train", *relaxed, env=threads).returncode == 0
     place, found = compare(*outs)
     assert place.step == 0 and place.tensors
     assert any(text.startswith("switches.OMP_NUM_THREADS: 1 | 2: the thread count decides") for text in found[:2])

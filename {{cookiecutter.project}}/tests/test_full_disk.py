@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Trained, python, training
+from conftest import PACKAGE, Trained, python, trained, training
 from project.repro.checkpoint import Saver, found, newest
 from project.repro.settings import Checkpoint
 from states import ORIGIN, Training, silent
@@ -99,11 +99,12 @@ def test_run_that_meets_a_full_disk_is_told_and_finished_later(
     hit: str, prepared: Path, untracked: Trained, tmp_path: Path
 ):
     out = tmp_path / "run"
-    command = training(out, prepared, "tracking.enabled=false", "checkpoint.on_error=continue")
+    settings = "tracking.enabled=false", "checkpoint.on_error=continue"
+    command = "-m", f"{PACKAGE}.train", *training(out, prepared, *settings)
     done = python(*command, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LIMITS[hit], -1)))
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     told = done.stderr.splitlines()[-1]
     assert os.strerror(errno.EFBIG) in told
     assert ("model.safetensors was not written" if hit == "weights" else "free some space and run") in told
-    assert python(*command).returncode == 0
-    assert Trained(out, done).weights == untracked.weights
+    again = trained(out, prepared, *settings)
+    assert again.done.returncode == 0 and again.weights == untracked.weights

@@ -89,7 +89,7 @@ def test_comparing_and_recomputing_change_no_bit(run: Run, model: str):
 
 def test_wrong_gradient_of_a_rank_is_caught_and_named(run: Run):
     ran = run("gradient", 1, 2, "integrity.recompute_every=1")
-    assert ran.codes[1] == "4" and "exitcode  : 4 " in ran.told, ran.told
+    assert ran.codes[1] == "4", ran.told  # the agent may see rank 0 first, which missed rank 1 in the group
     assert f"rank 1: shard 4: computed twice on {AT}, the gradient differs in head.weight: " in ran.told
     assert ran.steps() == 4 and not (ran.out / "model.safetensors").exists()
 

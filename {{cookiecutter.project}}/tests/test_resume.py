@@ -60,6 +60,7 @@ def test_tracked_and_killed_is_one_run_with_each_step_once(
     second = start(*tracked, *EVERY_STEP, ranks=2)
     assert second.until(lambda: second.news() >= 3)
     second.kill(follower=False)  # it finds its training gone
+    assert second.rows() < STEPS, "killed too late to prove anything"
     third = start(*tracked)
     assert third.end() == 0, third.log.read_text()
     assert result(third.out) == whole
@@ -100,7 +101,7 @@ def test_sigterm_saves_that_very_step_and_ends_with_143(
 
 
 def test_sigterm_to_torchrun_saves_too(start: Start, finish: Finish):
-    victim = start("checkpoint.every=1000", ranks=2)
+    victim = start("checkpoint.every=1000", ranks=2, restarts=0)
     assert victim.until(lambda: victim.rows() >= 5)
     victim.process.send_signal(signal.SIGTERM)
     assert victim.end() != 0

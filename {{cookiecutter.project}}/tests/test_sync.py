@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -21,6 +20,7 @@ from project.repro import record, tracking
 from project.repro.errors import Failure, Refused
 from project.repro.files import read_json, write_json
 from server import SECONDS, Server, assert_complete
+from warm import FORKS
 
 pytestmark = pytest.mark.usefixtures("address")
 
@@ -175,10 +175,6 @@ def test_lost_answers_do_no_harm(server: Server, another: Path, proxy: Proxy):
     assert fatal > 10
 
 
-forks = multiprocessing.get_context("forkserver")  # no threads and no connections of this process
-forks.set_forkserver_preload(["mlflow", f"{PACKAGE}.repro.tracking"])
-
-
 def upload(folder: str, uri: str) -> None:
     """What a child does: as `repro sync`."""
     os.environ["MLFLOW_TRACKING_URI"] = uri
@@ -188,7 +184,7 @@ def upload(folder: str, uri: str) -> None:
 def test_killed_uploads_end_up_exactly_once(server: Server, another: Path, proxy: Proxy):
     """The uploader is killed (SIGKILL) at every request of an upload in turn, each going on from the last."""
     for fatal in range(1, 100):
-        child = forks.Process(target=upload, args=(str(another), proxy.uri))
+        child = FORKS.Process(target=upload, args=(str(another), proxy.uri))
         proxy.count, proxy.fatal, proxy.act = 0, fatal, lambda child=child: os.kill(child.pid, signal.SIGKILL)
         child.start()
         child.join(SECONDS)
@@ -209,7 +205,7 @@ def test_second_upload_of_the_same_run_is_refused_and_harmless(server: Server, a
         except Refused as refusal:
             refused.append(str(refusal))
 
-    child = forks.Process(target=upload, args=(str(another), proxy.uri))
+    child = FORKS.Process(target=upload, args=(str(another), proxy.uri))
     proxy.fatal, proxy.act = 5, meanwhile
     child.start()
     child.join(SECONDS)

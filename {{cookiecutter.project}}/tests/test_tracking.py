@@ -138,7 +138,7 @@ def followers(out: Path) -> list[int]:
 @contextmanager
 def started(out: Path, prepared: Path, *overrides: str, uri: str) -> Iterator[subprocess.Popen[str]]:
     """A training that is still at it, and whose follower has just been started."""
-    command = [sys.executable, *training(out, prepared, *overrides)]
+    command = [sys.executable, "-m", f"{PACKAGE}.train", *training(out, prepared, *overrides)]
     env = os.environ | {"MLFLOW_TRACKING_URI": uri}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=PROJECT, env=env, **pipes)

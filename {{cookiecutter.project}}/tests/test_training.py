@@ -10,28 +10,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import PACKAGE, PROJECT
+from conftest import PACKAGE, PROJECT, trained
 from project import train as train_module
 from project.config import Config
-from project.repro import determinism, sampling
+from project.repro import determinism, sampling, world
 from project.repro.seeds import PURPOSES, derive
+from project.repro.settings import Parallel
 from safetensors.torch import load_file
 
 SHORT = ("--set", "train.epochs=1", "--set", "tracking.enabled=false")
 
 
 def start(out: Path, *arguments: str, ranks: int | None = None) -> subprocess.CompletedProcess[str]:
-    """Run `train` to its end, alone (ranks=None) or under torchrun."""
-    alone = [sys.executable, "-m"]
-    several = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-        "-m",
-    ]
-    command = [*(several if ranks else alone), f"{PACKAGE}.train", *SHORT, *arguments, "--out", str(out)]
+    """Run `train` to its end, alone (ranks=None) or under torchrun: cold, as a user does."""
+    torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks else []
+    command = [sys.executable, "-m", *torchrun, f"{PACKAGE}.train", *SHORT, *arguments, "--out", str(out)]
     return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
 
 
@@ -46,48 +39,64 @@ Train = Callable[..., str]
 def train(tmp_path: Path, prepared: Path) -> Train:
     """A function that trains and returns the SHA-256 of the weights."""
 
-    def run(*arguments: str, ranks: int | None = None) -> str:
+    def run(*settings: str, ranks: int | None = None) -> str:
         out = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        done = start(out, "--set", f"data.prepared={prepared}", *arguments, ranks=ranks)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return weights(out)
+        ended = trained(out, prepared, "tracking.enabled=false", *settings, ranks=ranks)
+        assert ended.done.returncode == 0, ended.done.stderr
+        return ended.weights
 
     return run
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Path:
-    """The run directory of one process without workers."""
+    """The run directory of one process without workers, started as a user does."""
     out = tmp_path_factory.mktemp("alone") / "run"
     done = start(out, "--set", f"data.prepared={prepared}")
     assert done.returncode == 0, done.stdout + done.stderr
     return out
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [(None, 1), (1, 2), (2, 0), (2, 1), (3, 2), (4, 1)])
+@pytest.mark.parametrize(("ranks", "workers"), [(None, 1), (None, 2), (1, 2), (2, 0), (2, 1), (3, 2), (4, 1)])
 def test_world_size_and_workers_do_not_change_a_bit(train: Train, alone: Path, ranks: int | None, workers: int):
-    assert train("--set", f"loader.workers={workers}", ranks=ranks) == weights(alone)
+    assert train(f"loader.workers={workers}", ranks=ranks) == weights(alone)
+
+
+def test_torchrun_does_not_change_a_bit(alone: Path, prepared: Path, tmp_path: Path):
+    done = start(tmp_path / "run", "--set", f"data.prepared={prepared}", "--set", "loader.workers=2", ranks=3)
+    assert done.returncode == 0, done.stderr
+    assert weights(tmp_path / "run") == weights(alone)
 
 
 def test_transformer_keeps_its_bits_too(train: Train):
-    other = "--set", "model.name=transformer"
-    assert train(*other) == train(*other, "--set", "loader.workers=1", ranks=3)
+    other = "model.name=transformer"
+    assert train(other) == train(other, "loader.workers=1", ranks=3)
 
 
 def test_another_seed_gives_other_bits(train: Train, alone: Path):
-    assert train("--set", "seed=1") != weights(alone)
+    assert train("seed=1") != weights(alone)
 
 
 def test_stock_ddp_repeats_itself_but_depends_on_the_world_size(train: Train):
-    stock = "--set", "parallel.reduce=ddp"
-    two = train(*stock, ranks=2)
-    assert two == train(*stock, ranks=2)
-    assert two != train(*stock, ranks=3)
+    stock = "parallel.reduce=ddp"
+    two = train(stock, ranks=2)
+    assert two == train(stock, ranks=2)
+    assert two != train(stock, ranks=3)
+
+
+def test_left_group_outlives_its_owners(monkeypatch: pytest.MonkeyPatch):
+    """The reducer of DistributedDataParallel must not be its last owner, or the end of a run may hang."""
+    joined = world.join("cpu", Parallel(global_batch=8, shards=8, reduce="ddp", lsb=-44))
+    group = torch.distributed.group.WORLD
+    owners = sys.getrefcount(group)
+    world.leave()
+    assert joined.size == 1 and not torch.distributed.is_initialized()
+    assert [group] == world._left and sys.getrefcount(group) <= owners
 
 
 def test_bfloat16_keeps_its_bits_on_another_world_size(train: Train):
-    half = "--set", "compute.precision=bfloat16"
-    assert train(*half) == train(*half, ranks=2)
+    half = "compute.precision=bfloat16"
+    assert train(half) == train(half, ranks=2)
 
 
 def test_run_directory_holds_what_is_promised(alone: Path):
@@ -111,11 +120,11 @@ def test_more_ranks_than_shards_are_refused(tmp_path: Path, prepared: Path):
     assert done.stderr.count("world size 2 seen") == 1 and not (tmp_path / "run").exists()
 
 
-EXPLODE = "--set", "train.learning_rate=1e30", "--set", "train.warmup=0", "--set", "model.name=transformer"
+EXPLODE = "train.learning_rate=1e30", "train.warmup=0", "model.name=transformer"
 
 
 def test_nonfinite_gradient_stops_the_run_and_is_named(tmp_path: Path, prepared: Path):
-    done = start(tmp_path / "run", "--set", f"data.prepared={prepared}", *EXPLODE)
+    done = trained(tmp_path / "run", prepared, "tracking.enabled=false", *EXPLODE).done
     assert done.returncode == 3, done.stderr
     assert "the gradient is not finite in: position, embed.weight" in done.stderr
     assert "step 1:" in done.stderr and "Traceback" not in done.stderr
@@ -124,7 +133,7 @@ def test_nonfinite_gradient_stops_the_run_and_is_named(tmp_path: Path, prepared:
 
 
 def test_skipping_is_the_same_on_every_world_size(train: Train):
-    skip = *EXPLODE, "--set", "train.nonfinite=skip"
+    skip = *EXPLODE, "train.nonfinite=skip"
     assert train(*skip) == train(*skip, ranks=3)
 
 
@@ -165,7 +174,7 @@ def test_every_purpose_of_a_seed_decides_bits(digest_with: Callable[[str | None]
 
 
 def test_evaluation_does_not_disturb_training(train: Train, alone: Path):
-    assert train("--set", "train.evaluate_every=1000") == weights(alone)
+    assert train("train.evaluate_every=1000") == weights(alone)
 
 
 def test_other_environment_variables_do_not_matter(train: Train, alone: Path, monkeypatch: pytest.MonkeyPatch):

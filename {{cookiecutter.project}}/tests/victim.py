@@ -9,30 +9,32 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from warm import PACKAGE, PROJECT, Warm
+
 NAP = 0.002  # seconds between two looks
 MARK = "VICTIM"  # a variable that all processes of one training inherit, whatever their session or parent
-FOLLOWER = b".repro.tracking"
+FOLLOWER = f"{PACKAGE}.repro.tracking".encode()
 
 
 class Victim:
-    """`python -m <package>.train`, alone (ranks=None) or under torchrun, with its output in a log file."""
+    """A training, alone (ranks=None) or with several ranks, with its output in a log file.
 
-    def __init__(self, project: Path, out: Path, *arguments: str, ranks: int | None = None, restarts: int = 0) -> None:
-        (package,) = (path.parent.name for path in (project / "src").glob("*/repro"))
-        torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        launcher = [*torchrun, f"--max-restarts={restarts}", "-m"] if ranks else []
+    It starts warm; with `restarts` of lost ranks it starts cold, under torchrun.
+    """
+
+    def __init__(self, out: Path, *arguments: str, ranks: int | None = None, restarts: int | None = None) -> None:
         self.out, self.log = out, out.with_suffix(".log")
         self._mark = uuid.uuid4().hex
         self._before = self.rows()
+        arguments, env = (*arguments, "--out", str(out)), {MARK: self._mark}
+        self.process: Warm | subprocess.Popen[bytes]
+        if restarts is None:
+            self.process = Warm(*arguments, out=self.log, err=self.log, ranks=ranks, env=env)
+            return
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command = [sys.executable, *torchrun, f"--max-restarts={restarts}", "-m", f"{PACKAGE}.train", *arguments]
         with self.log.open("a") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", *launcher, f"{package}.train", *arguments, "--out", str(out)],
-                cwd=project,
-                env=os.environ | {MARK: self._mark},
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            self.process = subprocess.Popen(command, cwd=PROJECT, env=os.environ | env, stdout=log, stderr=log)
 
     def rows(self) -> int:
         """How many steps the run directory has recorded."""
@@ -66,8 +68,10 @@ class Victim:
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
+                # what was started has the mark; what was forked has it in no file, but prints into the same log
                 marked = f"{MARK}={self._mark}".encode() in (folder / "environ").read_bytes()
-                if marked and (follower or FOLLOWER not in (folder / "cmdline").read_bytes()):
+                marked = marked or (folder / "fd" / "1").readlink() == self.log
+                if marked and (follower or FOLLOWER not in (folder / "cmdline").read_bytes().split(b"\0")):
                     found.append(int(folder.name))
             except OSError:
                 continue  # it has ended
