@@ -236,7 +236,7 @@ def test_resume_from_a_wrong_step(train: Train, monkeypatch: pytest.MonkeyPatch)
 
 def side(name: str, **fields: Any) -> Side:
     """A run with these fields in its content address."""
-    return Side(name, fields, {}, (), np.empty(0), None, ())
+    return Side(name, fields, {}, (), None, np.empty(0), None, ())
 
 
 LIKELIEST = {

@@ -103,15 +103,95 @@ def check(run: Path) -> None:
 
 
 @main.command()
-@click.argument("one", type=Folder)
-@click.argument("other", type=Folder)
-def diff(one: Path, other: Path) -> None:
-    """Say where the runs in two directories part: step, phase, tensor; and what may have caused it."""
-    from .lab import diff
+@click.argument("one")
+@click.argument("other")
+@click.pass_obj
+def diff(schema: Any, one: str, other: str) -> None:
+    """Say where two runs part: step, phase, tensor; and what may have caused it.
 
-    equal, lines = diff.report(diff.load(one), diff.load(other))
+    ONE and OTHER are run directories, receipts or MLflow run ids.
+    """
+    from .lab import diff, receipts
+
+    def uri() -> str:
+        return tracking_uri(schema)
+
+    with receipts.located(one, uri) as this, receipts.located(other, uri) as that:
+        equal, lines = diff.report(diff.load(this, one), diff.load(that, other))
     click.echo("\n".join(lines))
     sys.exit(0 if equal else 1)
+
+
+@main.command()
+@click.argument("receipt", type=Path, default="artifacts")
+@click.option("--signers", type=Path, help="The keys to trust: an allowed-signers file, as in ssh-keygen(1).")
+def verify_receipt(receipt: Path, signers: Path | None) -> None:
+    """Prove that a receipt (a file, or a run directory's) is as it was written, and by whom it was signed."""
+    from .lab import receipts
+
+    click.echo("\n".join(receipts.verify(receipt, signers)))
+
+
+@main.command()
+@click.argument("source", metavar="RECEIPT|RUN|MLFLOW_RUN_ID", default="artifacts")
+@click.option("--out", default="artifacts-replay", show_default=True, type=Folder, help="The new run directory.")
+@click.option("--ranks", type=click.IntRange(min=1), help="The world size; any gives the same bits.")
+@click.pass_obj
+def replay(schema: Any, source: str, out: Path, ranks: int | None) -> None:
+    """Make a recorded run again, from its commit, data and config, and say whether it is reproduced."""
+    from .lab import receipts
+    from .lab.replay import replay
+
+    with receipts.located(source, lambda: tracking_uri(schema)) as path:
+        sys.exit(0 if replay(path, out, ranks, click.echo) else 1)
+
+
+@main.command()
+@overriding
+@click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="How long each training is.")
+@click.option("--ranks", type=click.IntRange(min=1), help="At most so many ranks; else as many as cores or GPUs.")
+@click.pass_obj
+def verify(schema: Any, overrides: tuple[str, ...], epochs: int, ranks: int | None) -> None:
+    """Prove the contract here, for this model and data: trainings in many ways, all with the same bits."""
+    from .lab.verify import verify
+
+    overrides = (*overrides, f"train.epochs={epochs}")
+    settings = load(schema, PARAMS, overrides)
+    asked = {key: settings.flat()[key] for key in (text.partition("=")[0] for text in overrides)}
+    verdicts = []
+    for row in verify(settings, ranks or _places(settings.device), asked, click.echo):
+        verdicts.append(row.verdict)
+        click.echo(f"{row.name:30}  {row.weights[:16]:16}  {(row.trace or '')[:16]:16}  {row.verdict}")
+    tried = [verdict for verdict in verdicts if not verdict.startswith("not tried")]
+    holds = all(verdict == "EQUAL" for verdict in tried) and len(tried) > 1
+    click.echo(f"{'EQUAL' if holds else 'DIFFERS'}: {tried.count('EQUAL')} of {len(tried)} trainings")
+    sys.exit(0 if holds else 1)
+
+
+def _places(device: str) -> int:
+    """How many ranks fit here: one for each GPU, or four on a CPU, where they may share cores."""
+    if device == "cpu":
+        return 4
+    import torch
+
+    return torch.cuda.device_count() or 4
+
+
+@main.command()
+@click.argument("run", type=Folder, default="artifacts")
+@click.option("--source", required=True, help="Where the result comes from, in words for those who compare with it.")
+def accept(run: Path, source: str) -> None:
+    """Make the outcome of the run in directory RUN what results.lock expects from now on."""
+    from .lab import results
+
+    click.echo(results.accept(run, source))
+
+
+def tracking_uri(schema: Any) -> str:
+    """Where MLflow keeps this project's runs."""
+    from .tracking import address_of
+
+    return address_of(load(schema, PARAMS).tracking.uri)
 
 
 def _print(value: Any) -> None:

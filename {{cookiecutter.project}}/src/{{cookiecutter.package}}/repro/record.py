@@ -1,8 +1,11 @@
 """The local record of a run. It is written first and alone; tracking reads it from another process."""
 
+import hashlib
 import json
 import os
+import shutil
 import subprocess
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -19,6 +22,11 @@ ADDRESS, ENVIRONMENT, METRICS, WEIGHTS = (
     "model.safetensors",
 )
 RUN, STEPS = "run.json", "metrics.jsonl"
+RECEIPT, SIGNATURE, PATCH = "receipt.json", "receipt.json.sig", "code.patch"
+OUTCOME = (STEPS, METRICS, WEIGHTS, RECEIPT, SIGNATURE, PATCH)
+
+# What a run reads of the project, and git keeps: nothing else of the work tree reaches a record.
+READ = ("src", "requirements", "params.yaml", "pyproject.toml", "dvc.yaml", ":(glob)**/*.dvc")
 
 
 def now() -> int:
@@ -26,17 +34,35 @@ def now() -> int:
     return time.time_ns() // 1_000_000
 
 
-def commit() -> tuple[str | None, bool | None]:
-    """The project's git commit and whether files differ from it; (None, None) outside git."""
+def code_state() -> tuple[dict[str, Any], bytes]:
+    """The project's git commit, and what the files that a run reads have beyond it, as a patch (empty: nothing).
+
+    The facts are {"commit", "dirty", "patch": SHA-256}; all None outside git.
+    """
     try:
-        head = _git("rev-parse", "HEAD")
-        return head, bool(_git("status", "--porcelain"))
+        head = _git("rev-parse", "HEAD").decode().strip()
+        patch = _patch()
     except (OSError, subprocess.CalledProcessError):
-        return None, None
+        return {"commit": None, "dirty": None, "patch": None}, b""
+    return {"commit": head, "dirty": bool(patch), "patch": hashlib.sha256(patch).hexdigest() if patch else None}, patch
 
 
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=PROJECT, check=True, capture_output=True, text=True).stdout.strip()
+def _patch() -> bytes:
+    """The difference of the work tree from the last commit, new files included; git's own index stays as it is."""
+    plain = ("--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames")
+    prefixes = ("-c", "diff.noprefix=false", "-c", "diff.mnemonicPrefix=false")
+    with tempfile.TemporaryDirectory() as folder:
+        index = Path(folder, "index")
+        own = PROJECT / _git("rev-parse", "--git-path", "index").decode().strip()
+        if own.is_file():
+            shutil.copyfile(own, index)
+        _git("add", "--intent-to-add", "--", ".", index=index)
+        return _git(*prefixes, "diff", *plain, "HEAD", "--", *READ, index=index)
+
+
+def _git(*arguments: str, index: Path | None = None) -> bytes:
+    env = os.environ | ({"GIT_INDEX_FILE": str(index)} if index else {})
+    return subprocess.run(["git", *arguments], cwd=PROJECT, env=env, check=True, capture_output=True).stdout
 
 
 class Record:
@@ -72,12 +98,14 @@ class Record:
         self._facts["resumed"] = [*self._facts.get("resumed", []), done]
         write_json(self.folder / RUN, self._facts)
 
-    def begin(self, **facts: Any) -> None:
-        """Start a new record in the folder, replacing an older run's."""
+    def begin(self, patch: bytes = b"", **facts: Any) -> None:
+        """Start a new record in the folder, replacing an older run's; `patch` is what the code has uncommitted."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for name in (STEPS, METRICS, WEIGHTS):
+        for name in OUTCOME:
             (self.folder / name).unlink(missing_ok=True)
         (self.folder / STEPS).touch()
+        if patch:
+            (self.folder / PATCH).write_bytes(patch)
         self._facts = {"id": uuid.uuid4().hex, "started": now(), "status": "RUNNING", **facts}
         write_json(self.folder / RUN, self._facts)
         self._rows = (self.folder / STEPS).open("a", buffering=1)

@@ -14,11 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_model
 from torch import nn
 
-from . import checkpoint, determinism, fingerprint, manifest, preflight, progress, trace, world
+from . import checkpoint, determinism, fingerprint, manifest, preflight, progress, receipt, trace, world
 from .address import content_address, digest
 from .errors import Failure, Preempted, Refused
 from .files import read_json, rename, write_json
-from .record import ADDRESS, ENVIRONMENT, METRICS, WEIGHTS, Record, commit
+from .record import ADDRESS, ENVIRONMENT, METRICS, WEIGHTS, Record, code_state
 from .settings import Settings
 from .trace import Trace
 from .tracking import Follower
@@ -70,6 +70,7 @@ class Run:
     def _open_record(self) -> None:
         if not self.world.leads:
             return
+        receipt.require_key(self.config.receipt.key)
         record = Record(self.out)
         if record.unfinished():
             self._require_same_address()
@@ -108,8 +109,10 @@ class Run:
         self.out.mkdir(parents=True, exist_ok=True)
         write_json(self.out / ADDRESS, self.address.record())
         self._record_environment()
-        head, dirty = commit()
+        code, patch = code_state()
         record.begin(
+            patch,
+            code=code,
             config=self.config.flat(),
             tracking=self.config.tracking.model_dump(),
             dataset={"name": Path(self.config.data.raw).name, "digest": self.address.parts["data"]},
@@ -118,8 +121,8 @@ class Run:
                 "repro.environment": digest(self.environment),
                 "repro.data": self.address.parts["data"],
                 "repro.lock": self.address.parts["lock"],
-                "repro.commit": head,
-                "repro.dirty": dirty,
+                "repro.commit": code["commit"],
+                "repro.dirty": code["dirty"],
                 "repro.image": self.environment["image"],
             },
         )
@@ -213,11 +216,15 @@ class Run:
             shutil.copymode(self.out / ADDRESS, beside)  # safetensors leaves it to its owner alone
             rename(beside, self.out / WEIGHTS)
             write_json(self.out / METRICS, metrics)
-            self._results = {
-                "weights": manifest.sha256_file(self.out / WEIGHTS),
-                "trace": self.trace.root or "off",
-                **{name: progress.number(value) for name, value in metrics.items()},
-            }
+            weights = manifest.sha256_file(self.out / WEIGHTS)
+            name = receipt.write(self.out, receipt.statement(self.out, weights, self.trace.root))
+            self._results = {"weights": weights, "trace": self.trace.root or "off", "receipt": name}
+            self._results |= {name: progress.number(value) for name, value in metrics.items()}
+            if self.config.receipt.key:
+                try:
+                    receipt.sign(self.out, self.config.receipt.key)
+                except Failure as failure:
+                    _tell(str(failure))  # no reason to lose the run
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -234,7 +241,7 @@ class Run:
             if isinstance(error, Failure):
                 with suppress(Failure):
                     self.trace.flush()  # the last whole step
-            tags = {f"repro.{name}": self._results[name] for name in ("weights", "trace") if self._results}
+            tags = {f"repro.{name}": self._results[name] for name in ("weights", "trace", "receipt") if self._results}
             self._record.end("KILLED" if preempted else "FAILED" if error else "FINISHED", tags)
             patience = 0 if self._terminated else self.config.tracking.wait_seconds  # who sends SIGTERM is in a hurry
             tracked = self._follower.finish(patience) if self._follower else "off"

@@ -120,6 +120,12 @@ class Trace(Section):
     level: Literal["off", "step", "tensor"]
 
 
+class Receipt(Section):
+    """The ssh key that signs the receipts of runs: a private one's file, or a public one's for ssh-agent."""
+
+    key: str
+
+
 class Loader(Section):
     """DataLoader settings that change speed only."""
 
@@ -156,6 +162,7 @@ class Settings(Section):
     checkpoint: Annotated[Checkpoint, NEUTRAL]
     integrity: Annotated[Integrity, NEUTRAL]
     trace: Annotated[Trace, NEUTRAL]
+    receipt: Annotated[Receipt, NEUTRAL]
     loader: Annotated[Loader, NEUTRAL]
     tracking: Annotated[Tracking, NEUTRAL]
 

@@ -159,8 +159,8 @@ def _upload(folder: Path) -> dict[str, Any]:
 
     client.log_batch(run, tags=[RunTag(key, str(value)) for key, value in facts["tags"].items()])
     _log_dataset(client, run, facts["dataset"])
-    for path in [folder / name for name in (record.ADDRESS, record.ENVIRONMENT, record.METRICS, record.WEIGHTS)]:
-        if path.is_file():
+    for path in [folder / name for name in (record.ADDRESS, record.ENVIRONMENT, *record.OUTCOME)]:
+        if path.is_file() and path.name != record.STEPS:  # whose rows are MLflow's own metrics by now
             client.log_artifact(run, str(path))
     for path in sorted((folder / TRACE).glob("*")):
         client.log_artifact(run, str(path), TRACE)

@@ -13,9 +13,11 @@ from ..determinism import SWITCHES
 from ..errors import Refused
 from ..files import read_json
 from ..preflight import Difference, differences, flatten
-from ..record import ADDRESS, ENVIRONMENT, RUN
+from ..record import ADDRESS, ENVIRONMENT
+from . import receipts
 
 Rows = np.ndarray[Any, Any]
+ANYWHERE = "anywhere"  # a phase that nobody knows
 PHASES = ("batch", "output", "loss", "gradient", "weights", "optimizer")  # in the order of a step
 
 
@@ -27,6 +29,7 @@ class Side:
     address: Mapping[str, Any]
     environment: Mapping[str, Any]
     resumed: tuple[int, ...]  # after how many steps it went on
+    root: str | None
     steps: Rows
     tensors: Rows | None
     columns: tuple[str, ...]
@@ -47,32 +50,44 @@ class Place:
         return f"step {self.step}, {self.phase}{named}{more}"
 
 
-def load(folder: Path) -> Side:
-    """The records and the trace in a run directory.
+def load(path: Path, name: str = "") -> Side:
+    """The records and the trace in a run directory; of a lone receipt, what it states.
 
     Raises:
         Refused: something is missing.
     """
-    for name in (ADDRESS, ENVIRONMENT, RUN, f"{trace.FOLDER}/{trace.STEPS}"):
-        if not (folder / name).is_file():
-            raise Refused(f"{folder / name}: missing; a run directory with a trace is wanted (trace.level: step)")
-    tensors, columns = folder / trace.FOLDER / trace.TENSORS, ()
+    name = name or str(path)
+    if path.is_file():
+        return _stated(receipts.read(path), name)
+    for needed in (ADDRESS, ENVIRONMENT, f"{trace.FOLDER}/{trace.STEPS}"):
+        if not (path / needed).is_file():
+            raise Refused(f"{path / needed}: missing; a run directory with a trace is wanted (trace.level: step)")
+    steps = trace.rows(path / trace.FOLDER / trace.STEPS, trace.STEP)
+    tensors, columns = path / trace.FOLDER / trace.TENSORS, ()
     if tensors.is_file():
-        columns = tuple(read_json(folder / trace.FOLDER / trace.COLUMNS))
+        columns = tuple(read_json(path / trace.FOLDER / trace.COLUMNS))
     return Side(
-        str(folder),
-        _address(folder),
-        flatten(read_json(folder / ENVIRONMENT)["preimage"]),
-        tuple(read_json(folder / RUN).get("resumed", ())),
-        trace.rows(folder / trace.FOLDER / trace.STEPS, trace.STEP),
+        name,
+        _address(read_json(path / ADDRESS)["preimage"]),
+        flatten(read_json(path / ENVIRONMENT)["preimage"]),
+        receipts.resumes(path),
+        steps["link"][-1].tobytes().hex() if len(steps) else None,
+        steps,
         trace.rows(tensors, np.dtype([(name, "<u8") for name in columns])) if columns else None,
         columns,
     )
 
 
-def _address(folder: Path) -> dict[str, Any]:
-    preimage = read_json(folder / ADDRESS)["preimage"]
-    return flatten(preimage | {"data": {entry["path"]: entry["sha256"] for entry in preimage["data"]["files"]}})
+def _stated(receipt: receipts.Receipt, name: str) -> Side:
+    stated = receipt.stated
+    address, environment = _address(stated["preimage"]), flatten(stated["environment"]["preimage"])
+    resumed = tuple(stated["informational"]["resumed"])
+    return Side(name, address, environment, resumed, stated["trace"], np.empty(0, trace.STEP), None, ())
+
+
+def _address(preimage: Mapping[str, Any]) -> dict[str, Any]:
+    data = {entry["path"]: entry["sha256"] for entry in preimage["data"]["files"]}
+    return flatten({**preimage, "data": data})
 
 
 def first_place(one: Side, other: Side) -> Place | None:
@@ -140,6 +155,7 @@ UNRECORDED = {
     "weights": "the gradients are the same, so the optimizer's state or the weights were changed: by memory or "
     "hardware, or by what code does outside the step",
 }
+UNRECORDED[ANYWHERE] = "nothing that is recorded differs: compare the run directories, whose traces tell the phase"
 UNRECORDED |= {"loss": UNRECORDED["output"], "optimizer": UNRECORDED["weights"]}
 
 
@@ -149,7 +165,7 @@ def causes(place: Place, one: Side, other: Side) -> list[str]:
     ranked = sorted(((_rank(place.phase, difference), difference) for difference in found), key=lambda pair: pair[0])
     sentences = [f"{d.field}: {_short(d.one)} | {_short(d.other)}: {_why(rank, d)}" for rank, d in ranked]
     for side in (one, other):
-        if place.step in side.resumed:
+        if place.step in side.resumed and place.phase != ANYWHERE:
             sentences.insert(0, f"{side.name} was resumed just before step {place.step}: it went on from another state")
     return sentences or [UNRECORDED[place.phase]]
 
@@ -158,7 +174,7 @@ def _rank(phase: str, difference: Difference) -> int:
     fits = (
         rank
         for rank, (phases, field, _) in enumerate(CAUSES)
-        if re.fullmatch(phases, phase) and re.match(field, difference.field)
+        if (phase == ANYWHERE or re.fullmatch(phases, phase)) and re.match(field, difference.field)
     )
     return next(fits, len(CAUSES))
 
@@ -176,6 +192,8 @@ def _short(value: Any, most: int = 40) -> str:
 
 def report(one: Side, other: Side) -> tuple[bool, list[str]]:
     """Whether the runs are equal, and the lines that say so: the verdict first."""
+    if not len(one.steps) or not len(other.steps):
+        return _roots(one, other)
     place = first_place(one, other)
     lengths = len(one.steps), len(other.steps)
     if place:
@@ -185,5 +203,18 @@ def report(one: Side, other: Side) -> tuple[bool, list[str]]:
     if lengths[0] != lengths[1]:
         verdict = f"EQUAL for {min(lengths)} steps: {one.name} has {lengths[0]}, {other.name} has {lengths[1]}"
         return False, [verdict]
-    root = one.steps["link"][-1].tobytes().hex() if lengths[0] else "empty"
-    return True, [f"EQUAL: {lengths[0]} steps, trace root {root}"]
+    return True, [f"EQUAL: {lengths[0]} steps, trace root {one.root}"]
+
+
+def _roots(one: Side, other: Side) -> tuple[bool, list[str]]:
+    """What can be said where a side has no steps: a receipt alone, or a run that ended before its first one."""
+    if one.root and one.root == other.root:
+        return True, [f"EQUAL: trace root {one.root}"]
+    header = f"DIFFERENT: {one.name} has trace root {one.root}, {other.name} has {other.root}"
+    found = causes(Place(0, ANYWHERE, (), 0), one, other)
+    return False, [
+        header,
+        "which step it is, only both run directories tell",
+        "causes, likeliest first:",
+        *(f"  {text}" for text in found),
+    ]

@@ -12,7 +12,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from ..address import PROJECT
-from ..errors import Refused
+from ..errors import Failure, Refused
 from ..files import read_json
 from ..manifest import sha256_file
 from ..record import ADDRESS, ENVIRONMENT, METRICS, WEIGHTS
@@ -42,7 +42,7 @@ def check(out: Path, project: Path = PROJECT) -> list[Verdict]:
     if same_class:
         return [_bits(outcome, same_class[0]), *committed]
     if same_address:
-        return [_metrics(outcome, same_address[0], expected["tolerance"])]
+        return [_metrics(outcome, same_address[0], project)]
     return [Verdict(True, _unknown(outcome, expected["results"])), *committed]
 
 
@@ -76,13 +76,18 @@ def _bits(outcome: dict[str, Any], row: dict[str, Any]) -> Verdict:
     )
 
 
-def _metrics(outcome: dict[str, Any], row: dict[str, Any], tolerance: dict[str, float]) -> Verdict:
-    apart = {name: abs(outcome["metrics"][name] - row["metrics"][name]) for name in tolerance}
+def within_tolerance(seen: dict[str, Any], expected: dict[str, Any], project: Path = PROJECT) -> tuple[bool, str]:
+    """Whether metrics are as near to the expected ones as results.lock tolerates, and both in words."""
+    tolerance = _yaml(project / RESULTS)["tolerance"]
     shown = ", ".join(
-        f"{name} {outcome['metrics'][name]:.4f} (expected {row['metrics'][name]:.4f} +- {allowed:g})"
+        f"{name} {float(seen[name]):.4f} (expected {float(expected[name]):.4f} +- {allowed:g})"
         for name, allowed in tolerance.items()
     )
-    holds = all(apart[name] <= allowed for name, allowed in tolerance.items())
+    return all(abs(float(seen[name]) - float(expected[name])) <= allowed for name, allowed in tolerance.items()), shown
+
+
+def _metrics(outcome: dict[str, Any], row: dict[str, Any], project: Path) -> Verdict:
+    holds, shown = within_tolerance(outcome["metrics"], row["metrics"], project)
     verdict = "metrics within tolerance" if holds else "METRICS DIFFER"
     return Verdict(
         holds,
@@ -90,6 +95,35 @@ def _metrics(outcome: dict[str, Any], row: dict[str, Any], tolerance: dict[str, 
         f"{outcome['environment']}, the result of class {row['environment']}. "
         f"The expected outputs' lock comes back with: git checkout {OUTPUTS}",
     )
+
+
+def accept(out: Path, source: str, project: Path = PROJECT) -> str:
+    """Make the outcome of a finished run what is expected of its content address in its environment class.
+
+    Returns what was done, in a sentence.
+
+    Raises:
+        Refused: no finished run in `out`.
+        Failure: something else is expected there already.
+    """
+    outcome = _outcome(out)
+    expected = _yaml(project / RESULTS, "rt")
+    for row in expected["results"]:
+        if (row["address"], row["environment"]) == (outcome["address"], outcome["environment"]):
+            if row["weights"] == outcome["weights"]:
+                return f"{RESULTS} expects these weights already: {row['source']}"
+            raise Failure(
+                f"{RESULTS} expects weights {row['weights']} of this content address in this environment class, "
+                f"{outcome['weights']} seen: this should not happen. If the row is wrong, remove it and accept again"
+            )
+    columns = ("address", "parts", "environment", "weights", "metrics")
+    expected["results"].append({"source": source} | {name: outcome[name] for name in columns})
+    lines = YAML()
+    lines.indent(mapping=2, sequence=4, offset=2)
+    lines.width = 1000
+    with (project / RESULTS).open("w") as file:
+        lines.dump(expected, file)
+    return f"{RESULTS} expects weights {outcome['weights']} of content address {outcome['address']}; commit it"
 
 
 def _unknown(outcome: dict[str, Any], rows: list[dict[str, Any]]) -> str:
@@ -114,7 +148,7 @@ def _committed(project: Path) -> Verdict:
     )
 
 
-def _yaml(path: Path) -> dict[str, Any]:
+def _yaml(path: Path, kind: str = "safe") -> Any:
     if not path.is_file():
         raise Refused(f"{path}: missing. Restore it with: git checkout {path.name}")
-    return YAML(typ="safe").load(path.read_text())
+    return YAML(typ=kind).load(path.read_text())

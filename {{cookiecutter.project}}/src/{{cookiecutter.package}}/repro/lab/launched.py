@@ -1,0 +1,45 @@
+"""Trainings that the lab starts, in processes of their own, as a user would."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..address import PACKAGE, PROJECT
+from ..errors import Failure
+
+
+def overrides(settings: Mapping[str, Any]) -> list[str]:
+    """`--set` arguments for keys and their JSON-compatible values."""
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+
+
+def command(
+    module: str, settings: Mapping[str, Any], *arguments: str | Path, ranks: int = 1, package: str = PACKAGE.name
+) -> list[str]:
+    """The command line of a module of the package, under torchrun for more than one rank."""
+    torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
+    return [sys.executable, "-m", *torchrun, f"{package}{module}", *map(str, arguments), *overrides(settings)]
+
+
+def environment(project: Path = PROJECT) -> dict[str, str]:
+    """The variables of a process that runs the code of `project`, installed or not; its runs are no server's."""
+    paths = [str(project / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    kept = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+    return kept | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def run(words: Sequence[str], project: Path = PROJECT) -> str:
+    """Run a command in `project` to its end and return what it printed.
+
+    Raises:
+        Failure: it failed; with the last lines that it said.
+    """
+    done = subprocess.run(words, cwd=project, env=environment(project), capture_output=True, text=True)
+    if done.returncode:
+        said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-12:])
+        raise Failure(f"{' '.join(words)}\nended with {done.returncode}:\n{said}")
+    return done.stdout

@@ -1,0 +1,139 @@
+"""A recorded run made again: its commit in a worktree of its own, its data and its config; then both compared."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .. import manifest
+from ..address import PROJECT, digest
+from ..errors import Failure, Refused
+from ..preflight import differences, flatten
+from ..trace import FOLDER
+from . import diff, launched, receipts, results
+
+Tell = Callable[[str], None]
+ENVIRONMENT_KEYS = ("device", "determinism.cpu", "determinism.relax")
+
+
+def replay(source: Path, out: Path, ranks: int | None, tell: Tell) -> bool:
+    """Make the run of a receipt (or of the run directory with it) again in `out`; say whether it is reproduced.
+
+    Raises:
+        Refused: its commit or its data are not to be had here, or `ranks` is not the world size in its address.
+        Failure: a step of it failed.
+    """
+    receipt = receipts.read(source)
+    stated = receipt.stated
+    promised = stated["preimage"].get("world_size")
+    if promised and ranks not in (None, promised):
+        raise Refused(f"world size {ranks} asked for, {promised} wanted: with parallel.reduce=ddp it decides bits")
+    with _checked_out(receipt) as project:
+        (package,) = (path.parent.name for path in (project / "src").glob("*/repro"))
+        settings = _asked_for(stated) | _data(stated, project, package, tell)
+        here = json.loads(launched.run(launched.command("", settings, "env", package=package), project))
+        changed = differences(stated["environment"]["preimage"], here["preimage"])
+        for field in changed:
+            tell(f"environment: {field.field}: {field.one} there, {field.other} here")
+        size = promised or ranks or 1
+        tell(f"training on {size} rank{'s' * (size > 1)} into {out}")
+        settings |= {"tracking.enabled": False, "trace.level": "step" if stated["trace"] else "off"}
+        words = launched.command(".train", settings, "--out", out.absolute(), ranks=size, package=package)
+        launched.run(words, project)
+    again = receipts.read(out)
+    asked = differences(stated["preimage"], again.stated["preimage"])
+    if asked:
+        raise Failure(f"another content address: {asked[0].field}: {asked[0].one} there, {asked[0].other} here")
+    return _compare(receipt, again, source, tell)
+
+
+@contextmanager
+def _checked_out(receipt: receipts.Receipt) -> Iterator[Path]:
+    """The project as the run had it, in a worktree that is gone afterwards; the user's own is left alone."""
+    code, patch = receipt.stated["code"], receipt.patch
+    commit = code["commit"]
+    if not commit:
+        raise Refused(f"{receipt.path}: made outside git, so that nobody knows its code")
+    if _git("cat-file", "-e", f"{commit}^{{commit}}", check=False).returncode:
+        raise Refused(f"commit {commit}: not in this repository; get it with: git fetch, and run this again")
+    tree = PROJECT / "build" / f"replay-{receipt.name[:12]}"
+    try:
+        _remove(tree)  # left by one that was killed
+        _git("-c", "core.hooksPath=/dev/null", "worktree", "add", "--quiet", "--detach", str(tree), commit)
+        if patch:
+            _git("apply", "--whitespace=nowarn", str(patch.absolute()), cwd=tree)
+        yield tree / _git("rev-parse", "--show-prefix").stdout.strip()
+    finally:
+        _remove(tree)
+
+
+def _remove(tree: Path) -> None:
+    _git("worktree", "remove", "--force", str(tree), check=False)
+    shutil.rmtree(tree, ignore_errors=True)
+    _git("worktree", "prune", check=False)
+
+
+def _git(*words: str, cwd: Path = PROJECT, check: bool = True) -> "subprocess.CompletedProcess[str]":
+    done = subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True)
+    if check and done.returncode:
+        raise Failure(f"git {' '.join(words)}: {' '.join(done.stderr.split())}")
+    return done
+
+
+def _asked_for(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """The recorded values of all keys that may change bits."""
+    addressed = flatten(stated["preimage"]["config"]) | {"seed": stated["preimage"]["seed"]}
+    return addressed | {key: stated["config"][key] for key in ENVIRONMENT_KEYS}
+
+
+def _data(stated: Mapping[str, Any], project: Path, package: str, tell: Tell) -> dict[str, Any]:
+    """Prepare the data in the worktree as it was, from the user's copy of the file or from DVC; the keys that name it.
+
+    Raises:
+        Refused: it is not to be had, or is other data.
+    """
+    named, wanted = stated["config"]["data.raw"], stated["config"]["data.sha256"]
+    own = PROJECT / named
+    if own.is_file() and manifest.sha256_file(own) == wanted:
+        raw = own
+    else:
+        raw = project / named
+        tell(f"{named}: missing or other data here; asking DVC for it")
+        for words in (
+            ("config", "--local", "core.no_scm", "true"),
+            ("cache", "dir", "--local", str(PROJECT / ".dvc" / "cache")),
+            ("pull", "--quiet", f"{named}.dvc"),
+        ):
+            subprocess.run(["dvc", *words], cwd=project, capture_output=True)
+        manifest.require(raw, wanted, "DVC has it neither in its cache nor in a remote; put it back, then replay again")
+    settings = _asked_for(stated) | {"data.raw": str(raw), "data.prepared": str(project / "data" / "prepared")}
+    launched.run(launched.command(".prepare", settings, package=package), project)
+    seen = digest(manifest.verify(project / "data" / "prepared"))
+    if seen != stated["parts"]["data"]:
+        raise Failure(f"data: manifest root {seen} prepared here, {stated['parts']['data']} in the receipt")
+    return {name: settings[name] for name in ("data.raw", "data.prepared")}
+
+
+def _compare(receipt: receipts.Receipt, again: receipts.Receipt, source: Path, tell: Tell) -> bool:
+    there, here = receipt.stated, again.stated
+    classes = there["environment"]["class"], here["environment"]["class"]
+    if receipt.weights == again.weights and there["trace"] in (None, here["trace"]):
+        root = f", trace root {there['trace']}" if there["trace"] else ""
+        tell(f"REPRODUCED: weights {again.weights}{root}")
+        return True
+    if classes[0] != classes[1]:
+        holds, shown = results.within_tolerance(here["metrics"], there["metrics"])
+        verdict = "metrics within tolerance" if holds else "METRICS DIFFER"
+        tell(f"ENVIRONMENT DIFFERS: {classes[0]} there, {classes[1]} here; bits are not promised. {verdict}: {shown}")
+        return holds
+    if source.is_dir() and (source / FOLDER).is_dir() and (again.path.parent / FOLDER).is_dir():
+        equal, lines = diff.report(diff.load(source), diff.load(again.path.parent))
+        if not equal:
+            tell("\n".join(["DIFFERS", *lines]))
+            return False
+    roots = f"trace root {there['trace']} there, {here['trace']} here"
+    tell(f"DIFFERS: weights {receipt.weights} there, {again.weights} here; {roots}")
+    return False
