@@ -141,7 +141,7 @@ class Faulty:
 
 if __name__ == "__main__":
     chosen, at, codes, package, *rest = sys.argv[1:]
-    rank, code_left = os.environ["RANK"], "0"
+    rank, code_left = os.environ.get("RANK", "0"), "0"
     sys.argv = ["train", *rest]
     if rank == at:
         FAULTS[chosen](package)

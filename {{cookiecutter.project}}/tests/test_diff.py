@@ -231,6 +231,19 @@ def test_resume_from_a_wrong_step(train: Train, monkeypatch: pytest.MonkeyPatch)
     assert found[0].endswith("other was resumed just before step 13: it went on from another state")
 
 
+# ---- receipts
+
+
+def test_receipts_are_compared_by_their_roots(clean: Path, train: Train):
+    other = train("other", seed=1)
+    one, another = clean / "receipt.json", other / "receipt.json"
+    root = json.loads((clean / "run.json").read_text())["tags"]["repro.trace"]
+    assert report(load(one), load(clean)) == (True, [f"EQUAL: trace root {root}"])
+    equal, lines = report(load(one), load(another))
+    assert not equal and lines[0].startswith(f"DIFFERENT: {one} has trace root {root}, {another} has ")
+    assert "  seed: 0 | 1: every random number is derived from the seed" in lines
+
+
 # ---- ranking
 
 

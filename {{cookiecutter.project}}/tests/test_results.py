@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from conftest import PACKAGE, PROJECT, python
-from project.repro.errors import Refused
+from project.repro.errors import Failure, Refused
 from project.repro.files import write_json
-from project.repro.lab.results import check
+from project.repro.lab.results import accept, check
 from project.repro.manifest import sha256_file
 from ruamel.yaml import YAML
 
@@ -220,3 +220,39 @@ def test_command_tells_by_its_exit_code(case: Case):
     done = case.command()
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert f"{case.run / 'address.json'}: missing" in done.stderr
+
+
+# ---- accept
+
+
+def test_accepted_result_is_expected_from_then_on(case: Case):
+    before = (PROJECT / "results.lock").read_text()  # with its comments
+    (case.project / "results.lock").write_text(before)
+    case.finished(METRICS, code="d" * 64)
+    assert "no expected result" in case.check()[1]
+    told = accept(case.run, "a new network", case.project)
+    assert told.startswith(f"results.lock expects weights {sha256_file(case.run / 'model.safetensors')} of content")
+    assert (case.project / "results.lock").read_text().startswith(before)
+    assert "reproduced bit for bit: a new network" in case.check()[1]
+    flip_one_bit(case.run / "model.safetensors")
+    assert case.check()[0] == [False, True]
+
+
+def test_another_class_of_the_same_address_is_accepted_beside_it(case: Case):
+    case.finished(METRICS, OTHER_CLASS)
+    accept(case.run, "on a GPU", case.project)
+    assert "reproduced bit for bit: on a GPU" in case.check()[1]
+
+
+def test_accepting_what_is_expected_changes_nothing(case: Case):
+    before = (case.project / "results.lock").read_text()
+    assert "already" in accept(case.run, "again", case.project)
+    assert (case.project / "results.lock").read_text() == before
+
+
+def test_other_bits_than_expected_are_not_accepted(case: Case):
+    before = (case.project / "results.lock").read_text()
+    flip_one_bit(case.run / "model.safetensors")
+    with pytest.raises(Failure, match="this should not happen"):
+        accept(case.run, "wishful", case.project)
+    assert (case.project / "results.lock").read_text() == before

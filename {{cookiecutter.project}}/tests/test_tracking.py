@@ -55,13 +55,14 @@ def test_tags_name_what_was_asked_for_and_what_came_out(server: Server, tracked:
     assert {"repro.commit", "repro.dirty", "repro.image", "repro.run"} <= set(tags)
 
 
-def test_artifacts_are_the_fingerprint_the_locks_the_weights_and_the_trace(server: Server, tracked: Trained):
+def test_artifacts_are_what_the_run_left_and_the_locks(server: Server, tracked: Trained):
     found = {name: sha256_file(path) for name, path in server.artifacts(tracked.out).items()}
     names = (
         record.ADDRESS,
         record.ENVIRONMENT,
         record.METRICS,
         record.WEIGHTS,
+        record.RECEIPT,
         "trace/rank0000.jsonl",
         "trace/steps.bin",
     )
@@ -69,6 +70,17 @@ def test_artifacts_are_the_fingerprint_the_locks_the_weights_and_the_trace(serve
     locks = (PROJECT / "requirements").glob("*.txt")
     assert found == wanted | {f"requirements/{path.name}": sha256_file(path) for path in locks}
     assert len(found) >= 7
+
+
+def test_run_is_compared_by_its_id(server: Server, tracked: Trained, address: None):
+    run = tracking.read_state(tracked.out)["run"]
+    done = python("-m", PACKAGE, "diff", run, tracked.out)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("EQUAL: 23 steps, trace root ")
+
+
+def test_unknown_run_is_refused_in_a_line(server: Server, tracked: Trained, address: None):
+    done = python("-m", PACKAGE, "diff", "0" * 32, tracked.out)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "0" * 32 in done.stderr
 
 
 def test_dataset_is_an_input_with_its_digest(server: Server, tracked: Trained, config: Config):

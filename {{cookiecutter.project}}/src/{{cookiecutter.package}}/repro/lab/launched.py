@@ -32,6 +32,14 @@ def environment(project: Path = PROJECT) -> dict[str, str]:
     return kept | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
+def start(words: Sequence[str], project: Path = PROJECT) -> "subprocess.Popen[bytes]":
+    """Start a command in `project`, in a session of its own and silent."""
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(
+        words, cwd=project, env=environment(project), stdout=quiet, stderr=quiet, start_new_session=True
+    )
+
+
 def run(words: Sequence[str], project: Path = PROJECT) -> str:
     """Run a command in `project` to its end and return what it printed.
 

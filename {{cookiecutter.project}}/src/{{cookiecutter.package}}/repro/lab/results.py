@@ -79,11 +79,10 @@ def _bits(outcome: dict[str, Any], row: dict[str, Any]) -> Verdict:
 def within_tolerance(seen: dict[str, Any], expected: dict[str, Any], project: Path = PROJECT) -> tuple[bool, str]:
     """Whether metrics are as near to the expected ones as results.lock tolerates, and both in words."""
     tolerance = _yaml(project / RESULTS)["tolerance"]
-    shown = ", ".join(
-        f"{name} {float(seen[name]):.4f} (expected {float(expected[name]):.4f} +- {allowed:g})"
-        for name, allowed in tolerance.items()
-    )
-    return all(abs(float(seen[name]) - float(expected[name])) <= allowed for name, allowed in tolerance.items()), shown
+    pairs = {name: (float(seen[name]), float(expected[name])) for name in tolerance}
+    holds = all(abs(one - other) <= tolerance[name] for name, (one, other) in pairs.items())
+    shown = (f"{name} {one:.4f} (expected {other:.4f} +- {tolerance[name]:g})" for name, (one, other) in pairs.items())
+    return holds, ", ".join(shown)
 
 
 def _metrics(outcome: dict[str, Any], row: dict[str, Any], project: Path) -> Verdict:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -101,11 +100,10 @@ def _train(way: Way, settings: Mapping[str, Any], steps: int = 0) -> Row:
 
 def _kill(words: list[str], rows: Path, after: int) -> None:
     """Start a training and kill it (SIGKILL) once it has recorded more than `after` steps."""
-    env = launched.environment()
-    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
-    with subprocess.Popen(words, cwd=PROJECT, env=env, **quiet) as process:
-        while process.poll() is None and (not rows.is_file() or rows.read_bytes().count(b"\n") <= after):
-            time.sleep(0.005)
-        if process.poll() is not None:
-            raise Failure("the training ended before it was killed; verify a longer one, with --epochs")
-        os.killpg(process.pid, signal.SIGKILL)
+    process = launched.start(words)
+    while process.poll() is None and (not rows.is_file() or rows.read_bytes().count(b"\n") <= after):
+        time.sleep(0.005)
+    if process.poll() is not None:
+        raise Failure("the training ended before it was killed; verify a longer one, with --epochs")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
