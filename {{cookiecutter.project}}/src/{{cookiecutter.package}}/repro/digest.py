@@ -10,7 +10,7 @@ All sums are of integers, so threads and GPU blocks may add in any order. An XOR
 would not do: it is blind to permutations and to paired flips.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 import torch
@@ -26,6 +26,7 @@ def _signed(word: int) -> int:
 GOLDEN, MIXER = _signed(0x9E3779B97F4A7C15), _signed(0xBF58476D1CE4E5B9)  # those of splitmix64
 ROW = 1 << 14  # words with keys of their own
 CHUNK = 1 << 22  # words joined at a time, so that large tensors need little memory beside them
+CACHED = 1 << 16  # on a CPU: so that they stay in its cache
 
 
 def mix(words: Tensor, place: Tensor | int) -> Tensor:
@@ -47,18 +48,42 @@ def _keys(device: torch.device) -> Tensor:
 
 def _words(tensor: Tensor) -> Tensor:
     """A tensor's bytes in logical order as a vector of int64, zeros filling the last one up."""
-    tensor = tensor.detach().resolve_conj().resolve_neg()  # else the bits are not yet those of the values
-    data = tensor.contiguous().view(-1).view(torch.uint8)
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()  # else the bits are not yet those of the values
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
     if data.numel() % 8:
         return torch.cat([data, data.new_zeros(-data.numel() % 8)]).view(torch.int64)
     return (data.clone() if data.storage_offset() % 8 else data).view(torch.int64)
 
 
-def _rows(words: Tensor) -> Tensor:
-    """The sums of whole rows, and of what is left."""
-    keys, whole = _keys(words.device), words.numel() // ROW * ROW
-    last = _times(words[whole:][None], keys[:, : words.numel() - whole])
-    return torch.cat([_times(words[:whole].view(-1, ROW), keys), last]) if whole else last
+def _rows(words: list[Tensor]) -> Tensor:
+    """The sums of all rows, the tensors being one vector; how many words are joined at a time does not matter."""
+    keys = _keys(words[0].device)
+    sums = []
+    for part in _parts(words, CACHED if keys.device.type == "cpu" else CHUNK):
+        whole = part.numel() // ROW * ROW
+        if whole:
+            sums.append(_times(part[:whole].view(-1, ROW), keys))
+        if whole < part.numel():
+            sums.append(_times(part[whole:][None], keys[:, : part.numel() - whole]))
+    if sum(part.numel() for part in words) % ROW == 0:
+        sums.append(keys.new_zeros(1))  # what is left, too
+    return torch.cat(sums)
+
+
+def _parts(words: list[Tensor], size: int) -> Iterator[Tensor]:
+    """The tensors as one vector, in parts of `size` words; the last one may be shorter."""
+    pieces: list[Tensor] = []
+    room = size
+    for tensor in words:
+        while tensor.numel() >= room:
+            yield torch.cat([*pieces, tensor[:room]]) if pieces else tensor[:room]
+            pieces, tensor, room = [], tensor[room:], size
+        if tensor.numel():
+            pieces.append(tensor)
+            room -= tensor.numel()
+    if pieces:
+        yield torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
 
 def _times(rows: Tensor, keys: Tensor) -> Tensor:
@@ -74,20 +99,22 @@ def combined_digest(tensors: Iterable[Tensor]) -> Tensor:
         A scalar int64 on the tensors' device, without synchronisation.
     """
     tensors = list(tensors)
-    words = [_words(tensor) for tensor in tensors]
-    sums = torch.cat([_rows(torch.cat(group) if len(group) > 1 else group[0]) for group in _groups(words)])
+    sums = _rows([_words(tensor) for tensor in tensors])
     length = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     return mix(sums, torch.arange(1, sums.numel() + 1, device=sums.device)).sum() + _signed(length * GOLDEN)
 
 
-def _groups(words: list[Tensor]) -> Iterable[list[Tensor]]:
-    group: list[Tensor] = []
-    for part in words:
-        if group and sum(other.numel() for other in group) + part.numel() > CHUNK:
-            yield group
-            group = []
-        group.append(part)
-    yield group
+def combined_digests(groups: Sequence[Sequence[Tensor]]) -> Tensor:
+    """`combined_digest` of each group, (groups,) of int64; in a few kernels where they are small and alike."""
+    lengths = [sum(tensor.numel() * tensor.element_size() for tensor in group) for group in groups]
+    words = [[_words(tensor) for tensor in group] for group in groups]
+    counts = {sum(part.numel() for part in parts) for parts in words}
+    if len(counts) > 1 or max(counts) >= ROW:
+        return torch.stack([combined_digest(group) for group in groups])
+    rows = torch.cat([part for parts in words for part in parts]).view(len(groups), -1)
+    return mix(_times(rows, _keys(rows.device)[:, : rows.shape[1]]), 1) + rows.new_tensor(
+        [_signed(length * GOLDEN) for length in lengths]
+    )
 
 
 def tensor_digest(tensor: Tensor) -> Tensor:

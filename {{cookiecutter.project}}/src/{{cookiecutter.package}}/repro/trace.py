@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .digest import combined_digest, mix, tensor_digest
+from .digest import combined_digest, combined_digests, mix, tensor_digest
 from .errors import Failure, Refused
 from .files import write_json
 from .world import World
@@ -149,6 +149,7 @@ class Trace:
     def _clear(self) -> None:
         self._share = torch.zeros(1 + len(self._modules), dtype=torch.int64, device=self.world.device)
         self._outputs: dict[str, list[Tensor]] = {}
+        self._batches: dict[int, Sequence[Tensor]] = {}
         self._marks = [time.monotonic()]
 
     def _output(self, name: str | None, value: Tensor | None) -> None:
@@ -165,7 +166,7 @@ class Trace:
         if len(self._marks) == 1:
             self._marks.append(time.monotonic())
         self._shard = shard
-        self._share[0] += mix(combined_digest(tensors), shard + 1)
+        self._batches[shard] = tensors  # digested together at the end of the step
 
     def _take_outputs(self) -> None:
         for place, name in enumerate(self._modules, start=1):
@@ -179,6 +180,9 @@ class Trace:
             return
         self._take_outputs()
         self._marks.append(time.monotonic())
+        digests = combined_digests(list(self._batches.values()))
+        places = torch.tensor([shard + 1 for shard in self._batches], device=digests.device)
+        self._share[0] = mix(digests, places).sum()
         if self.world.leads:
             gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
             self._loss, self._gradient = loss.detach().view(torch.int64), combined_digest(gradients)
