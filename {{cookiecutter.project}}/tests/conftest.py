@@ -204,6 +204,14 @@ def start(tmp_path: Path, prepared: Path) -> Iterator[Start]:
 
 
 @pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone of this project's files with uncommitted code, and a run of it in artifacts/."""
+    from clone import clone
+
+    return clone(tmp_path_factory.mktemp("clone") / "project")
+
+
+@pytest.fixture(scope="session")
 def whole(config: "Config", prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a run gives that nobody interrupts: one process."""
     from attempt import STEPS, inside, result

@@ -54,6 +54,7 @@ OUTSIDE = {
     "integrity.compare_every": ("7", "8"),
     "integrity.recompute_every": ("7", "8"),
     "trace.level": ("tensor", "off"),
+    "trace.values": ("7", "8"),
     "receipt.key": ("~/.ssh/id_ed25519",),
     "loader.workers": ("2", "3"),
     "tracking.enabled": ("false", "true"),

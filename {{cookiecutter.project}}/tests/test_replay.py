@@ -9,45 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PACKAGE, PROJECT, python, training
+from clone import command
+from conftest import PACKAGE, python
 from project.repro import record
 from project.repro.errors import Refused
 from project.repro.lab import receipts
 from project.repro.lab import replay as replay_module
 from project.repro.lab.receipts import Receipt
 from project.repro.manifest import sha256_file
-from test_results import git
 
-SETTINGS = "tracking.enabled=false", "train.learning_rate=0.003", "seed=5"
 CLASS = "cpu-portable/torch-1.2.3"
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone of this project's files with uncommitted code, and a run of it in artifacts/."""
-    folder = tmp_path_factory.mktemp("clone") / "project"
-    for part in ("src", "requirements", ".dvc", "data/raw"):
-        shutil.copytree(PROJECT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "cache", "tmp"))
-    for name in ("params.yaml", "results.lock", "dvc.yaml", "dvc.lock", "pyproject.toml", ".gitignore", "README.md"):
-        shutil.copyfile(PROJECT / name, folder / name)
-    git(folder, "init", "--quiet")
-    git(folder, "add", ".")
-    git(folder, "commit", "--quiet", "--message", "start")
-    source = folder / "src" / PACKAGE
-    (source / "added.py").write_text("WIDER = 1.25\n")
-    model = (source / "model.py").read_text()
-    (source / "model.py").write_text(model + "\n\nfrom .added import WIDER  # noqa\n")
-    (folder / "README.md").write_text("nothing that a run reads\n")
-    assert command(folder, f"{PACKAGE}.prepare").returncode == 0
-    arguments = training(folder / "artifacts", folder / "data" / "prepared", *SETTINGS)
-    done = command(folder, f"{PACKAGE}.train", *arguments)
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-def command(project: Path, module: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a module of that project's package."""
-    return python("-m", module, *arguments, cwd=project, env={"PYTHONPATH": str(project / "src")})
 
 
 def state(project: Path) -> dict[str, Any]:

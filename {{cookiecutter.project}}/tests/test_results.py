@@ -1,6 +1,5 @@
 """`repro check`: whether a run gave what the locks expect, in words and in the exit code."""
 
-import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clone import git
 from conftest import PACKAGE, PROJECT, python
 from project.repro.errors import Failure, Refused
 from project.repro.files import write_json
@@ -19,14 +19,6 @@ CLASS, OTHER_CLASS = "cpu-portable/torch-1.2.3", "cuda/0123456789abcdef"
 PARTS = {name: name[0] * 64 for name in ("config", "code", "data", "lock", "seed")}
 METRICS = {"accuracy": 0.99, "test_loss": 0.05, "steps": 23}
 SOURCE = "a result from elsewhere"
-
-
-def git(project: Path, *arguments: str) -> None:
-    """Run git under a name of its own and without the user's settings."""
-    identity = "-c", "user.name=tester", "-c", "user.email=tester@example.invalid"
-    alone = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-    command = ["git", *identity, *arguments]
-    subprocess.run(command, cwd=project, env=os.environ | alone, check=True, capture_output=True)
 
 
 LOCK = "schema: '2.0'\nstages:\n  train:\n    outs: [{path: run/model.safetensors}]\n"

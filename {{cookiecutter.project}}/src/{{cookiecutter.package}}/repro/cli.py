@@ -105,8 +105,9 @@ def check(run: Path) -> None:
 @main.command()
 @click.argument("one")
 @click.argument("other")
+@click.option("--values", is_flag=True, help="Make the step again in both and say by how much the tensors differ.")
 @click.pass_obj
-def diff(schema: Any, one: str, other: str) -> None:
+def diff(schema: Any, one: str, other: str, values: bool) -> None:
     """Say where two runs part: step, phase, tensor; and what may have caused it.
 
     ONE and OTHER are run directories, receipts or MLflow run ids.
@@ -117,8 +118,14 @@ def diff(schema: Any, one: str, other: str) -> None:
         return tracking_uri(schema)
 
     with receipts.located(one, uri) as this, receipts.located(other, uri) as that:
-        equal, lines = diff.report(diff.load(this, one), diff.load(that, other))
-    click.echo("\n".join(lines))
+        sides = diff.load(this, one), diff.load(that, other)
+        equal, lines = diff.report(*sides)
+        click.echo("\n".join(lines))
+        place = diff.first_place(*sides) if values and not equal else None
+        if place:
+            from .lab.values import report
+
+            click.echo("\n".join(report(this, that, place.step, place.phase, click.echo)))
     sys.exit(0 if equal else 1)
 
 

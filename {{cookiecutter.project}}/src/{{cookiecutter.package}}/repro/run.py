@@ -50,7 +50,7 @@ class Run:
         try:
             self._agree()
             self.world.together(self._open_record)
-            self.trace = Trace(self.config.trace.level, self.out, self.world)
+            self.trace = Trace(self.config.trace.level, self.out, self.world, self.config.trace.values)
         except BaseException as error:  # `with` leaves only what was entered
             self.__exit__(type(error), error, error.__traceback__)
             raise
@@ -171,7 +171,9 @@ class Run:
         if every and (done % every == 0 or done == stop):
             preflight.require_same_weights(self._model.state_dict(), done, self.world)
         failure = self._saver.failure() if self._saver else None
-        preempted, failed, *shares = self.world.total(self._terminated, failure is not None, *self.trace.share())
+        kept = 0 <= self.config.trace.values < done  # the step that was asked for
+        ends = self._terminated or kept
+        preempted, failed, *shares = self.world.total(ends, failure is not None, *self.trace.share())
         if failed:
             raise failure or Failure("the lead could not write a checkpoint")
         self.trace.step(done - 1, shares, last=done == stop)
@@ -181,7 +183,8 @@ class Run:
                 self._saver.save(done, self._model, self._optimizer)
         if preempted and done < stop:
             self._finish_saving()
-            raise Preempted(f"stopped by SIGTERM after step {done}; the same command goes on from there")
+            why = "as trace.values asks" if kept else "by SIGTERM"
+            raise Preempted(f"stopped {why} after step {done}; the same command goes on from there")
 
     def _finish_saving(self) -> None:
         if self._saver:

@@ -118,6 +118,7 @@ class Trace(Section):
     """How much is written down of what happens in a step."""
 
     level: Literal["off", "step", "tensor"]
+    values: Annotated[int, Field(ge=-1)]
 
 
 class Receipt(Section):

@@ -2,7 +2,9 @@
 
     trace/steps.bin       a row per step: batch, loss, gradient and, now and then, weights
     trace/tensors.bin     level `tensor`: a row per step with a digest for each column of tensors.json
-    trace/rank0000.jsonl  what differs between ranks by nature: host, time spent in each phase
+    trace/rank0000.jsonl  what differs between ranks by nature: host, time spent in each phase; and, at level
+                          `tensor` for rank 0, numbers to look at: mean, deviation and largest of the weights
+    trace/values.safetensors  the tensors of the one step that `trace.values` names, as the lead saw them
 
 Every quantity in a row is the same on any world size: it is summed over shards as an integer, or computed
 from what all ranks hold. So is the trace root, the hash at the end of the last row of steps.bin.
@@ -13,13 +15,14 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .digest import combined_digest, combined_digests, mix, tensor_digest
@@ -27,7 +30,7 @@ from .errors import Failure, Refused
 from .files import write_json
 from .world import World
 
-FOLDER, STEPS, TENSORS, COLUMNS = "trace", "steps.bin", "tensors.bin", "tensors.json"
+FOLDER, STEPS, TENSORS, COLUMNS, VALUES = "trace", "steps.bin", "tensors.bin", "tensors.json", "values.safetensors"
 WEIGHTS_EVERY = 10  # steps between weights digests: a constant, so that no setting can change the root
 HAS_WEIGHTS = 1
 LINK = 24  # bytes of a row's hash
@@ -113,8 +116,8 @@ class Trace:
     and calls `step` when the optimizer is done. Digests are read from the device one step late.
     """
 
-    def __init__(self, level: str, folder: Path, world: World) -> None:
-        self.level, self.folder, self.world = level, folder / FOLDER, world
+    def __init__(self, level: str, folder: Path, world: World, values: int = -1) -> None:
+        self.level, self.folder, self.world, self.values = level, folder / FOLDER, world, values
         self._modules: list[str] = []
         self._steps: Chain | None = None
         self._tensors: Chain | None = None
@@ -127,11 +130,12 @@ class Trace:
         Raises:
             Refused: the trace of those steps is not there.
         """
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizer, self._step = model, optimizer, done
+        self._kept: dict[str, Tensor] = {}
         if self.level == "off":
             return
-        if self.level == "tensor" and outputs:
-            self._modules = _watch(model, self._output)
+        watched = _watch(model, self._output) if outputs and (self.level == "tensor" or self.values >= 0) else []
+        self._modules = watched if self.level == "tensor" else []
         self.folder.mkdir(parents=True, exist_ok=True)
         self._side = (self.folder / f"rank{self.world.rank:04d}.jsonl").open("a", buffering=1)
         if self.world.leads:
@@ -149,14 +153,18 @@ class Trace:
     def _clear(self) -> None:
         self._share = torch.zeros(1 + len(self._modules), dtype=torch.int64, device=self.world.device)
         self._outputs: dict[str, list[Tensor]] = {}
+        self._values: dict[str, list[Tensor]] = {}
         self._batches: dict[int, Sequence[Tensor]] = {}
         self._marks = [time.monotonic()]
 
     def _output(self, name: str | None, value: Tensor | None) -> None:
         if name is None:
-            self._outputs = {}  # the model begins, perhaps for the second time for this shard
+            self._outputs, self._values = {}, {}  # the model begins, perhaps for the second time for this shard
         elif value is not None:
-            self._outputs.setdefault(name, []).append(tensor_digest(value))
+            if self.level == "tensor":
+                self._outputs.setdefault(name, []).append(tensor_digest(value))
+            if self._keeps:
+                self._values.setdefault(name, []).append(value)
 
     def batch(self, shard: int, tensors: Sequence[Tensor]) -> None:
         """Take in what the model is about to see of a shard."""
@@ -167,12 +175,23 @@ class Trace:
             self._marks.append(time.monotonic())
         self._shard = shard
         self._batches[shard] = tensors  # digested together at the end of the step
+        self._keep({f"batch {place}, shard {shard}": tensor for place, tensor in enumerate(tensors)})
 
     def _take_outputs(self) -> None:
         for place, name in enumerate(self._modules, start=1):
             for call, digest in enumerate(self._outputs.get(name, []), start=1):
                 self._share[place] += mix(mix(digest, call), self._shard + 1)
-        self._outputs = {}
+        for name, values in self._values.items():
+            self._keep({f"output {name}, shard {self._shard}, call {n}": value for n, value in enumerate(values, 1)})
+        self._outputs, self._values = {}, {}
+
+    @property
+    def _keeps(self) -> bool:
+        return self._step == self.values
+
+    def _keep(self, tensors: Mapping[str, Tensor]) -> None:
+        if self._keeps:
+            self._kept |= {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
     def gradients(self, loss: Tensor) -> None:
         """Take in the reduced gradients and the mean loss (float64, a scalar); the same on every rank."""
@@ -183,6 +202,7 @@ class Trace:
         digests = combined_digests(list(self._batches.values()))
         places = torch.tensor([shard + 1 for shard in self._batches], device=digests.device)
         self._share[0] = mix(digests, places).sum()
+        self._keep({"loss": loss} | self._gradients_by_name())
         if self.world.leads:
             gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
             self._loss, self._gradient = loss.detach().view(torch.int64), combined_digest(gradients)
@@ -203,6 +223,8 @@ class Trace:
             return
         self.flush()
         self._write_side(step)
+        if self._keeps and self.world.leads:
+            self._keep_state()
         if self._steps:
             weights = step % WEIGHTS_EVERY == 0 or last
             digests = [self._loss, self._gradient]
@@ -210,7 +232,18 @@ class Trace:
             if self._tensors:
                 digests += [*self._gradients.values(), *self._state_digests().values()]
             self._pending = partial(self._write, step, shares, weights, torch.stack(digests))
+        self._step = step + 1
         self._clear()
+
+    def _gradients_by_name(self) -> dict[str, Tensor]:
+        return {f"gradient {name}": p.grad for name, p in self._model.named_parameters() if p.grad is not None}
+
+    def _keep_state(self) -> None:
+        """Keep the weights and write down all that was kept of this step."""
+        self._keep({f"weights {name}": value for name, value in self._model.state_dict().items()})
+        kept = {name: value.contiguous() for name, value in self._kept.items()}
+        save_file(kept, self.folder / VALUES, {"order": json.dumps(list(kept))})
+        self._kept = {}
 
     def _gradient_digests(self) -> dict[str, Tensor]:
         gradients = {f"gradient {name}": p.grad for name, p in self._model.named_parameters()}
@@ -237,7 +270,10 @@ class Trace:
         begun, loaded, computed, ended = self._marks
         seconds = {"load": loaded - begun, "compute": computed - loaded, "update": ended - computed}
         row = {"step": step, "rank": self.world.rank, "host": socket.gethostname(), "monotonic": ended}
-        self._side.write(json.dumps(row | {"seconds": {name: round(s, 6) for name, s in seconds.items()}}) + "\n")
+        row["seconds"] = {name: round(s, 6) for name, s in seconds.items()}
+        if self._tensors:
+            row["groups"] = [_numbers(group["params"]) for group in self._optimizer.param_groups]
+        self._side.write(json.dumps(row) + "\n")
 
     def flush(self) -> None:
         """Write the row that is still on the device."""
@@ -255,6 +291,13 @@ class Trace:
     def root(self) -> str | None:
         """The hash of all steps so far; None where none are traced."""
         return self._steps.root if self._steps else None
+
+
+def _numbers(parameters: Sequence[Tensor]) -> dict[str, float]:
+    """Mean, standard deviation and largest magnitude over all numbers of a group of parameters."""
+    flat = torch.cat([parameter.detach().flatten().double() for parameter in parameters])
+    numbers = torch.stack([flat.mean(), flat.std(correction=0), flat.abs().max()]).tolist()
+    return dict(zip(("mean", "std", "max"), numbers, strict=True))
 
 
 def _watch(model: nn.Module, take: Callable[[str | None, Tensor | None], None]) -> list[str]:

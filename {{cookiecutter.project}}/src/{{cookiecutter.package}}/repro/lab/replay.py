@@ -31,9 +31,10 @@ def replay(source: Path, out: Path, ranks: int | None, tell: Tell) -> bool:
     promised = stated["preimage"].get("world_size")
     if promised and ranks not in (None, promised):
         raise Refused(f"world size {ranks} asked for, {promised} wanted: with parallel.reduce=ddp it decides bits")
-    with _checked_out(receipt) as project:
+    with checked_out(stated["code"], receipt.patch, receipt.name) as project:
         (package,) = (path.parent.name for path in (project / "src").glob("*/repro"))
-        settings = _asked_for(stated) | _data(stated, project, package, tell)
+        settings = asked_for(stated["preimage"], stated["config"])
+        settings |= prepared(settings, stated["config"], stated["parts"]["data"], project, package, tell)
         here = json.loads(launched.run(launched.command("", settings, "env", package=package), project))
         changed = differences(stated["environment"]["preimage"], here["preimage"])
         for field in changed:
@@ -51,15 +52,14 @@ def replay(source: Path, out: Path, ranks: int | None, tell: Tell) -> bool:
 
 
 @contextmanager
-def _checked_out(receipt: receipts.Receipt) -> Iterator[Path]:
-    """The project as the run had it, in a worktree that is gone afterwards; the user's own is left alone."""
-    code, patch = receipt.stated["code"], receipt.patch
+def checked_out(code: Mapping[str, Any], patch: Path | None, name: str) -> Iterator[Path]:
+    """The project as a run had it, in a worktree that is gone afterwards; the user's own is left alone."""
     commit = code["commit"]
     if not commit:
-        raise Refused(f"{receipt.path}: made outside git, so that nobody knows its code")
+        raise Refused(f"run {name[:12]}: made outside git, so that nobody knows its code")
     if _git("cat-file", "-e", f"{commit}^{{commit}}", check=False).returncode:
         raise Refused(f"commit {commit}: not in this repository; get it with: git fetch, and run this again")
-    tree = PROJECT / "build" / f"replay-{receipt.name[:12]}"
+    tree = PROJECT / "build" / f"replay-{name[:12]}"
     try:
         _remove(tree)  # left by one that was killed
         _git("-c", "core.hooksPath=/dev/null", "worktree", "add", "--quiet", "--detach", str(tree), commit)
@@ -76,26 +76,28 @@ def _remove(tree: Path) -> None:
     _git("worktree", "prune", check=False)
 
 
-def _git(*words: str, cwd: Path = PROJECT, check: bool = True) -> "subprocess.CompletedProcess[str]":
-    done = subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True)
+def _git(*words: str, cwd: Path | None = None, check: bool = True) -> "subprocess.CompletedProcess[str]":
+    done = subprocess.run(["git", *words], cwd=cwd or PROJECT, capture_output=True, text=True)
     if check and done.returncode:
         raise Failure(f"git {' '.join(words)}: {' '.join(done.stderr.split())}")
     return done
 
 
-def _asked_for(stated: Mapping[str, Any]) -> dict[str, Any]:
+def asked_for(preimage: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """The recorded values of all keys that may change bits."""
-    addressed = flatten(stated["preimage"]["config"]) | {"seed": stated["preimage"]["seed"]}
-    return addressed | {key: stated["config"][key] for key in ENVIRONMENT_KEYS}
+    addressed = flatten(preimage["config"]) | {"seed": preimage["seed"]}
+    return addressed | {key: config[key] for key in ENVIRONMENT_KEYS}
 
 
-def _data(stated: Mapping[str, Any], project: Path, package: str, tell: Tell) -> dict[str, Any]:
+def prepared(
+    settings: Mapping[str, Any], config: Mapping[str, Any], root: str, project: Path, package: str, tell: Tell
+) -> dict[str, Any]:
     """Prepare the data in the worktree as it was, from the user's copy of the file or from DVC; the keys that name it.
 
     Raises:
         Refused: it is not to be had, or is other data.
     """
-    named, wanted = stated["config"]["data.raw"], stated["config"]["data.sha256"]
+    named, wanted = config["data.raw"], config["data.sha256"]
     own = PROJECT / named
     if own.is_file() and manifest.sha256_file(own) == wanted:
         raw = own
@@ -109,12 +111,12 @@ def _data(stated: Mapping[str, Any], project: Path, package: str, tell: Tell) ->
         ):
             subprocess.run(["dvc", *words], cwd=project, capture_output=True)
         manifest.require(raw, wanted, "DVC has it neither in its cache nor in a remote; put it back, then replay again")
-    settings = _asked_for(stated) | {"data.raw": str(raw), "data.prepared": str(project / "data" / "prepared")}
-    launched.run(launched.command(".prepare", settings, package=package), project)
+    places = {"data.raw": str(raw), "data.prepared": str(project / "data" / "prepared")}
+    launched.run(launched.command(".prepare", {**settings, **places}, package=package), project)
     seen = digest(manifest.verify(project / "data" / "prepared"))
-    if seen != stated["parts"]["data"]:
-        raise Failure(f"data: manifest root {seen} prepared here, {stated['parts']['data']} in the receipt")
-    return {name: settings[name] for name in ("data.raw", "data.prepared")}
+    if seen != root:
+        raise Failure(f"data: manifest root {seen} prepared here, {root} recorded")
+    return places
 
 
 def _compare(receipt: receipts.Receipt, again: receipts.Receipt, source: Path, tell: Tell) -> bool:

@@ -1,0 +1,119 @@
+"""By how much two runs differ at a step: each one's step made again from its nearest checkpoint, tensors compared."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from .. import checkpoint
+from ..errors import Failure, Preempted, Refused
+from ..files import read_json, write_json
+from ..record import ADDRESS, ENVIRONMENT, PATCH, RUN, STEPS
+from ..trace import FOLDER, VALUES
+from . import launched
+from .replay import asked_for, checked_out, prepared
+
+SHOWN = 3
+WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def at(run: Path, step: int, tell: Callable[[str], None]) -> dict[str, Tensor]:
+    """The tensors of a step (counted from 0) of the run in a directory, in the order in which they came to be.
+
+    Raises:
+        Refused: there is no such run, or no way to make its step again.
+        Failure: made again, the steps up to this one are not the recorded ones.
+    """
+    if not (run / RUN).is_file():
+        raise Refused(f"{run / RUN}: missing; the values of a step are made again from a run directory")
+    facts, address = read_json(run / RUN), read_json(run / ADDRESS)
+    patch = run / PATCH if facts["code"]["patch"] else None
+    with checked_out(facts["code"], patch, facts["id"]) as project, _copied(run, step) as (out, done):
+        (package,) = (path.parent.name for path in (project / "src").glob("*/repro"))
+        settings = asked_for(address["preimage"], facts["config"])
+        settings |= prepared(settings, facts["config"], address["parts"]["data"], project, package, tell)
+        settings |= {"trace.level": facts["config"]["trace.level"], "trace.values": step}
+        settings |= {"tracking.enabled": False, "checkpoint.every": 10**9}
+        tell(f"making step {step} of {run} again, from the checkpoint after step {done}")
+        ranks = address["preimage"].get("world_size", 1)
+        words = launched.command(".train", settings, "--out", out, ranks=ranks, package=package)
+        launched.run(words, project, ends=(0, Preempted.exit_code) if ranks == 1 else (0, 1))
+        if not (out / FOLDER / VALUES).is_file():
+            raise Failure(f"{run}: made again, the run did not come to step {step}")
+        with safe_open(out / FOLDER / VALUES, "pt") as file:
+            return {name: file.get_tensor(name) for name in json.loads(file.metadata()["order"])}
+
+
+@contextmanager
+def _copied(run: Path, step: int) -> Iterator[tuple[Path, int]]:
+    """The run as if it had been interrupted at its newest checkpoint before the step; and how many steps that has."""
+    with TemporaryDirectory() as folder:
+        out = Path(folder, "run")
+        out.mkdir()
+        for name in (ADDRESS, ENVIRONMENT, STEPS):
+            shutil.copyfile(run / name, out / name)
+        shutil.copytree(run / FOLDER, out / FOLDER)
+        write_json(out / RUN, read_json(run / RUN) | {"status": "KILLED"})
+        done = 0
+        for path in checkpoint.found(run / checkpoint.FOLDER):
+            if int(path.name[:9]) <= step:
+                done = max(done, int(path.name[:9]))
+                shutil.copytree(path, out / checkpoint.FOLDER / path.name)
+        yield out, done
+
+
+def differences(one: Mapping[str, Tensor], other: Mapping[str, Tensor], phase: str) -> list[str]:
+    """The first tensors of a phase that differ, each with by how much."""
+    names = [name for name in one if name in other and name.startswith(phase)]
+    differing = [name for name in names if _bits(one[name]).ne(_bits(other[name])).any()]
+    if phase == "gradient":
+        differing.reverse()  # the backward pass comes by the last one first
+    more = [f"and {len(differing) - SHOWN} more"] if len(differing) > SHOWN else []
+    return [f"{name}: {how_much(one[name], other[name])}" for name in differing[:SHOWN]] + more
+
+
+def how_much(one: Tensor, other: Tensor) -> str:
+    """How many numbers differ and by how much at most: absolute, relative to the larger one, and in ULPs."""
+    apart = _bits(one) != _bits(other)
+    a, b = one.double(), other.double()
+    absolute = torch.where(apart, (a - b).abs(), 0)
+    relative = torch.where(apart, absolute / torch.maximum(a.abs(), b.abs()).clamp_min(5e-324), 0)
+    worst = int(torch.where(apart, absolute.nan_to_num(torch.inf), -1).argmax())
+    where = [int(i) for i in torch.unravel_index(torch.tensor(worst), one.shape)]
+    ulps = f", {int(_ulps(one, other).max())} ULPs" if one.is_floating_point() else ""
+    return (
+        f"{int(apart.sum())} of {apart.numel()} numbers differ, by at most {float(absolute.max()):.3g} "
+        f"(relative {float(relative.max()):.3g}{ulps}); most at {where}: "
+        f"{one.flatten()[worst].item()!r} | {other.flatten()[worst].item()!r}"
+    )
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(WHOLE[tensor.element_size()]) if tensor.is_floating_point() else tensor
+
+
+def _ulps(one: Tensor, other: Tensor) -> Tensor:
+    """How many representable numbers lie from one to the other, both zeros being one; beyond 2**53 rounded."""
+    bits, others = _bits(one).long(), _bits(other).long()
+    largest = torch.iinfo(_bits(one).dtype).max
+    these, those = bits & largest, others & largest  # the numbers from zero
+    across = these.double() + those.double()
+    return torch.where((bits < 0) == (others < 0), (these - those).abs().double(), across)
+
+
+def report(one: Path, other: Path, step: int, phase: str, tell: Callable[[str], None]) -> list[str]:
+    """The lines that say by how much two runs differ at a step, from the phase in which they part."""
+    seen: list[dict[str, Any]] = []
+    for run in (one, other):
+        try:
+            seen.append(at(run, step, tell))
+        except Failure as failure:
+            return [f"no values: {run} made again: {failure}"]
+    return [f"values at step {step}, {phase}:", *(f"  {line}" for line in differences(seen[0], seen[1], phase))]
