@@ -64,6 +64,7 @@ def take_over(project: Path) -> None:
     run = project / "artifacts"
     address = json.loads((run / "address.json").read_text())
     weights = json.loads((run / "run.json").read_text())["tags"]["repro.weights"]
+    (before,) = re.findall(r"^    weights: (.*)$", (TEMPLATE / "results.lock").read_text(), re.MULTILINE)
     row = ROW.format(
         address=address["address"],
         parts=listed(address["parts"]),
@@ -76,7 +77,7 @@ def take_over(project: Path) -> None:
         shutil.copyfile(run / name, TEMPLATE / "artifacts" / name)
 
     readme = TEMPLATE / "README.md"
-    readme.write_text(re.sub(r"\b[0-9a-f]{64}\b", weights, readme.read_text()))
+    readme.write_text(readme.read_text().replace(before, weights))
     print(f"released: weights {weights}, content address {address['address']}")
 
 
