@@ -16,7 +16,7 @@ demo: $(TOOLS)/.locked  ## generate a project, train it twice in different ways,
 
 test: $(TOOLS)/.locked  ## run the template's tests, and a generated project's
 	@echo "pytest"
-	@$(IN_TOOLS) python -m pytest
+	@$(IN_TOOLS) python -m pytest --numprocesses auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 
 lint: $(TOOLS)/.locked  ## ruff over the template's own code
 	@echo "ruff"

@@ -97,17 +97,6 @@ def test_transformer_learns_as_shipped(project: InstalledProject, tmp_path: Path
     assert json.loads((tmp_path / "metrics.json").read_text())["accuracy"] >= 0.97
 
 
-def test_own_tests_pass(project: InstalledProject) -> None:
-    """As its README says: make test."""
-    printed = project.make("test")
-    assert re.search(r"\d+ passed", printed) and "failed" not in printed and "skipped" not in printed
-
-
-def test_own_lint_passes(project: InstalledProject) -> None:
-    """Ruff and mypy, with the project's own settings."""
-    project.make("lint")
-
-
 @pytest.mark.parametrize("damage", ["missing", "truncated", "altered"])
 def test_damaged_data_stops_before_dvc_sees_it(bake: Bake, project: InstalledProject, damage: str) -> None:
     """With its name, the hash wanted and the hash seen; and DVC's pointer stays what it was."""
