@@ -1,4 +1,6 @@
-"""Whether the locks still fit pyproject.toml and each other (`make lock-check`); offline, exit code 1 if not.
+"""Whether the locks fit pyproject.toml, each other and the Dockerfile's base (`make lock-check`); offline.
+
+Exit code 1 if they do not.
 
 `cpu.txt` and `torch-cpu.txt` together are the CPU lock: the CPU build of torch stands alone because it comes
 from an index of its own. `cuda.txt` is the whole CUDA lock, with the same version of all that both have.
@@ -12,11 +14,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU, TORCH_CPU, CUDA = "requirements/cpu.txt", "requirements/torch-cpu.txt", "requirements/cuda.txt"
 DEVICES = {"cpu": (CPU, TORCH_CPU), "cuda": (CUDA,)}
+DOCKERFILE = "Dockerfile"
+# The base: its CUDA version, its Ubuntu release, its digest; and the Python that each release has.
+BASE = re.compile(
+    r"^ARG BASE_IMAGE=nvidia/cuda:(?P<cuda>(?P<major>\d+)\.\d+)\.\d+-cudnn-runtime-ubuntu(?P<release>[\d.]+)"
+    r"@sha256:[0-9a-f]{64}$",
+    re.MULTILINE,
+)
+SNAPSHOT = re.compile(r"^ARG APT_SNAPSHOT=\d{8}T\d{6}Z$", re.MULTILINE)
+PYTHONS = {"24.04": "3.12"}
 DIRECT = "pyproject.toml"  # stands in a pin's `via` where the project itself asks for it
 
 
@@ -96,6 +108,27 @@ def against_each_other(cpu: dict[str, Pin], cuda: dict[str, Pin]) -> Iterable[st
             yield f"{name}: only in the cuda lock, asked for by {sorted(strangers) or 'nobody'}, not by torch"
 
 
+def against_base(dockerfile: str, cuda: dict[str, Pin], pythons: SpecifierSet) -> Iterable[str]:
+    """One line per thing in which the Dockerfile's base and the CUDA lock do not fit."""
+    base = BASE.search(dockerfile)
+    if not base:
+        yield f"{DOCKERFILE}: BASE_IMAGE is not nvidia/cuda:VERSION-cudnn-runtime-ubuntuRELEASE@sha256:DIGEST"
+        return
+    if not SNAPSHOT.search(dockerfile):
+        yield f"{DOCKERFILE}: APT_SNAPSHOT is not a moment such as 20261001T000000Z"
+    runtime = cuda["nvidia-cuda-runtime"].version if "nvidia-cuda-runtime" in cuda else "none"
+    if not runtime.startswith(f"{base['cuda']}."):
+        yield f"{DOCKERFILE}: the base has CUDA {base['cuda']}, torch in the cuda lock brings {runtime}"
+    for name in ("nvidia-cudnn", "nvidia-nccl"):
+        if f"{name}-cu{base['major']}" not in cuda:
+            yield f"{DOCKERFILE}: the base has CUDA {base['major']}, the cuda lock has no {name}-cu{base['major']}"
+    python = PYTHONS.get(base["release"])
+    if not python:
+        yield f"{DOCKERFILE}: nobody noted which Python Ubuntu {base['release']} has: add it to PYTHONS in {__file__}"
+    elif not pythons.contains(f"{python}.0"):
+        yield f"{DOCKERFILE}: Ubuntu {base['release']} has Python {python}, pyproject.toml wants {pythons}"
+
+
 def misfits(root: Path = ROOT) -> list[str]:
     """One line per thing that does not fit; empty if the locks are as they should be."""
     wanted = {str(canonicalize_name(direct.name)): direct for direct in direct_requirements(root)}
@@ -104,7 +137,8 @@ def misfits(root: Path = ROOT) -> list[str]:
     for device, lock in locks.items():
         found += against_pyproject(wanted, lock, device)
         found += [f"{pin.name}: no hash in the {device} lock" for pin in lock.values() if not pin.hashes]
-    return found
+    pythons = SpecifierSet(tomllib.loads((root / "pyproject.toml").read_text())["project"]["requires-python"])
+    return [*found, *against_base((root / DOCKERFILE).read_text(), locks["cuda"], pythons)]
 
 
 def main() -> int:
@@ -113,7 +147,8 @@ def main() -> int:
     if found:
         print(*found, "make lock brings the locks up to pyproject.toml", sep="\n")
         return 1
-    print(f"the locks fit pyproject.toml: {len(direct_requirements())} direct dependencies, cpu and cuda")
+    count = len(direct_requirements())
+    print(f"the locks, cpu and cuda, fit the Dockerfile's base and the {count} direct dependencies of pyproject.toml")
     return 0
 
 

@@ -44,7 +44,7 @@ def run(tmp_path: Path, prepared: Path) -> Run:
 def test_flipped_bit_in_one_ranks_weights_is_caught_and_blamed(run: Run, at: int):
     ran = run("weights", at, 3, "integrity.compare_every=5")
     caught = next(step for step in range(FLIPPED_AFTER, FLIPPED_AFTER + 5) if step % 5 == 0)
-    assert ran.codes == {0: "4", 1: "4", 2: "4"} and "exitcode  : 4 " in ran.told, ran.told
+    assert ran.codes == {0: "4", 1: "4", 2: "4"}, ran.told
     assert f"step {caught}: the ranks' weights differ" in ran.told
     others = {0: "1-2", 2: "0-1"}[at]
     assert [line[2:] for line in ran.lines("head.weight")] == [[others, *HOST], [str(at), *HOST]]
@@ -89,7 +89,7 @@ def test_comparing_and_recomputing_change_no_bit(run: Run, model: str):
 
 def test_wrong_gradient_of_a_rank_is_caught_and_named(run: Run):
     ran = run("gradient", 1, 2, "integrity.recompute_every=1")
-    assert ran.codes[1] == "4", ran.told  # the agent may see rank 0 first, which missed rank 1 in the group
+    assert ran.codes[1] == "4", ran.told
     assert f"rank 1: shard 4: computed twice on {AT}, the gradient differs in head.weight: " in ran.told
     assert ran.steps() == 4 and not (ran.out / "model.safetensors").exists()
 

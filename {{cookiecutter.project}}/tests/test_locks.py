@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import bump
 from check_locks import CPU, CUDA, ROOT, TORCH_CPU, misfits, parse, read_locks
 from write_locks import HEADER, TORCH_HEADER, LockError, render, torch_hashes
 
@@ -24,6 +25,17 @@ PLANTED = {
     "versions apart": (CPU, r"(?m)^rich==\S+", "rich==15.99", "rich: the cpu lock has 15.99, the cuda"),
     "torch apart": (TORCH_CPU, r"torch==\S+", "torch==2.99+cpu", "torch: the cpu lock has 2.99, the cuda"),
     "stranger": (CUDA, r"\Z", "zz==1\n    # via dvc\n", "zz: only in the cuda lock, asked for by ['dvc']"),
+    "another CUDA": ("Dockerfile", r"cuda:13\.0\.", "cuda:13.1.", "Dockerfile: the base has CUDA 13.1, torch in"),
+    "another major": ("Dockerfile", r"cuda:13\.0\.", "cuda:12.8.", "Dockerfile: the base has CUDA 12.8, torch in"),
+    "base by tag": ("Dockerfile", "@sha256:[0-9a-f]+", "", "Dockerfile: BASE_IMAGE is not nvidia/cuda:VERSION"),
+    "another Ubuntu": (
+        "Dockerfile",
+        r"ubuntu24\.04",
+        "ubuntu26.04",
+        "Dockerfile: nobody noted which Python",
+    ),
+    "another Python": (PROJECT, r">=3\.11,<3\.14", ">=3.13", "Dockerfile: Ubuntu 24.04 has Python 3.12, pyproject"),
+    "no snapshot": ("Dockerfile", r"APT_SNAPSHOT=\w+", "APT_SNAPSHOT=", "Dockerfile: APT_SNAPSHOT is not a moment"),
     "hash gone": (TORCH_CPU, r" \\\n    --hash=\S+", "", "torch: no hash in the cpu lock"),
 }
 
@@ -34,13 +46,39 @@ def test_locks_fit_pyproject_and_each_other() -> None:
 
 @pytest.mark.parametrize(("file", "pattern", "replacement", "finding"), PLANTED.values(), ids=PLANTED)
 def test_check_finds_a_planted_misfit(tmp_path: Path, file: str, pattern: str, replacement: str, finding: str) -> None:
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for name in ("pyproject.toml", "Dockerfile"):
+        shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
     changed, count = re.subn(pattern, lambda _: replacement, (tmp_path / file).read_text())
     assert count
     (tmp_path / file).write_text(changed)
     found = misfits(tmp_path)
     assert any(line.startswith(finding) for line in found), found
+
+
+DIGEST = "sha256:" + "0" * 64
+NEXT = f"nvidia/cuda:13.0.3-cudnn-runtime-ubuntu24.04@{DIGEST}"
+
+
+def test_bump_changes_its_two_lines_and_nothing_else() -> None:
+    before = (ROOT / "Dockerfile").read_text()
+    after = bump.put(bump.put(before, bump.LINES["base"], NEXT), bump.LINES["snapshot"], "20270101T000000Z")
+    changed = [line for line, old in zip(after.splitlines(), before.splitlines(), strict=True) if line != old]
+    assert changed == [f"ARG BASE_IMAGE={NEXT}", "ARG APT_SNAPSHOT=20270101T000000Z"]
+
+
+def test_bump_tells_what_changed() -> None:
+    assert bump.changes({"torch": "1", "gone": "2", "same": "3"}, {"torch": "4", "same": "3", "new": "5"}) == [
+        "gone: 2 -> none",
+        "new: none -> 5",
+        "torch: 1 -> 4",
+    ]
+
+
+def test_bump_takes_a_base_by_digest_only() -> None:
+    assert bump.with_digest(NEXT) == NEXT
+    with pytest.raises(bump.BumpError, match="cudnn-runtime-ubuntuRELEASE"):
+        bump.with_digest(f"debian:bookworm@{DIGEST}")
 
 
 def test_cuda_lock_adds_only_what_torch_brings() -> None:

@@ -147,7 +147,7 @@ def run(tmp_path: Path, prepared: Path) -> Run:
 
 def assert_stopped_before_step_0(run: Faulty, ranks: int) -> None:
     assert run.codes == dict.fromkeys(range(ranks), "4"), run.told
-    assert "exitcode  : 4 " in run.told and run.code != 0
+    assert run.code != 0
     assert run.told.count("field ") == 1 and "]: Traceback" not in run.told
     assert run.steps() == 0 and not list(run.out.glob("checkpoints/*"))
 

@@ -117,6 +117,7 @@ def test_every_switch_is_effective_in_a_run(alone: Path):
 def test_more_ranks_than_shards_are_refused(tmp_path: Path, prepared: Path):
     done = start(tmp_path / "run", "--set", f"data.prepared={prepared}", "--set", "parallel.shards=1", ranks=2)
     assert "world size 2 seen, at most parallel.shards=1 wanted" in done.stderr
+    assert "exitcode  : 2 " in done.stderr  # in torchrun's report
     assert done.stderr.count("world size 2 seen") == 1 and not (tmp_path / "run").exists()
 
 

@@ -1,16 +1,19 @@
 """Processes that have torch loaded when they begin: forked from one that imported it, in place of started.
 
-Importing torch takes most of the time of a short training, and the tests start some eighty processes. What runs in
-them is the same, and so is the agent above the ranks, torchrun's own. The tests whose subject is the start itself
-(its environment, its command line, torchrun's restarts) start cold, as a user does.
+Importing torch takes most of the time of a short training, and the tests start some hundred processes. What runs in
+them is the same. The tests whose subject is the start itself (its environment, its command line, torchrun) start cold,
+as a user does. Ranks are not forked from an agent such as torchrun's: it has threads, whose locks a fork would copy.
 """
 
 import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +22,14 @@ PROJECT = Path(__file__).parents[1]
 OURS = [f"{PACKAGE}.{module}" for module in ("config", "data", "evaluate", "model", "repro.run", "repro.sampling")]
 
 FORKS = multiprocessing.get_context("forkserver")  # no threads and no connections of this process
-FORKS.set_forkserver_preload(["torch._dynamo", "torch.distributed.run", "mlflow", *OURS])
+FORKS.set_forkserver_preload(["torch._dynamo", "mlflow", *OURS])
 
 
 class Warm:
-    """`python -m <package>.train ARGUMENTS`, with what subprocess.Popen offers; several ranks come under an agent.
+    """`python -m <package>.train ARGUMENTS`, with what subprocess.Popen offers; with `ranks`, that many of them.
 
-    What it prints is appended to `out` and `err`. With `script`, this file runs in place of the training.
+    What they print is appended to `out` and `err`. With `script`, this file runs in place of the training. As under
+    torchrun, a rank that fails ends the others by SIGTERM, and then the exit code is 1.
     """
 
     def __init__(
@@ -38,31 +42,54 @@ class Warm:
         script: Path | None = None,
     ) -> None:
         body = (_script, str(script), arguments) if script else (_module, f"{PACKAGE}.train", arguments)
-        variables, files = os.environ | dict(env or {}), (str(out), str(err))
-        work: tuple[Any, ...] = (_under_an_agent, ranks, *body) if ranks else body
-        self._process = FORKS.Process(target=_enter, args=(variables, files, *work))
-        self._process.start()
-        assert self._process.pid
-        self.pid = self._process.pid
+        self._stopped = False
+        self._ranks = ranks
+        self._processes = []
+        port = _free_port()
+        for rank in range(ranks or 1):
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            own = {name: str(value) for name, value in (place | meeting).items()} if ranks else {}
+            variables = os.environ | dict(env or {}) | own
+            process = FORKS.Process(target=_enter, args=(variables, (str(out), str(err)), *body))
+            process.start()
+            self._processes.append(process)
+        assert self._processes[0].pid
+        self.pid = self._processes[0].pid
 
     def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
-        return self._process.exitcode
+        """The exit code, or None while one of them runs."""
+        codes = [process.exitcode for process in self._processes]
+        if any(codes) and None in codes and not self._stopped:
+            self._stopped = True
+            self.send_signal(signal.SIGTERM)
+        if None in codes:
+            return None
+        return int(any(codes)) if self._ranks else codes[0]
 
     def wait(self, seconds: float | None = None) -> int:
         """Wait for the end and return the exit code."""
-        self._process.join(seconds)
-        assert self._process.exitcode is not None, f"still running after {seconds} s"
-        return self._process.exitcode
+        end = time.monotonic() + (seconds or 3600)
+        while (code := self.poll()) is None:
+            assert time.monotonic() < end, f"still running after {seconds} s"
+            wait([process.sentinel for process in self._processes if process.exitcode is None], 1)
+        return code
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal, unless it has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
+        """Send a signal to those that have not ended."""
+        for process in self._processes:
+            if process.exitcode is None and process.pid:
+                os.kill(process.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL to this process alone."""
+        """SIGKILL to the processes themselves."""
         self.send_signal(signal.SIGKILL)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 # ---- in the forked process
@@ -71,6 +98,7 @@ class Warm:
 def _enter(variables: dict[str, str], files: tuple[str, str], work: Callable[..., None], *arguments: Any) -> None:
     """Take on what a process is started with, then work."""
     os.setsid()
+    multiprocessing.set_start_method(None, force=True)  # the platform's own, for loader workers
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(PROJECT)
@@ -89,20 +117,3 @@ def _module(name: str, arguments: tuple[str, ...]) -> None:
 def _script(path: str, arguments: tuple[str, ...]) -> None:
     sys.argv = [path, *arguments]
     runpy.run_path(path, run_name="__main__")
-
-
-def _under_an_agent(ranks: int, *work: Any) -> None:
-    """What torchrun does, with forked ranks."""
-    from torch.distributed.elastic.multiprocessing.errors import record
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        start_method="fork",
-    )
-    record(elastic_launch(config, work[0]))(*work[1:])

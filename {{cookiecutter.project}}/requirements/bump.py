@@ -1,0 +1,91 @@
+"""Moves the base image, the apt snapshot and the locks forward together, and says what changed (`make bump`).
+
+python requirements/bump.py [--base TAG@DIGEST] [--snapshot MOMENT] --torch-index URL
+
+The base is an nvidia/cuda tag with its digest; a tag alone is looked up with `docker buildx imagetools inspect`.
+The snapshot is a moment such as 20261101T000000Z, later than the base; without one it is today's midnight (UTC).
+The locks are written anew with the newest versions that pyproject.toml allows. Then all is checked against another.
+"""
+
+import argparse
+import datetime
+import re
+import subprocess
+import sys
+
+from check_locks import BASE, DOCKERFILE, ROOT, misfits, read_locks
+
+LINES = {"base": re.compile(r"(?m)^ARG BASE_IMAGE=(.*)$"), "snapshot": re.compile(r"(?m)^ARG APT_SNAPSHOT=(.*)$")}
+
+
+class BumpError(Exception):
+    """The update cannot be made, for a reason the user can do something about."""
+
+
+def with_digest(base: str) -> str:
+    """The base with its digest, looked up where it has none."""
+    if "@sha256:" not in base:
+        try:
+            command = ["docker", "buildx", "imagetools", "inspect", base]
+            done = subprocess.run(command, capture_output=True, text=True)
+        except FileNotFoundError:
+            raise BumpError(f"{base}: no digest given, and no docker to look it up: --base {base}@sha256:…") from None
+        digest = re.search(r"(?m)^Digest:\s+(sha256:[0-9a-f]{64})$", done.stdout)
+        if done.returncode or not digest:
+            raise BumpError(f"{base}: no digest found: {' '.join(done.stderr.split())}")
+        base = f"{base}@{digest[1]}"
+    if not BASE.search(f"ARG BASE_IMAGE={base}"):
+        raise BumpError(f"{base}: nvidia/cuda:VERSION-cudnn-runtime-ubuntuRELEASE@sha256:DIGEST wanted")
+    return base
+
+
+def put(text: str, line: re.Pattern[str], value: str) -> str:
+    """The Dockerfile's text with another value of an ARG."""
+    return line.sub(lambda match: match[0].replace(match[1], value), text)
+
+
+def changes(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """A line for each name whose value is another now."""
+    names = sorted(name for name in before | after if before.get(name) != after.get(name))
+    return [f"{name}: {before.get(name, 'none')} -> {after.get(name, 'none')}" for name in names]
+
+
+def state() -> dict[str, str]:
+    """What a bump may change, by name."""
+    text = (ROOT / DOCKERFILE).read_text()
+    found = {name: match[1] for name, line in LINES.items() if (match := line.search(text))}
+    return found | {
+        f"{pin.name} ({device})": pin.version for device, lock in read_locks().items() for pin in lock.values()
+    }
+
+
+def main() -> int:
+    """Bump, say what changed, and whether it fits together."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", default="")
+    parser.add_argument("--snapshot", default=f"{datetime.datetime.now(datetime.UTC):%Y%m%d}T000000Z")
+    parser.add_argument("--torch-index", required=True)
+    given = parser.parse_args()
+    before, dockerfile = state(), ROOT / DOCKERFILE
+    try:
+        if not re.fullmatch(r"\d{8}T\d{6}Z", given.snapshot):
+            raise BumpError(f"--snapshot {given.snapshot}: a moment such as 20261101T000000Z wanted")
+        base = with_digest(given.base) if given.base else before["base"]
+    except BumpError as error:
+        print(error, file=sys.stderr)
+        return 2
+    text = put(put(dockerfile.read_text(), LINES["base"], base), LINES["snapshot"], given.snapshot)
+    dockerfile.write_text(text)
+    writer = [sys.executable, str(ROOT / "requirements" / "write_locks.py"), "--upgrade"]
+    if code := subprocess.run([*writer, "--torch-index", given.torch_index]).returncode:
+        return code
+    print(*(changes(before, state()) or ["nothing changed"]), sep="\n")
+    if found := misfits():
+        print(*found, sep="\n")
+        return 1
+    print("next: make setup, make test, make repro, make image; then commit")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
