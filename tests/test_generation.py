@@ -71,6 +71,15 @@ def test_nothing_is_left_unrendered(baked: BakedProject) -> None:
     assert not [name for name, text in texts.items() if jinja.search(text)]
 
 
+def test_development_container_is_a_stage_of_the_dockerfile(bake: Bake) -> None:
+    """And runs as its user."""
+    baked = bake()
+    container = json.loads(baked.text(".devcontainer/devcontainer.json"))
+    assert f" AS {container['build']['target']}\n" in baked.text("Dockerfile")
+    assert f" {container['remoteUser']} \\\n" in baked.text("Dockerfile")
+    assert container["workspaceFolder"] == re.search(r"^WORKDIR (.*)$", baked.text("Dockerfile"), re.MULTILINE)[1]
+
+
 def test_settings_parse(baked: BakedProject) -> None:
     settings = {name: text for name, text in baked.texts().items() if Path(name).suffix in PARSERS}
     assert {"pyproject.toml", "params.yaml", "dvc.yaml", "dvc.lock"} <= settings.keys()
