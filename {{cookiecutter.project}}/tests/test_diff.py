@@ -18,7 +18,7 @@ from project import data as data_module
 from project import train as train_module
 from project.config import Config
 from project.model import build
-from project.repro import checkpoint, manifest
+from project.repro import checkpoint, manifest, trace
 from project.repro.lab.diff import Place, Side, causes, first_place, load, report
 from project.repro.sampling import Plan
 from project.repro.settings import Checkpoint
@@ -229,6 +229,23 @@ def test_resume_from_a_wrong_step(train: Train, monkeypatch: pytest.MonkeyPatch)
     place, found = compare(one, train("other", level="step", **every))
     assert (place.step, place.phase) == (13, "loss")
     assert found[0].endswith("other was resumed just before step 13: it went on from another state")
+
+
+def test_gradients_are_named_from_the_one_that_the_backward_pass_comes_by_first():
+    columns = "gradient first", "gradient last", "weights first"
+    fields = np.dtype([*((name, "<u8") for name in columns), ("link", "V24")])
+    steps = np.zeros(1, np.dtype([*((name, trace.STEP[name]) for name in trace.STEP.names or ()), ("link", "V24")]))
+
+    def run(name: str, number: int) -> Side:
+        row, tensors = steps.copy(), np.zeros(1, fields)
+        row["gradient"] = number
+        for column in columns:
+            tensors[column] = number
+        for chain in (row, tensors):
+            chain["link"] = bytes([number]) * 24
+        return Side(name, {}, {}, (), None, row, tensors, columns)
+
+    assert first_place(run("one", 1), run("other", 2)) == Place(0, "gradient", ("last", "first"), 2)
 
 
 # ---- receipts

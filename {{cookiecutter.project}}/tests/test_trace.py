@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from attempt import STEPS, inside
 from conftest import PACKAGE
 from faulty import Faulty
@@ -14,7 +15,8 @@ from project.config import Config
 from project.repro import trace
 from project.repro.errors import Failure, Refused
 from project.repro.files import read_json
-from project.repro.trace import Chain, first_difference, rows
+from project.repro.trace import Chain, Trace, first_difference, rows
+from project.repro.world import World
 
 
 def bits(out: Path) -> tuple[bytes, bytes]:
@@ -87,6 +89,22 @@ def test_links_are_hashes_of_all_before(reference: Path):
 # ---- the chain
 
 
+def test_batches_enter_with_the_shard_that_sees_them(tmp_path: Path):
+    batches = [[torch.arange(4.0)], [torch.arange(4.0) + 1]]
+
+    def share(*order: int) -> list[int]:
+        told = Trace("step", tmp_path / "trace", World(0, 1, torch.device("cpu")))
+        model = torch.nn.Linear(1, 1)
+        told.begin(model, torch.optim.SGD(model.parameters()), 0, outputs=False)
+        for place, shard in enumerate(order):
+            told.batch(shard, batches[place])
+        model(torch.ones(1)).backward()
+        told.gradients(torch.zeros((), dtype=torch.float64))
+        return told.share().tolist()
+
+    assert share(0, 1) == share(0, 1) != share(1, 0)
+
+
 def chain(path: Path, count: int, odd: int | None = None) -> Path:
     """A chain of rows of 8 bytes, one of which may be another."""
     written = Chain(path, 8)
@@ -103,6 +121,7 @@ def test_torn_row_is_cut_and_the_chain_goes_on(tmp_path: Path):
     for bytes_left in range(5 * 32 - 31, 5 * 32):
         path.write_bytes(whole[:bytes_left])
         going_on = Chain(path, 8, position=4)
+        assert path.read_bytes() == whole[: 4 * 32]
         for row in range(4, 8):
             going_on.append(row.to_bytes(8, "little"))
         assert path.read_bytes() == whole
