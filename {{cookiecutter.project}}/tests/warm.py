@@ -25,11 +25,14 @@ FORKS = multiprocessing.get_context("forkserver")  # no threads and no connectio
 FORKS.set_forkserver_preload(["torch._dynamo", "mlflow", *OURS])
 
 
+GRACE = 3  # seconds in which ranks that fail alike end by themselves
+
+
 class Warm:
     """`python -m <package>.train ARGUMENTS`, with what subprocess.Popen offers; with `ranks`, that many of them.
 
     What they print is appended to `out` and `err`. With `script`, this file runs in place of the training. As under
-    torchrun, a rank that fails ends the others by SIGTERM, and then the exit code is 1.
+    torchrun, a rank that fails ends the others by SIGTERM (in a while), and then the exit code is 1.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class Warm:
         script: Path | None = None,
     ) -> None:
         body = (_script, str(script), arguments) if script else (_module, f"{PACKAGE}.train", arguments)
-        self._stopped = False
+        self._failed = 0.0  # when the first one did
         self._ranks = ranks
         self._processes = []
         port = _free_port()
@@ -60,9 +63,10 @@ class Warm:
     def poll(self) -> int | None:
         """The exit code, or None while one of them runs."""
         codes = [process.exitcode for process in self._processes]
-        if any(codes) and None in codes and not self._stopped:
-            self._stopped = True
-            self.send_signal(signal.SIGTERM)
+        if any(codes) and None in codes:
+            self._failed = self._failed or time.monotonic()
+            if time.monotonic() > self._failed + GRACE:
+                self.send_signal(signal.SIGTERM)
         if None in codes:
             return None
         return int(any(codes)) if self._ranks else codes[0]
