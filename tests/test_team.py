@@ -1,0 +1,198 @@
+"""Tracking for a team: an MLflow server on PostgreSQL, either of which may die midway and come back."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import VENV, InstalledProject
+from machine import install, sh
+
+PATIENCE = 180  # seconds, for what takes a few
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Wait until something is the case."""
+    for _ in range(PATIENCE * 10):
+        if condition():
+            return
+        time.sleep(0.1)
+    pytest.fail(f"{what}: not within {PATIENCE} s")
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Database:
+    """A real PostgreSQL, with a database for MLflow."""
+
+    def __init__(self, folder: Path) -> None:
+        if not list(Path("/usr/lib/postgresql").glob("*/bin/postgres")):
+            install("postgresql")
+        self.bin = max(Path("/usr/lib/postgresql").glob("*/bin"))
+        self.folder, self.port = folder, free_port()
+        # it refuses to be root
+        self.user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
+        folder.mkdir()
+        if self.user:
+            shutil.chown(folder, "postgres", "postgres")
+            for parent in list(folder.parents)[:-2]:
+                parent.chmod(parent.stat().st_mode | 0o011)
+        sh(*self.user, self.bin / "initdb", "--pgdata", folder / "data", "--username", "mlflow", "--auth", "trust")
+        self.start()
+        self.query("CREATE DATABASE mlflow", "postgres")
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        place = ["-p", str(self.port), "-k", str(self.folder), "-h", "127.0.0.1"]
+        command = [*self.user, str(self.bin / "postgres"), "-D", str(self.folder / "data"), *place]
+        log = (self.folder.parent / "postgres.log").open("a")
+        self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        ready = [str(self.bin / "pg_isready"), "-h", "127.0.0.1", "-p", str(self.port)]
+        until(lambda: subprocess.run(ready, capture_output=True).returncode == 0, "PostgreSQL answers")
+
+    def kill(self) -> None:
+        """SIGKILL to all its processes."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        (self.folder / "data" / "postmaster.pid").unlink(missing_ok=True)
+
+    def query(self, text: str, database: str = "mlflow") -> list[list[str]]:
+        """Return the rows of a query, as text."""
+        psql = [self.bin / "psql", "-h", "127.0.0.1", "-p", str(self.port), "-U", "mlflow", "-d", database]
+        return [line.split("|") for line in sh(*psql, "-Atc", text).stdout.splitlines()]
+
+
+class Tracking:
+    """A real MLflow server on it."""
+
+    def __init__(self, folder: Path, database: Database) -> None:
+        self.folder, self.port = folder, free_port()
+        self.store = f"postgresql+psycopg2://mlflow@127.0.0.1:{database.port}/mlflow"
+        self.uri = f"http://127.0.0.1:{self.port}"
+        folder.mkdir()
+        self.start()
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        where = ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
+        stores = ["--backend-store-uri", self.store, "--artifacts-destination", str(self.folder / "artifacts")]
+        command = [str(VENV / "bin" / "python"), "-m", "mlflow", "server", *where, *stores]
+        log = (self.folder / "log").open("a")
+        env = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
+        self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+        until(self.answers, "MLflow answers")
+
+    def answers(self) -> bool:
+        """Say whether somebody listens."""
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def kill(self) -> None:
+        """SIGKILL to all its processes."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    """A PostgreSQL that ends with the test."""
+    database = Database(tmp_path / "postgres")
+    yield database
+    database.kill()
+
+
+@pytest.fixture
+def tracking(database: Database, tmp_path: Path) -> Iterator[Tracking]:
+    """An MLflow server that ends with the test."""
+    tracking = Tracking(tmp_path / "mlflow", database)
+    yield tracking
+    tracking.kill()
+
+
+def test_server_and_database_that_die_midway_lose_and_double_nothing(
+    project: InstalledProject, database: Database, tracking: Tracking, tmp_path: Path
+) -> None:
+    """Two ranks log over HTTP; the server is killed, then the database, each while they train."""
+    out = tmp_path / "run"
+
+    def command(out: Path, *settings: str) -> list[str]:
+        sets = [
+            word
+            for setting in ("train.epochs=2", "tracking.wait_seconds=120", *settings)
+            for word in ("--set", setting)
+        ]
+        torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "repro_project.train")
+        return [str(project.python), *torchrun, *sets, "--out", str(out)]
+
+    env = {**project.env, "MLFLOW_TRACKING_URI": tracking.uri}
+    log = (tmp_path / "training.log").open("w")
+    training = subprocess.Popen(command(out), cwd=project.path, env=env, stdout=log, stderr=log, start_new_session=True)
+
+    def uploaded() -> int:
+        counted = (
+            database.query("SELECT count(*) FROM metrics")
+            if database.query("SELECT to_regclass('metrics')")[0][0]
+            else [["0"]]
+        )
+        return int(counted[0][0])
+
+    def pause() -> list[int]:
+        """Hold the ranks, but not the process that uploads: so that it is midway for sure."""
+        found = [int(path.name) for path in Path("/proc").glob("[0-9]*") if is_rank(path, str(out))]
+        for pid in found:
+            os.kill(pid, signal.SIGSTOP)
+        return found
+
+    rows = out / "metrics.jsonl"
+    until(lambda: rows.is_file() and rows.read_bytes().count(b"\n") >= 3, "the training logs")
+    ranks = pause()
+    assert len(ranks) == 2 and training.poll() is None
+    until(uploaded, "the first rows arrive")
+    tracking.kill()
+    time.sleep(3)  # the upload meets nobody
+    tracking.start()
+    before = uploaded()
+    for pid in ranks:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: rows.read_bytes().count(b"\n") >= 12, "the training goes on")
+    database.kill()
+    time.sleep(3)
+    database.start()
+    assert training.wait(PATIENCE) == 0, (tmp_path / "training.log").read_text()
+    assert before < uploaded()
+
+    wanted = [(row["step"], name) for row in map(json.loads, rows.read_text().splitlines()) for name in row["metrics"]]
+    found = [(int(step), name) for step, name in database.query("SELECT step, key FROM metrics")]
+    assert sorted(found) == sorted(wanted)
+    assert [row[0] for row in database.query("SELECT status FROM runs")] == ["FINISHED"]
+
+    subprocess.run(command(tmp_path / "alone", "tracking.enabled=false"), cwd=project.path, env=env, check=True,
+                   capture_output=True)  # fmt: skip
+    digests = {sha256(folder / "model.safetensors") for folder in (out, tmp_path / "alone")}
+    assert len(digests) == 1
+
+
+def is_rank(process: Path, out: str) -> bool:
+    """Say whether a process of /proc is a rank of the training into `out`."""
+    try:
+        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return False  # it has ended
+    return out in words and "repro_project.train" in words and "torch.distributed.run" not in words
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
