@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from victim import Start, Victim
+from warm import PACKAGE, PROJECT
 
 if TYPE_CHECKING:
     from attempt import Finish
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 pytest.register_assert_rewrite("server")  # it asserts too, and tells as much
 
-PROJECT = Path(__file__).parents[1]
-(PACKAGE,) = [path.parent.name for path in (PROJECT / "src").glob("*/repro")]
 
 # This tree is what is tested, installed or not, by this process and by those it starts.
 sys.path.insert(0, str(PROJECT / "src"))

@@ -124,7 +124,6 @@ class Faulty:
         logs = {"out": folder / "out", "err": folder / "err"}
         self.code = Warm(*arguments, **logs, ranks=ranks, env=env, script=Path(__file__)).wait(240)
         self.told = logs["err"].read_text()
-        # the agent tells only the codes that it saw before it stopped the other ranks
         self.codes = {int(path.name): path.read_text() for path in (folder / "codes").iterdir()}
 
     def steps(self) -> int:

@@ -2,16 +2,13 @@
 
 import json
 import os
-import random
 import sys
-import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from conftest import PACKAGE, python
@@ -25,7 +22,6 @@ from project.repro.determinism import (
     can_be_portable,
     effective,
     missing_variables,
-    seed_everything,
 )
 from project.repro.errors import Refused
 from project.repro.settings import Determinism
@@ -271,34 +267,3 @@ def test_portable_needs_avx2(line: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 # ---- seeding
-
-
-def drawn() -> list[float]:
-    return [random.random(), numpy.random.rand(), torch.rand(()).item(), torch.rand(()).item()]
-
-
-@pytest.mark.parametrize("seed", [0, 2**32 - 1, 2**32, 2**64 - 1])
-def test_seed_everything_seeds_python_numpy_and_torch(seed: int):
-    seed_everything(seed)
-    first = drawn()
-    seed_everything(seed)
-    assert drawn() == first
-    seed_everything(seed ^ 1)
-    assert all(one != other for one, other in zip(drawn(), first, strict=True))
-
-
-def test_seeding_keeps_and_looks_up_no_stack(monkeypatch: pytest.MonkeyPatch):
-    def slow(*arguments: object) -> None:
-        raise AssertionError("a stack was formatted, which takes longer than a small step")
-
-    monkeypatch.setattr(traceback, "format_stack", slow)
-    seed_everything(1)
-
-
-def test_seed_everything_seeds_all_gpus_from_the_start_of_a_run_on(monkeypatch: pytest.MonkeyPatch):
-    seen: list[int] = []
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", seen.append)
-    seed_everything(7)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    seed_everything(2**64 - 1)
-    assert seen == [2**64 - 1]

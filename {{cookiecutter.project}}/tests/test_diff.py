@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from attempt import Crash, inside
-from conftest import PACKAGE, PROJECT, python, trained, training
+from conftest import PACKAGE, PROJECT, Trained, python, trained, training
 from faulty import Faulty
 from project import data as data_module
 from project import train as train_module
@@ -48,11 +48,17 @@ def train(config: Config, prepared: Path, tmp_path: Path) -> Train:
     return train
 
 
+def done(ended: Trained) -> Path:
+    """The run directory of a training that came to its end."""
+    assert ended.done.returncode == 0, ended.done.stderr
+    return ended.out
+
+
 @pytest.fixture(scope="module")
 def clean(config: Config, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run without a fault, in a process of its own."""
     out = tmp_path_factory.mktemp("clean") / "run"
-    return trained(out, prepared, *SETTINGS).out
+    return done(trained(out, prepared, *SETTINGS))
 
 
 def faulty(out: Path, prepared: Path, fault: str, at: int, ranks: int, **env: str) -> Path:
@@ -75,8 +81,8 @@ def test_equal_runs_are_called_equal(clean: Path, prepared: Path, tmp_path: Path
     equal, lines = report(load(clean), load(again))
     root = json.loads((clean / "run.json").read_text())["tags"]["repro.trace"]
     assert equal and lines == [f"EQUAL: 23 steps, trace root {root}"]
-    done = command("diff", clean, again)
-    assert (done.returncode, done.stdout.splitlines()) == (0, lines)
+    told = command("diff", clean, again)
+    assert (told.returncode, told.stdout.splitlines()) == (0, lines)
 
 
 def test_run_that_ends_early_is_equal_as_far_as_it_goes(clean: Path, tmp_path: Path):
@@ -88,9 +94,9 @@ def test_run_that_ends_early_is_equal_as_far_as_it_goes(clean: Path, tmp_path: P
 
 
 def test_run_without_a_trace_is_refused(clean: Path, tmp_path: Path):
-    done = command("diff", clean, tmp_path)
-    assert done.returncode == 2 and "address.json: missing; a run directory with a trace is wanted" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    told = command("diff", clean, tmp_path)
+    assert told.returncode == 2 and "address.json: missing; a run directory with a trace is wanted" in told.stderr
+    assert len(told.stderr.splitlines()) == 1
 
 
 # ---- what was asked for
@@ -101,10 +107,10 @@ def test_another_seed(train: Train):
     place, found = compare(one, other)
     assert (place.step, place.phase) == (0, "batch")
     assert found == ["seed: 0 | 1: every random number is derived from the seed"]
-    done = command("diff", one, other)
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[0] == f"DIFFERENT: {one} and {other} part at step 0, batch"
-    assert "seed: 0 | 1" in done.stdout
+    told = command("diff", one, other)
+    assert told.returncode == 1
+    assert told.stdout.splitlines()[0] == f"DIFFERENT: {one} and {other} part at step 0, batch"
+    assert "seed: 0 | 1" in told.stdout
 
 
 def test_one_sample_altered(train: Train, config: Config, prepared: Path, tmp_path: Path):
@@ -140,7 +146,7 @@ def test_changed_optimizer_epsilon(clean: Path, prepared: Path, tmp_path: Path):
 def test_switch_off(prepared: Path, tmp_path: Path):
     network = "model.name=transformer"
     outs = tmp_path / "on", tmp_path / "off"
-    trained(outs[0], prepared, *SETTINGS, network)
+    done(trained(outs[0], prepared, *SETTINGS, network))
     relaxed = training(outs[1], prepared, *SETTINGS, network, "determinism.relax=[MKL_CBWR]")
     assert python("-m", f"{PACKAGE}.train", *relaxed, env={"MKL_CBWR": None}).returncode == 0
     place, found = compare(*outs)
@@ -152,7 +158,7 @@ def test_switch_off(prepared: Path, tmp_path: Path):
 def test_another_thread_count(prepared: Path, tmp_path: Path):
     network = "model.name=transformer"
     outs = tmp_path / "one", tmp_path / "two"
-    trained(outs[0], prepared, *SETTINGS, network)
+    done(trained(outs[0], prepared, *SETTINGS, network))
     relaxed = training(outs[1], prepared, *SETTINGS, network, "determinism.relax=[OMP_NUM_THREADS,MKL_NUM_THREADS]")
     threads = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
     assert python("-m", f"{PACKAGE}.train", *relaxed, env=threads).returncode == 0

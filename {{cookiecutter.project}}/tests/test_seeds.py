@@ -1,9 +1,14 @@
 """Seeds: pure, far apart, and the same everywhere."""
 
 import itertools
+import random
+import traceback
 
+import numpy
 import pytest
+import torch
 from conftest import PACKAGE, python
+from project.repro.determinism import seed_everything
 from project.repro.seeds import PURPOSES, derive
 
 KNOWN = {
@@ -69,3 +74,37 @@ def test_seeds_do_not_depend_on_the_hash_seed(hash_seed: str):
     of_string, seed = done.stdout.split()
     assert int(seed) == KNOWN[0, "sample", 1, 2]
     assert int(of_string) != hash("init")  # the variable did what it does
+
+
+# ---- the generators
+
+
+def drawn() -> list[float]:
+    return [random.random(), numpy.random.rand(), torch.rand(()).item(), torch.rand(()).item()]
+
+
+@pytest.mark.parametrize("seed", [0, 2**32 - 1, 2**32, 2**64 - 1])
+def test_seed_everything_seeds_python_numpy_and_torch(seed: int):
+    seed_everything(seed)
+    first = drawn()
+    seed_everything(seed)
+    assert drawn() == first
+    seed_everything(seed ^ 1)
+    assert all(one != other for one, other in zip(drawn(), first, strict=True))
+
+
+def test_seeding_keeps_and_looks_up_no_stack(monkeypatch: pytest.MonkeyPatch):
+    def slow(*arguments: object) -> None:
+        raise AssertionError("a stack was formatted, which takes longer than a small step")
+
+    monkeypatch.setattr(traceback, "format_stack", slow)
+    seed_everything(1)
+
+
+def test_seed_everything_seeds_all_gpus_from_the_start_of_a_run_on(monkeypatch: pytest.MonkeyPatch):
+    seen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seen.append)
+    seed_everything(7)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    seed_everything(2**64 - 1)
+    assert seen == [2**64 - 1]

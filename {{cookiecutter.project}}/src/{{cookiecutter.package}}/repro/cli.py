@@ -156,7 +156,7 @@ def replay(schema: Any, source: str, out: Path, ranks: int | None) -> None:
 @main.command()
 @overriding
 @click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="How long each training is.")
-@click.option("--ranks", type=click.IntRange(min=1), help="At most so many ranks; else as many as cores or GPUs.")
+@click.option("--ranks", type=click.IntRange(min=1), help="At most so many ranks; else one per GPU, or 4 on a CPU.")
 @click.pass_obj
 def verify(schema: Any, overrides: tuple[str, ...], epochs: int, ranks: int | None) -> None:
     """Prove the contract here, for this model and data: trainings in many ways, all with the same bits."""

@@ -58,7 +58,6 @@ class Row:
     verdict: str
     weights: str = ""
     trace: str | None = None
-    seconds: float = 0.0
 
 
 def verify(config: Settings, places: int, settings: Mapping[str, Any], tell: Callable[[str], None]) -> Iterator[Row]:
@@ -78,14 +77,13 @@ def verify(config: Settings, places: int, settings: Mapping[str, Any], tell: Cal
             row = _train(way, {**common, **way.settings}, steps)
             if row.weights:
                 same = row.weights == first.weights and row.trace in (None, first.trace)
-                row = Row(row.name, "EQUAL" if same else "DIFFERS", row.weights, row.trace, row.seconds)
+                row = Row(row.name, "EQUAL" if same else "DIFFERS", row.weights, row.trace)
             if row.verdict == "DIFFERS":
                 tell(f"see where: repro diff {ONCE.folder} {way.folder}")
             yield row
 
 
 def _train(way: Way, settings: Mapping[str, Any], steps: int = 0) -> Row:
-    started = time.monotonic()
     out = PROJECT / way.folder
     try:
         if way.killed:
@@ -95,7 +93,7 @@ def _train(way: Way, settings: Mapping[str, Any], steps: int = 0) -> Row:
     except Failure as failure:
         return Row(way.name, f"FAILED: {failure}")
     receipt = receipts.read(out)
-    return Row(way.name, "EQUAL", receipt.weights, receipt.stated["trace"], time.monotonic() - started)
+    return Row(way.name, "EQUAL", receipt.weights, receipt.stated["trace"])
 
 
 def _kill(words: list[str], rows: Path, after: int) -> None:
