@@ -31,18 +31,14 @@ def replay(source: Path, out: Path, ranks: int | None, tell: Tell) -> bool:
     promised = stated["preimage"].get("world_size")
     if promised and ranks not in (None, promised):
         raise Refused(f"world size {ranks} asked for, {promised} wanted: with parallel.reduce=ddp it decides bits")
-    with checked_out(stated["code"], receipt.patch, receipt.name) as project:
-        (package,) = (path.parent.name for path in (project / "src").glob("*/repro"))
-        settings = asked_for(stated["preimage"], stated["config"])
-        settings |= prepared(settings, stated["config"], stated["parts"]["data"], project, package, tell)
-        here = json.loads(launched.run(launched.command("", settings, "env", package=package), project))
-        changed = differences(stated["environment"]["preimage"], here["preimage"])
-        for field in changed:
+    with remade(receipt.name, stated, receipt.patch, tell) as (project, package, keys):
+        here = json.loads(launched.run(launched.command("", keys, "env", package=package), project))
+        for field in differences(stated["environment"]["preimage"], here["preimage"]):
             tell(f"environment: {field.field}: {field.one} there, {field.other} here")
         size = promised or ranks or 1
         tell(f"training on {size} rank{'s' * (size > 1)} into {out}")
-        settings |= {"tracking.enabled": False, "trace.level": "step" if stated["trace"] else "off"}
-        words = launched.command(".train", settings, "--out", out.absolute(), ranks=size, package=package)
+        keys |= {"tracking.enabled": False, "trace.level": "step" if stated["trace"] else "off"}
+        words = launched.command(".train", keys, "--out", out.absolute(), ranks=size, package=package)
         launched.run(words, project)
     again = receipts.read(out)
     asked = differences(stated["preimage"], again.stated["preimage"])
@@ -52,8 +48,30 @@ def replay(source: Path, out: Path, ranks: int | None, tell: Tell) -> bool:
 
 
 @contextmanager
-def checked_out(code: Mapping[str, Any], patch: Path | None, name: str) -> Iterator[Path]:
-    """The project as a run had it, in a worktree that is gone afterwards; the user's own is left alone."""
+def remade(
+    name: str, run: Mapping[str, Any], patch: Path | None, tell: Tell
+) -> Iterator[tuple[Path, str, dict[str, Any]]]:
+    """What a run had, in a worktree that is gone afterwards: the project, its package, the keys that may change bits.
+
+    `run` holds its `code`, `config`, `preimage` and `parts`. The user's own work tree is left alone.
+
+    Raises:
+        Refused: its commit or its data are not to be had.
+    """
+    with _checked_out(name, run["code"], patch) as project:
+        (package,) = (path.parent.name for path in (project / "src").glob("*/repro"))
+        preimage, config = run["preimage"], run["config"]
+        keys = flatten(preimage["config"]) | {"seed": preimage["seed"]} | {key: config[key] for key in ENVIRONMENT_KEYS}
+        keys |= {"data.raw": str(_raw(config, project, tell)), "data.prepared": str(project / "data" / "prepared")}
+        launched.run(launched.command(".prepare", keys, package=package), project)
+        seen, wanted = digest(manifest.verify(Path(keys["data.prepared"]))), run["parts"]["data"]
+        if seen != wanted:
+            raise Failure(f"data: manifest root {seen} prepared here, {wanted} recorded")
+        yield project, package, keys
+
+
+@contextmanager
+def _checked_out(name: str, code: Mapping[str, Any], patch: Path | None) -> Iterator[Path]:
     commit = code["commit"]
     if not commit:
         raise Refused(f"run {name[:12]}: made outside git, so that nobody knows its code")
@@ -83,40 +101,21 @@ def _git(*words: str, cwd: Path | None = None, check: bool = True) -> "subproces
     return done
 
 
-def asked_for(preimage: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """The recorded values of all keys that may change bits."""
-    addressed = flatten(preimage["config"]) | {"seed": preimage["seed"]}
-    return addressed | {key: config[key] for key in ENVIRONMENT_KEYS}
-
-
-def prepared(
-    settings: Mapping[str, Any], config: Mapping[str, Any], root: str, project: Path, package: str, tell: Tell
-) -> dict[str, Any]:
-    """Prepare the data in the worktree as it was, from the user's copy of the file or from DVC; the keys that name it.
-
-    Raises:
-        Refused: it is not to be had, or is other data.
-    """
+def _raw(config: Mapping[str, Any], project: Path, tell: Tell) -> Path:
+    """The dataset file as the run had it: the user's, or in the worktree, from DVC."""
     named, wanted = config["data.raw"], config["data.sha256"]
-    own = PROJECT / named
+    own, raw = PROJECT / named, project / named
     if own.is_file() and manifest.sha256_file(own) == wanted:
-        raw = own
-    else:
-        raw = project / named
-        tell(f"{named}: missing or other data here; asking DVC for it")
-        for words in (
-            ("config", "--local", "core.no_scm", "true"),
-            ("cache", "dir", "--local", str(PROJECT / ".dvc" / "cache")),
-            ("pull", "--quiet", f"{named}.dvc"),
-        ):
-            subprocess.run(["dvc", *words], cwd=project, capture_output=True)
-        manifest.require(raw, wanted, "DVC has it neither in its cache nor in a remote; put it back, then replay again")
-    places = {"data.raw": str(raw), "data.prepared": str(project / "data" / "prepared")}
-    launched.run(launched.command(".prepare", {**settings, **places}, package=package), project)
-    seen = digest(manifest.verify(project / "data" / "prepared"))
-    if seen != root:
-        raise Failure(f"data: manifest root {seen} prepared here, {root} recorded")
-    return places
+        return own
+    tell(f"{named}: missing or other data here; asking DVC for it")
+    for words in (
+        ("config", "--local", "core.no_scm", "true"),
+        ("cache", "dir", "--local", str(PROJECT / ".dvc" / "cache")),
+        ("pull", "--quiet", f"{named}.dvc"),
+    ):
+        subprocess.run(["dvc", *words], cwd=project, capture_output=True)
+    manifest.require(raw, wanted, "DVC has it neither in its cache nor in a remote; put it back, then replay again")
+    return raw
 
 
 def _compare(receipt: receipts.Receipt, again: receipts.Receipt, source: Path, tell: Tell) -> bool:

@@ -18,7 +18,7 @@ from ..files import read_json, write_json
 from ..record import ADDRESS, ENVIRONMENT, PATCH, RUN, STEPS
 from ..trace import FOLDER, VALUES
 from . import launched
-from .replay import asked_for, checked_out, prepared
+from .replay import remade
 
 SHOWN = 3
 WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -35,15 +35,15 @@ def at(run: Path, step: int, tell: Callable[[str], None]) -> dict[str, Tensor]:
         raise Refused(f"{run / RUN}: missing; the values of a step are made again from a run directory")
     facts, address = read_json(run / RUN), read_json(run / ADDRESS)
     patch = run / PATCH if facts["code"]["patch"] else None
-    with checked_out(facts["code"], patch, facts["id"]) as project, _copied(run, step) as (out, done):
-        (package,) = (path.parent.name for path in (project / "src").glob("*/repro"))
-        settings = asked_for(address["preimage"], facts["config"])
-        settings |= prepared(settings, facts["config"], address["parts"]["data"], project, package, tell)
-        settings |= {"trace.level": facts["config"]["trace.level"], "trace.values": step}
-        settings |= {"tracking.enabled": False, "checkpoint.every": 10**9}
+    with (
+        _copied(run, step) as (out, done),
+        remade(facts["id"], facts | address, patch, tell) as (project, package, keys),
+    ):
+        keys |= {"trace.level": facts["config"]["trace.level"], "trace.values": step}
+        keys |= {"tracking.enabled": False, "checkpoint.every": 10**9}
         tell(f"making step {step} of {run} again, from the checkpoint after step {done}")
         ranks = address["preimage"].get("world_size", 1)
-        words = launched.command(".train", settings, "--out", out, ranks=ranks, package=package)
+        words = launched.command(".train", keys, "--out", out, ranks=ranks, package=package)
         launched.run(words, project, ends=(0, Preempted.exit_code) if ranks == 1 else (0, 1))
         if not (out / FOLDER / VALUES).is_file():
             raise Failure(f"{run}: made again, the run did not come to step {step}")
