@@ -8,23 +8,12 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import VENV, InstalledProject
-from machine import install, sh
-
-PATIENCE = 180  # seconds, for what takes a few
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Wait until something is the case."""
-    for _ in range(PATIENCE * 10):
-        if condition():
-            return
-        time.sleep(0.1)
-    pytest.fail(f"{what}: not within {PATIENCE} s")
+from machine import PATIENCE, install, sh, until
 
 
 def free_port() -> int:
