@@ -53,6 +53,7 @@ OUTSIDE = {
     "checkpoint.on_error": ("continue", "stop"),
     "integrity.compare_every": ("7", "8"),
     "integrity.recompute_every": ("7", "8"),
+    "parallel.timeout_seconds": ("7", "8"),
     "trace.level": ("tensor", "off"),
     "trace.values": ("7", "8"),
     "receipt.key": ("~/.ssh/id_ed25519",),

@@ -104,7 +104,7 @@ class Rig:
     def __init__(self, name: str = "convnet") -> None:
         seed_everything(0)
         self.model = MODELS[name](16, 2, 0.5)
-        settings = Parallel(global_batch=8 * SHARDS, shards=SHARDS, reduce="order_free", lsb=-44)
+        settings = Parallel(global_batch=8 * SHARDS, shards=SHARDS, reduce="order_free", lsb=-44, timeout_seconds=60)
         self.gradients = OrderFree(self.model, settings, ALONE)
 
     def loss(self, seed: int | None) -> Tensor:

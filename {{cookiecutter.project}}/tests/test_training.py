@@ -86,7 +86,7 @@ def test_stock_ddp_repeats_itself_but_depends_on_the_world_size(train: Train):
 
 def test_left_group_outlives_its_owners(monkeypatch: pytest.MonkeyPatch):
     """The reducer of DistributedDataParallel must not be its last owner, or the end of a run may hang."""
-    joined = world.join("cpu", Parallel(global_batch=8, shards=8, reduce="ddp", lsb=-44))
+    joined = world.join("cpu", Parallel(global_batch=8, shards=8, reduce="ddp", lsb=-44, timeout_seconds=60))
     group = torch.distributed.group.WORLD
     owners = sys.getrefcount(group)
     world.leave()

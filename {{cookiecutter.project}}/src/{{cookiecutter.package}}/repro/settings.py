@@ -58,6 +58,7 @@ class Parallel(Section):
     shards: PositiveInt
     reduce: Literal["order_free", "ddp"]
     lsb: Annotated[int, Field(le=0)]
+    timeout_seconds: Annotated[PositiveInt, NEUTRAL]
 
     @property
     def limit_exponent(self) -> int:

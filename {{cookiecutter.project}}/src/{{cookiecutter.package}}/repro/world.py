@@ -14,7 +14,6 @@ from torch import Tensor
 from .errors import Failure, Refused
 from .settings import Parallel
 
-TIMEOUT = timedelta(minutes=10)
 T = TypeVar("T")
 
 
@@ -101,19 +100,19 @@ def join(device: str, parallel: Parallel) -> World:
     if size > parallel.shards:
         raise Refused(f"world size {size} seen, at most parallel.shards={parallel.shards} wanted: each rank runs one")
     place = device_of(device)
-    backend = "nccl" if place.type == "cuda" else "gloo"
+    backend, timeout = "nccl" if place.type == "cuda" else "gloo", timedelta(seconds=parallel.timeout_seconds)
     if size > 1:
         # Naming the device up front binds NCCL's communicator to it, before the first collective.
         bound = place if place.type == "cuda" else None
-        store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=TIMEOUT))  # type: ignore[attr-defined]
+        store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=timeout))  # type: ignore[attr-defined]
         # After a restart torchrun may hand out the store of the attempt before, in which Gloo would find the
         # addresses of processes that are gone, and wait for them.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
         store = dist.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT, device_id=bound)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=bound)
     elif parallel.reduce == "ddp":  # DistributedDataParallel insists on a group, even of one
         store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=TIMEOUT)
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
     return World(rank, size, place)
 
 
