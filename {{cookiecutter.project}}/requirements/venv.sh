@@ -7,7 +7,6 @@
 #   TORCH_INDEX  index of torch's CPU wheels (required for cpu)
 #   QUIET=1      say nothing when there is nothing to do
 #   LOCKS_ONLY=1 leave the project itself out
-#   COMPILE=compile  write bytecode for every package: for an image that nobody can write to
 #
 # A stamp is written last and removed first, so an interrupted set-up never passes for a whole one.
 set -eu
@@ -105,8 +104,7 @@ step() {
 
 # Bytecode for all packages would double the time; Python writes what it needs at the first import.
 pip_install() {
-    "$VENV/bin/python" -m pip install --no-input --disable-pip-version-check --no-deps \
-        "--${COMPILE:-no-compile}" "$@"
+    "$VENV/bin/python" -m pip install --no-input --disable-pip-version-check --no-deps --no-compile "$@"
 }
 
 # shellcheck disable=SC2086  # $locks is a list of names
