@@ -21,10 +21,6 @@ TEMPLATE = ROOT / "{{cookiecutter.project}}"
 BAKED, PACKAGE = "repro-project", "repro_project"
 JINJA = "{{ cookiecutter.package }}"
 
-# DVC folds lines at 80 columns: with a longer package name this one becomes two.
-FOLDED = re.compile(rf"(cmd: torchrun .* -m)\s+{PACKAGE}\.train")
-FOLD = "{{ ' \\n      ' if cookiecutter.package | length >= 12 else ' ' }}"
-
 RESULTS = """\
 # What a run must give: one row per (content address, environment class). `repro check` compares:
 # in the same class the weights bit by bit, in another one the metrics within the tolerance.
@@ -58,8 +54,7 @@ def main() -> None:
 
 def take_over(project: Path) -> None:
     """Write the outcome of the finished run in `project` into the template."""
-    lock = FOLDED.sub(rf"\1@FOLD@{PACKAGE}.train", (project / "dvc.lock").read_text())
-    (TEMPLATE / "dvc.lock").write_text(lock.replace(PACKAGE, JINJA).replace("@FOLD@", FOLD))
+    (TEMPLATE / "dvc.lock").write_text((project / "dvc.lock").read_text().replace(PACKAGE, JINJA))
 
     run = project / "artifacts"
     address = json.loads((run / "address.json").read_text())

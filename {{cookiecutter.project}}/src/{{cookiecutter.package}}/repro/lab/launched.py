@@ -21,8 +21,10 @@ def command(
     module: str, settings: Mapping[str, Any], *arguments: str | Path, ranks: int = 1, package: str = PACKAGE.name
 ) -> list[str]:
     """The command line of a module of the package, under torchrun for more than one rank."""
-    torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
-    return [sys.executable, "-m", *torchrun, f"{package}{module}", *map(str, arguments), *overrides(settings)]
+    # by its own name torchrun would wait for ever where nothing resolves that, as in a container without network
+    torchrun = ["torch.distributed.run", "--standalone", "--local-addr=localhost", f"--nproc-per-node={ranks}", "-m"]
+    launcher = torchrun if ranks > 1 else []
+    return [sys.executable, "-m", *launcher, f"{package}{module}", *map(str, arguments), *overrides(settings)]
 
 
 def environment(project: Path = PROJECT) -> dict[str, str]:
