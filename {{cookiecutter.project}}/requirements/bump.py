@@ -13,9 +13,13 @@ import re
 import subprocess
 import sys
 
-from check_locks import BASE, DOCKERFILE, ROOT, misfits, read_locks
+from check_locks import BASE, DOCKERFILE, ROOT, misfits, read_locks, seconds
 
-LINES = {"base": re.compile(r"(?m)^ARG BASE_IMAGE=(.*)$"), "snapshot": re.compile(r"(?m)^ARG APT_SNAPSHOT=(.*)$")}
+LINES = {
+    "base": re.compile(r"(?m)^ARG BASE_IMAGE=(.*)$"),
+    "snapshot": re.compile(r"(?m)^ARG APT_SNAPSHOT=(.*)$"),
+    "epoch": re.compile(r"(?m)^ARG SOURCE_DATE_EPOCH=(.*)$"),
+}
 
 
 class BumpError(Exception):
@@ -39,9 +43,12 @@ def with_digest(base: str) -> str:
     return base
 
 
-def put(text: str, line: re.Pattern[str], value: str) -> str:
-    """The Dockerfile's text with another value of an ARG."""
-    return line.sub(lambda match: match[0].replace(match[1], value), text)
+def put(text: str, values: dict[str, str]) -> str:
+    """The Dockerfile's text with other values of these ARGs."""
+    for name, value in values.items():
+        if match := LINES[name].search(text):
+            text = text[: match.start(1)] + value + text[match.end(1) :]
+    return text
 
 
 def changes(before: dict[str, str], after: dict[str, str]) -> list[str]:
@@ -68,14 +75,16 @@ def main() -> int:
     given = parser.parse_args()
     before, dockerfile = state(), ROOT / DOCKERFILE
     try:
-        if not re.fullmatch(r"\d{8}T\d{6}Z", given.snapshot):
-            raise BumpError(f"--snapshot {given.snapshot}: a moment such as 20261101T000000Z wanted")
+        epoch = seconds(given.snapshot)
         base = with_digest(given.base) if given.base else before["base"]
     except BumpError as error:
         print(error, file=sys.stderr)
         return 2
-    text = put(put(dockerfile.read_text(), LINES["base"], base), LINES["snapshot"], given.snapshot)
-    dockerfile.write_text(text)
+    except ValueError:
+        print(f"--snapshot {given.snapshot}: a moment such as 20261101T000000Z wanted", file=sys.stderr)
+        return 2
+    values = {"base": base, "snapshot": given.snapshot, "epoch": epoch}
+    dockerfile.write_text(put(dockerfile.read_text(), values))
     writer = [sys.executable, str(ROOT / "requirements" / "write_locks.py"), "--upgrade"]
     if code := subprocess.run([*writer, "--torch-index", given.torch_index]).returncode:
         return code

@@ -6,6 +6,7 @@ Exit code 1 if they do not.
 from an index of its own. `cuda.txt` is the whole CUDA lock, with the same version of all that both have.
 """
 
+import datetime
 import re
 import sys
 import tomllib
@@ -27,7 +28,8 @@ BASE = re.compile(
     r"@sha256:[0-9a-f]{64}$",
     re.MULTILINE,
 )
-SNAPSHOT = re.compile(r"^ARG APT_SNAPSHOT=\d{8}T\d{6}Z$", re.MULTILINE)
+SNAPSHOT = re.compile(r"^ARG APT_SNAPSHOT=(\d{8}T\d{6}Z)$", re.MULTILINE)
+EPOCH = re.compile(r"^ARG SOURCE_DATE_EPOCH=(\d+)$", re.MULTILINE)
 PYTHONS = {"24.04": "3.12"}
 DIRECT = "pyproject.toml"  # stands in a pin's `via` where the project itself asks for it
 
@@ -108,14 +110,22 @@ def against_each_other(cpu: dict[str, Pin], cuda: dict[str, Pin]) -> Iterable[st
             yield f"{name}: only in the cuda lock, asked for by {sorted(strangers) or 'nobody'}, not by torch"
 
 
+def seconds(snapshot: str) -> str:
+    """The seconds from 1970 to a moment such as 20261001T000000Z."""
+    return f"{datetime.datetime.strptime(snapshot, '%Y%m%dT%H%M%S%z').timestamp():.0f}"
+
+
 def against_base(dockerfile: str, cuda: dict[str, Pin], pythons: SpecifierSet) -> Iterable[str]:
     """One line per thing in which the Dockerfile's base and the CUDA lock do not fit."""
     base = BASE.search(dockerfile)
     if not base:
         yield f"{DOCKERFILE}: BASE_IMAGE is not nvidia/cuda:VERSION-cudnn-runtime-ubuntuRELEASE@sha256:DIGEST"
         return
-    if not SNAPSHOT.search(dockerfile):
+    snapshot, epoch = SNAPSHOT.search(dockerfile), EPOCH.search(dockerfile)
+    if not snapshot:
         yield f"{DOCKERFILE}: APT_SNAPSHOT is not a moment such as 20261001T000000Z"
+    elif not epoch or epoch[1] != seconds(snapshot[1]):
+        yield f"{DOCKERFILE}: SOURCE_DATE_EPOCH is not APT_SNAPSHOT's {seconds(snapshot[1])}"
     runtime = cuda["nvidia-cuda-runtime"].version if "nvidia-cuda-runtime" in cuda else "none"
     if not runtime.startswith(f"{base['cuda']}."):
         yield f"{DOCKERFILE}: the base has CUDA {base['cuda']}, torch in the cuda lock brings {runtime}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import bump
-from check_locks import CPU, CUDA, ROOT, TORCH_CPU, misfits, parse, read_locks
+from check_locks import CPU, CUDA, ROOT, TORCH_CPU, misfits, parse, read_locks, seconds
 from write_locks import HEADER, TORCH_HEADER, LockError, render, torch_hashes
 
 FILES = {CPU: HEADER, TORCH_CPU: TORCH_HEADER, CUDA: HEADER}
@@ -36,6 +36,7 @@ PLANTED = {
     ),
     "another Python": (PROJECT, r">=3\.11,<3\.14", ">=3.13", "Dockerfile: Ubuntu 24.04 has Python 3.12, pyproject"),
     "no snapshot": ("Dockerfile", r"APT_SNAPSHOT=\w+", "APT_SNAPSHOT=", "Dockerfile: APT_SNAPSHOT is not a moment"),
+    "other moment": ("Dockerfile", r"EPOCH=\d+", "EPOCH=1", "Dockerfile: SOURCE_DATE_EPOCH is not APT_SNAPSHOT's 17"),
     "hash gone": (TORCH_CPU, r" \\\n    --hash=\S+", "", "torch: no hash in the cpu lock"),
 }
 
@@ -60,11 +61,16 @@ DIGEST = "sha256:" + "0" * 64
 NEXT = f"nvidia/cuda:13.0.3-cudnn-runtime-ubuntu24.04@{DIGEST}"
 
 
-def test_bump_changes_its_two_lines_and_nothing_else() -> None:
+def test_bump_changes_its_lines_and_nothing_else() -> None:
     before = (ROOT / "Dockerfile").read_text()
-    after = bump.put(bump.put(before, bump.LINES["base"], NEXT), bump.LINES["snapshot"], "20270101T000000Z")
+    after = bump.put(before, {"base": NEXT, "snapshot": "20270101T000000Z", "epoch": "1798761600"})
     changed = [line for line, old in zip(after.splitlines(), before.splitlines(), strict=True) if line != old]
-    assert changed == [f"ARG BASE_IMAGE={NEXT}", "ARG APT_SNAPSHOT=20270101T000000Z"]
+    assert changed == [
+        f"ARG BASE_IMAGE={NEXT}",
+        "ARG APT_SNAPSHOT=20270101T000000Z",
+        "ARG SOURCE_DATE_EPOCH=1798761600",
+    ]
+    assert seconds("20270101T000000Z") == "1798761600"
 
 
 def test_bump_tells_what_changed() -> None:
