@@ -6,7 +6,7 @@ IN_TOOLS = PATH="$(abspath $(TOOLS))/bin:$$PATH"
 export GIT_CEILING_DIRECTORIES := $(abspath build)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lock released chaos step-cost gpu clean
+.PHONY: help demo test lint lock released chaos step-cost order gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -37,6 +37,9 @@ chaos: $(TOOLS)/.locked  ## kill a training 100 times and compare the bits (KILL
 
 step-cost: $(TOOLS)/.locked  ## measure what agreement and the trace cost per step, on CPU; five minutes
 	@$(IN_TOOLS) python tools/step_cost.py
+
+order: $(TOOLS)/.locked  ## measure time and memory to enter an epoch of up to 10^10 samples; five minutes
+	@$(IN_TOOLS) python tools/order.py
 
 gpu: $(TOOLS)/.locked  ## on a machine with a GPU: what repeats there, and what strictness costs (TRAIN_PYTHON=…)
 	@$(IN_TOOLS) python benchmarks/gpu.py $(if $(TRAIN_PYTHON),--python $(TRAIN_PYTHON))
