@@ -1,5 +1,6 @@
 """The keyed permutation: bijective for any n, evenly spread, and any position at once."""
 
+import itertools
 import math
 import time
 import tracemalloc
@@ -7,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 import pytest
-from project.repro.order import Permutation, mix
+from project.repro.order import MASK, Permutation, mix
 
 SIZES = [1, 2, 3, 4, 5, 6, 7, 10, 100, 1000, 1438, *(2**k + d for k in (3, 6, 7, 11) for d in (-1, 0, 1))]
 FAR = 10**10
@@ -97,17 +98,58 @@ def test_no_items_are_refused(n: int):
         Permutation(n, 0)
 
 
-@pytest.mark.parametrize("n", [n for n in SIZES if n > 2])  # 1 and 2 lie in a range of 4
-def test_fewer_than_two_walks_are_needed_on_average(n: int, monkeypatch: pytest.MonkeyPatch):
-    encrypt, walked = Permutation._encrypt, []
+@pytest.fixture
+def scrambled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The words that permutations scramble, one for each walk."""
+    encrypt, words = Permutation._encrypt, []
 
     def counting(self: Permutation, word: int) -> int:
-        walked.append(word)
+        words.append(word)
         return encrypt(self, word)
 
     monkeypatch.setattr(Permutation, "_encrypt", counting)
+    return words
+
+
+@pytest.mark.parametrize("n", [n for n in SIZES if n > 2])  # 1 and 2 lie in a range of 4
+def test_fewer_than_two_walks_are_needed_on_average(n: int, scrambled: list[int]):
     order(n, 0)
-    assert n <= len(walked) < 2 * n
+    assert n <= len(scrambled) < 2 * n
+
+
+@pytest.mark.parametrize("n", [FAR, 2**33 + 1])  # the second one's range is all but twice as large
+def test_far_positions_need_few_walks_too(n: int, scrambled: list[int]):
+    permutation, positions = Permutation(n, 7), range(0, n, n // 10_000)
+    assert all(0 <= permutation[position] < n for position in positions)
+    assert len(scrambled) < 2.1 * len(positions)
+
+
+def position_of(permutation: Permutation, item: int) -> int:
+    """The position of an item: the way back, round by round and walk by walk; -1 if none leads there."""
+    bits, low_mask, high_mask = permutation._low_bits, permutation._low, permutation._high
+    for _ in range(100):
+        high, low = item >> bits, item & low_mask
+        for first, second in zip(permutation._keys[-2::-2], permutation._keys[::-2], strict=True):
+            low ^= mix((high + second) & MASK) & low_mask
+            high ^= mix((low + first) & MASK) & high_mask
+        item = high << bits | low
+        if item < permutation.n:
+            return item
+    return -1
+
+
+@pytest.mark.parametrize("n", [1438, FAR, 2**33 + 1])
+def test_the_way_back_is_the_way(n: int):
+    permutation = Permutation(n, 7)
+    for position in (0, 1, n // 2, n - 2, n - 1, *range(0, n, n // 100)):
+        assert position_of(permutation, permutation[position]) == position
+
+
+def test_far_items_are_all_different():
+    permutation, block = Permutation(FAR, 7), 25_000
+    blocks = (range(0, block), range(FAR // 2, FAR // 2 + block), range(FAR - block, FAR))
+    positions = {*itertools.chain(*blocks), *range(0, FAR, FAR // block)}
+    assert len({permutation[position] for position in positions}) == len(positions) > 3.9 * block
 
 
 def test_any_position_costs_microseconds_and_no_memory():

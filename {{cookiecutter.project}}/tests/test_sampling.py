@@ -2,13 +2,16 @@
 
 import itertools
 import random
+import tracemalloc
 
 import numpy
 import pytest
 import torch
 from project.config import Config
 from project.repro import sampling
-from project.repro.sampling import Plan
+from project.repro.order import Permutation
+from project.repro.sampling import Plan, Shards
+from project.repro.seeds import derive
 from project.repro.world import World
 from torch.utils.data import DataLoader
 
@@ -115,3 +118,77 @@ def test_iterating_leaves_the_global_generator_to_the_items(config: Config):
     before = torch.get_rng_state()
     iter(sampling.loader(Drawing(), plan(), config, world(0, 1), 0, 1))
     assert torch.equal(before, torch.get_rng_state())
+
+
+# ---- a dataset of which no list would fit into memory
+
+FAR = 10**10
+MIDDLE = FAR // BATCH // 2
+STEPS = {"the first": 0, "in the middle": MIDDLE, "between two epochs": FAR // BATCH, "in a later one": 7 * MIDDLE}
+
+
+class Far:
+    """10^10 samples, each its own index."""
+
+    def __len__(self) -> int:
+        return FAR
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(index)
+
+
+@pytest.fixture
+def scrambled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The words that permutations scramble: the work that finding samples is."""
+    encrypt, words = Permutation._encrypt, []
+
+    def counting(self: Permutation, word: int) -> int:
+        words.append(word)
+        return encrypt(self, word)
+
+    monkeypatch.setattr(Permutation, "_encrypt", counting)
+    return words
+
+
+def peak(samples: int) -> int:
+    """Bytes that a plan needs at most, with the samples of a step in the middle of its first epoch."""
+    tracemalloc.start()
+    far = Plan(samples, BATCH, SHARDS, 0)
+    assert all(far.keys(samples // BATCH // 2, shard) for shard in range(SHARDS))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return most
+
+
+def test_memory_does_not_grow_with_the_dataset():
+    peak(10**3)  # whatever Python makes once
+    few, many = peak(10**3), peak(FAR)
+    assert many < 100_000 and abs(many - few) < 2_000  # wider integers; an eight-byte entry for each would be 80 GB
+
+
+@pytest.mark.parametrize("start", STEPS.values(), ids=STEPS)
+def test_far_steps_hold_the_samples_of_their_positions(start: int):
+    orders = {epoch: Permutation(FAR, derive(0, "order", epoch)) for epoch in range(5)}
+    positions = [divmod(position, FAR) for position in range(start * BATCH, (start + 1) * BATCH)]
+    far = Plan(FAR, BATCH, SHARDS, 0)
+    keys = [key for shard in range(SHARDS) for key in far.keys(start, shard)]
+    assert keys == [(epoch, orders[epoch][position]) for epoch, position in positions]
+    assert len(set(keys)) == BATCH
+
+
+@pytest.mark.parametrize("start", STEPS.values(), ids=STEPS)
+def test_resumed_keys_are_those_of_a_run_that_went_on(start: int):
+    mine, first = range(1, 3), max(0, start - 4)
+    whole = list(Shards(Plan(FAR, BATCH, SHARDS, 0), mine, first, start + 4))
+    resumed = list(Shards(Plan(FAR, BATCH, SHARDS, 0), mine, start, start + 4))
+    assert resumed == whole[(start - first) * len(mine) :] and len(resumed) == 4 * len(mine)
+
+
+@pytest.mark.parametrize("start", STEPS.values(), ids=STEPS)
+def test_resuming_looks_for_the_samples_of_its_step_only(start: int, config: Config, scrambled: list[int]):
+    far = Plan(FAR, BATCH, SHARDS, config.seed)
+    shards = iter(sampling.loader(Far(), far, config, world(0, 1), start, far.steps(8)))
+    step = [next(shards) for _ in range(SHARDS)]
+    assert BATCH <= len(scrambled) < 3 * BATCH  # two walks on average, at most
+    wanted = [index for shard in range(SHARDS) for _, index in Plan(FAR, BATCH, SHARDS, config.seed).keys(start, shard)]
+    assert torch.cat(step).tolist() == wanted
