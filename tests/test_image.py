@@ -1,0 +1,188 @@
+"""The Dockerfile, built unchanged on a stand-in for the CUDA base: what it holds, and what it trains to."""
+
+import json
+import re
+import shutil
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import yaml
+from conftest import VENV, Bake, BakedProject
+from engine import BASE_PYTHON, Engine, engine, standin
+from machine import sh
+
+USER = 10001  # the image's own
+NAME = "repro-project:test"
+SECRET = "pa55word-of-the-build"
+
+
+@dataclass(frozen=True)
+class Image:
+    """The image of a project, the engine that has it, and the project that it was built from."""
+
+    engine: Engine
+    base: str
+    digests: list[str]  # of two builds that shared nothing
+    project: BakedProject
+
+    def run(self, *command: str, mounts: tuple[str, ...] = ()) -> str:
+        """Run a command as the image's user, without network and with a read-only root file system."""
+        hard = ("--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp")
+        volumes = [word for mount in mounts for word in ("--volume", mount)]
+        return self.engine.docker("run", *hard, "--env", f"REPRO_IMAGE={self.digests[0]}", *volumes, NAME, *command)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files and says nothing."""
+
+    def log_message(self, *arguments: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve a folder on this machine's loopback, which a build on the host's network sees; where."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def download(project: BakedProject, folder: Path) -> None:
+    """Get the packages of the CPU lock, for the Python of the base."""
+    (index,) = re.findall(r"^ARG TORCH_INDEX=(.*)$", project.text("Dockerfile"), re.MULTILINE)
+    pip = [VENV / "bin" / "python", "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    wanted = ["--no-deps", "--require-hashes", "--python-version", BASE_PYTHON, "--dest", folder]
+    for lock, options in {"torch-cpu": ["--extra-index-url", index], "cpu": []}.items():
+        sh(*pip, *wanted, *options, "-r", project.path / "requirements" / f"{lock}.txt")
+
+
+@pytest.fixture(scope="module")
+def image(bake: Bake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
+    """The image of a project with the default answers, from the CPU lock."""
+    folder = tmp_path_factory.mktemp("engine")
+    projects = [bake(), bake()]
+    download(projects[0], folder / "wheels")
+    with engine(folder) as docker, served(folder / "wheels") as packages:
+        base = standin(docker, folder)
+        pip = folder / "pip.conf"
+        pip.write_text(f"[global]\nno-index = true\nfind-links = http://builder:{SECRET}@{packages}/\n")
+        options = f"--network host --secret id=pipconf,src={pip}"
+        digests = []
+        for project in projects:
+            docker.docker("builder", "prune", "--all", "--force")
+            sh("make", "image", f"IMAGE={NAME}", "DEVICE=cpu", f"BASE_IMAGE={base}", f"BUILD_OPTIONS={options}",
+               cwd=project.path, env=docker.env)  # fmt: skip
+            digests.append(docker.id_of(NAME))
+        yield Image(docker, base, digests, projects[0])
+
+
+@pytest.fixture
+def checkout(image: Image, tmp_path: Path) -> Path:
+    """A checkout of the project for the image's user, to be mounted."""
+    copy = Path(shutil.copytree(image.project.path, tmp_path / "checkout", symlinks=True))
+    sh("chown", "--recursive", f"{USER}:{USER}", copy)
+    return copy
+
+
+def test_builds_that_share_nothing_give_one_digest(image: Image) -> None:
+    """Two checkouts of one commit, no cache: every layer, and the image with its dates."""
+    assert image.digests[0] == image.digests[1]
+
+
+def test_user_of_the_image_is_not_root_and_writes_nowhere_but_in_tmp(image: Image) -> None:
+    """Its root file system is read-only here, and not its own anyway."""
+    assert image.run("id", "-u").strip() == str(USER)
+    refused = image.run("sh", "-c", "touch /opt/venv/x 2>&1 || touch /etc/x 2>&1 || touch /tmp/x && echo only in /tmp")
+    assert refused.count("Read-only file system") == 2 and refused.endswith("only in /tmp\n")
+
+
+def test_environment_is_the_portable_class_and_names_the_image(image: Image) -> None:
+    """`repro env`, from the image alone."""
+    environment = json.loads(image.run("repro", "env"))
+    assert environment["preimage"]["image"] == image.digests[0]
+    assert environment["class"].startswith("cpu-portable/torch-")
+
+
+def test_dvc_repro_in_the_image_gives_the_released_digest(image: Image, checkout: Path) -> None:
+    """On a mounted checkout; the receipt carries the image's digest, and nothing else of the checkout changes."""
+    mounts = (f"{checkout}:/work",)
+    image.run("dvc", "repro", mounts=mounts)
+    (released,) = yaml.safe_load(image.project.text("results.lock"))["results"]
+    said = f"reproduced bit for bit: {released['source']} (weights {released['weights']})"
+    assert said in image.run("repro", "check", mounts=mounts)
+    receipt = json.loads((checkout / "artifacts" / "receipt.json").read_bytes())
+    assert receipt["predicate"]["environment"]["preimage"]["image"] == image.digests[0]
+    assert receipt["subject"][0]["digest"]["sha256"] == released["weights"]
+    assert image.run("git", "status", "--porcelain", mounts=mounts) == ""
+
+
+def test_torchrun_in_the_image_gives_the_bits_of_one_process(image: Image, checkout: Path) -> None:
+    """Three ranks without any network, with the code of the image."""
+    short = "--set train.epochs=1 --set tracking.enabled=false"
+    commands = (
+        "python -m repro_project.prepare >/dev/null",
+        f"python -m repro_project.train {short} --out /tmp/one >/dev/null",
+        f"torchrun --standalone --local-addr localhost --nproc-per-node 3 -m repro_project.train {short} "
+        "--out /tmp/three >/dev/null",
+        "repro diff /tmp/one /tmp/three",
+    )
+    mounts = (f"{checkout / 'data'}:/work/data",)
+    assert image.run("sh", "-c", " && ".join(commands), mounts=mounts).startswith("EQUAL: 23 steps")
+
+
+def test_contract_is_verified_in_the_image(image: Image, checkout: Path) -> None:
+    """`repro verify`: repeated, on other ranks and workers, killed and resumed."""
+    table = image.run("repro", "verify", mounts=(f"{checkout}:/work",))
+    assert table.count("EQUAL") > 8 and "DIFFERENT" not in table
+
+
+def test_own_tests_pass_in_the_image(image: Image, checkout: Path) -> None:
+    """All of the project's tests, on a mounted checkout."""
+    printed = image.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", mounts=(f"{checkout}:/work",))
+    assert re.search(r"\d+ passed", printed) and "skipped" not in printed
+
+
+def places(engine: Engine, name: str, text: str, folder: Path) -> list[str]:
+    """Where in an image a text stands: its history, its configuration, its layers."""
+    found = ["history"] if text in engine.docker("history", "--no-trunc", name) else []
+    archive = folder / "image.tar"
+    engine.docker("save", "--output", archive, name)
+    with tarfile.open(archive) as blobs:
+        for blob in (member for member in blobs if member.isfile()):
+            content = blobs.extractfile(blob)
+            assert content
+            if text.encode() in content.read():
+                found.append(blob.name)
+    archive.unlink()
+    return found
+
+
+def test_secret_of_the_build_is_nowhere_in_the_image(image: Image, tmp_path: Path) -> None:
+    """It was passed the documented way, and pip used it. What is in the image for sure is found."""
+    assert places(image.engine, NAME, SECRET, tmp_path) == []
+    assert places(image.engine, NAME, "org.opencontainers.image.revision", tmp_path)
+    assert places(image.engine, NAME, "def learning_rate", tmp_path)
+
+
+def test_secret_that_leaks_is_found(image: Image, tmp_path: Path) -> None:
+    """As an argument it stands in the history, copied in a layer."""
+    leaks = {
+        "argument": "ARG TOKEN\nRUN true",
+        "layer": "RUN --mount=type=secret,id=token cp /run/secrets/token /root/",
+    }
+    (tmp_path / "token").write_text(SECRET)
+    for name, lines in leaks.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "Dockerfile").write_text(f"FROM {image.base}\n{lines}\n")
+        image.engine.docker("build", "--quiet", "--network", "host", "--build-arg", f"TOKEN={SECRET}", "--tag", name,
+                            "--secret", f"id=token,src={tmp_path / 'token'}", tmp_path / name)  # fmt: skip
+        found = places(image.engine, name, SECRET, tmp_path)
+        assert ("history" in found) == (name == "argument") and found
