@@ -1,0 +1,107 @@
+"""Training across hosts that share no disk: the same bits, also after hosts and links were lost, and on a bad link."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from conftest import InstalledProject
+from hosts import RUN, Hosts, SlowCable
+from machine import PATIENCE
+
+NUMBERED = "--node-rank {host} --master-addr host0 --master-port 29500"
+ELASTIC = "--rdzv-backend c10d --rdzv-endpoint host0:29500 --rdzv-id any"
+BRIEF = {"train.epochs": 1}  # 23 steps
+LONGER = {"train.epochs": 4, "checkpoint.every": 5, "parallel.timeout_seconds": 20}  # 90 steps
+MARGIN = 15  # seconds that processes may take to end, once they know that they must
+DELAY, LOSS = 0.1, 0.01  # seconds each way, share of frames
+SMALL = {"train.epochs": 1, "parallel.global_batch": 240, "model.width": 8, "model.depth": 1}  # 6 steps
+
+Settings = dict[str, int]
+Alone = Callable[[Settings], Path]
+
+
+def words(settings: Settings) -> list[str]:
+    """Return the arguments for these settings, without tracking."""
+    pairs = {**settings, "tracking.enabled": "false"}.items()
+    return [word for key, value in pairs for word in ("--set", f"{key}={value}")]
+
+
+@pytest.fixture(scope="module")
+def alone(project: InstalledProject, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """Return a function that trains in one process on one host, and returns the run directory."""
+    folder = tmp_path_factory.mktemp("alone")
+
+    @cache
+    def train(*arguments: str) -> Path:
+        out = folder / hashlib.sha256(" ".join(arguments).encode()).hexdigest()[:8]
+        project.run(project.python, "-m", "repro_project.train", *arguments, "--out", out)
+        return out
+
+    return lambda settings: train(*words(settings))
+
+
+@pytest.fixture
+def hosts(project: InstalledProject, tmp_path: Path) -> Iterator[Hosts]:
+    """Return a switch without hosts; whatever is joined to it ends with the test."""
+    with Hosts(project, tmp_path) as hosts:
+        yield hosts
+
+
+def require_same(project: InstalledProject, one: Path, other: Path) -> None:
+    """Compare the weights and every step of two runs."""
+    digests = [hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest() for run in (one, other)]
+    assert digests[0] == digests[1]
+    told = project.run(project.python, "-m", "repro_project", "diff", one, other)
+    steps = (one / "trace" / "steps.bin").stat().st_size // 64
+    assert told.startswith("EQUAL") and f"{steps} steps" in told, told
+
+
+@pytest.mark.parametrize(("count", "meeting"), [(2, ELASTIC), (4, NUMBERED)], ids=["2-c10d", "4-numbered"])
+def test_number_of_hosts_changes_no_bit(
+    project: InstalledProject, alone: Alone, hosts: Hosts, count: int, meeting: str
+) -> None:
+    """Only the lead writes a run directory; the others need neither see nor share it."""
+    for _ in range(count):
+        hosts.add()
+    hosts.start(meeting, *words(BRIEF))
+    assert hosts.ended(PATIENCE) == [0] * count, hosts.log(0)
+    require_same(project, alone(BRIEF), hosts.path(0) / RUN)
+    for host in range(1, count):
+        assert [path.name for path in (hosts.path(host) / RUN).iterdir()] == ["trace"]
+        assert "weights" not in hosts.log(host)
+
+
+def test_hosts_that_are_lost_stop_the_others_and_change_no_bit(
+    project: InstalledProject, alone: Alone, hosts: Hosts
+) -> None:
+    """A host is killed, then the lead, then a link is cut; each time the same command goes on."""
+    hosts.add()
+    hosts.add()
+    for rows, lose, host in ((12, hosts.kill, 1), (32, hosts.kill, 0), (52, hosts.cut, 1)):
+        hosts.start(NUMBERED, *words(LONGER))
+        hosts.trains(rows)
+        lose(host)
+        codes = hosts.ended(LONGER["parallel.timeout_seconds"] + MARGIN)
+        assert 0 not in codes, codes
+        hosts.mend(host)
+    hosts.start(NUMBERED, *words(LONGER))
+    assert hosts.ended(PATIENCE) == [0, 0], hosts.log(0)
+    assert "resumed run after step" in hosts.log(0)
+    require_same(project, alone(LONGER), hosts.path(0) / RUN)
+
+
+def test_slow_and_lossy_link_changes_no_bit(project: InstalledProject, alone: Alone, hosts: Hosts) -> None:
+    """Frames travel for 100 ms each way, and one in a hundred gets lost."""
+    cable = SlowCable(DELAY, LOSS)
+    hosts.add()
+    hosts.add(cable)
+    hosts.start(NUMBERED, *words(SMALL))
+    assert hosts.ended(PATIENCE) == [0, 0], hosts.log(0)
+    rows = (hosts.path(0) / RUN / "trace" / "rank0000.jsonl").read_text().splitlines()
+    times = [json.loads(row)["monotonic"] for row in rows]
+    assert times[-1] - times[0] > 2 * DELAY * (len(times) - 1)  # it was slow: two sums per step, one after the other
+    assert cable.lost
+    require_same(project, alone(SMALL), hosts.path(0) / RUN)
