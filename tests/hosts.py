@@ -100,10 +100,10 @@ class Hosts:
         self.count += 1
         sh("ip", "netns", "add", self.namespace(host))
         if slow:
+            slow.start()
             self.cables.append(slow)
             for name, where in zip(slow.names, ((host, "eth0"), ("switch", f"port{host}")), strict=True):
                 sh("ip", "link", "set", name, "netns", self.namespace(where[0]), "name", where[1])
-            slow.start()
         else:
             self.ip("switch", f"link add port{host} type veth peer name eth0 netns {self.namespace(host)}")
         self.ip("switch", f"link set port{host} master bridge up")
