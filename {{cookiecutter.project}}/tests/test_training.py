@@ -23,7 +23,11 @@ SHORT = ("--set", "train.epochs=1", "--set", "tracking.enabled=false")
 
 def start(out: Path, *arguments: str, ranks: int | None = None) -> subprocess.CompletedProcess[str]:
     """Run `train` to its end, alone (ranks=None) or under torchrun: cold, as a user does."""
-    torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks else []
+    torchrun = (
+        ["torch.distributed.run", "--standalone", "--local-addr=localhost", f"--nproc-per-node={ranks}", "-m"]
+        if ranks
+        else []
+    )
     command = [sys.executable, "-m", *torchrun, f"{PACKAGE}.train", *SHORT, *arguments, "--out", str(out)]
     return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
 
