@@ -31,14 +31,9 @@ class Victim:
         if restarts is None:
             self.process = Warm(*arguments, out=self.log, err=self.log, ranks=ranks, env=env)
             return
-        torchrun = [
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--local-addr=localhost",
-            f"--nproc-per-node={ranks}",
-        ]
-        command = [sys.executable, *torchrun, f"--max-restarts={restarts}", "-m", f"{PACKAGE}.train", *arguments]
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
+        numbers = [f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
+        command = [sys.executable, *torchrun, *numbers, "-m", f"{PACKAGE}.train", *arguments]
         with self.log.open("a") as log:
             self.process = subprocess.Popen(command, cwd=PROJECT, env=os.environ | env, stdout=log, stderr=log)
 

@@ -119,8 +119,7 @@ class OrderFree:
             self._send()
         self.world.sum(self._losses)  # one rank writes each slot, and adding zeros is exact
         for work in self._works:
-            if work:
-                work.wait()
+            self.world.wait(work)
         for parameter in self._parameters:
             parameter.grad = self._value(parameter)
         for buffer, before in zip(self._buffers, self._before, strict=True):

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .digest import tensor_digests
@@ -147,7 +146,7 @@ def blame(groups: Sequence[Group], size: int) -> str:
 
 
 def require_same_weights(weights: Mapping[str, Tensor], step: int, world: World) -> None:
-    """Compare the weights of all ranks bit by bit, by their digests: one small all-gather when they agree.
+    """Compare the weights of all ranks bit by bit, by their digests: one small all-reduce when they agree.
 
     Raises:
         Disagreement: naming the tensors that differ, by rank, host and device.
@@ -155,10 +154,11 @@ def require_same_weights(weights: Mapping[str, Tensor], step: int, world: World)
     if world.size == 1:
         return
     digests = tensor_digests(weights)
-    total = torch.stack([(digests * torch.arange(1, len(digests) + 1, device=digests.device)).sum()])
-    totals = [torch.empty_like(total) for _ in range(world.size)]
-    dist.all_gather(totals, total)
-    if bool((torch.cat(totals) == total).all()):  # one synchronisation, however many ranks
+    total = (digests * torch.arange(1, len(digests) + 1, device=digests.device)).sum()
+    totals = digests.new_zeros(world.size)
+    totals[world.rank] = total
+    world.sum(totals)
+    if bool((totals == total).all()):  # one synchronisation, however many ranks
         return
     report = {name: f"{value % 2**64:016x}" for name, value in zip(weights, digests.tolist(), strict=True)}
     require_agreement(report, world, f"step {step}: the ranks' weights differ, by the digests of:")

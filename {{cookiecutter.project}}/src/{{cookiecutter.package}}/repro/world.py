@@ -1,11 +1,13 @@
 """This process's place among the ranks, and the few things that ranks do together."""
 
 import os
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +17,33 @@ from .errors import Failure, Refused
 from .settings import Parallel
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def _reaching(otherwise: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Have what needs the other ranks say in plain words that they cannot be reached: backends raise tracebacks."""
+
+    def decorate(collective: Callable[P, T]) -> Callable[P, T]:
+        @wraps(collective)
+        def reach(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return collective(*args, **kwargs)
+            except RuntimeError as error:
+                said = re.sub(r"^\[\S+\] ", "", str(error)).split(". ")[0].split("\n")[0]
+                raise Failure(f"{otherwise} ({said})", local=True) from error
+
+        return reach
+
+    return decorate
+
+
+_together = _reaching(
+    "another rank is gone, or silent for parallel.timeout_seconds; the same command goes on from the last checkpoint"
+)
+_meeting = _reaching(
+    "the ranks did not all meet within parallel.timeout_seconds; on several hosts GLOO_SOCKET_IFNAME, with GPUs "
+    "NCCL_SOCKET_IFNAME, names the network interface that leads to the others"
+)
 
 
 @dataclass(frozen=True)
@@ -35,9 +64,16 @@ class World:
         """True on the one rank that prints and writes."""
         return self.rank == 0
 
+    @_together
     def sum(self, tensor: Tensor, asynchronous: bool = False) -> dist.Work | None:
         """Add `tensor` over all ranks, in place."""
         return dist.all_reduce(tensor, async_op=asynchronous) if self.size > 1 else None
+
+    @_together
+    def wait(self, work: dist.Work | None) -> None:
+        """Wait for what an asynchronous `sum` began."""
+        if work:
+            work.wait()
 
     def total(self, *numbers: int | Tensor) -> list[int]:
         """Sums over all ranks, modulo 2**64 and signed; all ranks get the same. One synchronisation."""
@@ -46,6 +82,7 @@ class World:
         self.sum(totals)
         return totals.tolist()
 
+    @_together
     def share(self, value: Any) -> Any:
         """The lead's value, on every rank."""
         held = [value]
@@ -53,6 +90,7 @@ class World:
             dist.broadcast_object_list(held, src=0, device=self.device)
         return held[0]
 
+    @_together
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank, on every rank."""
         values = [value] * self.size
@@ -79,11 +117,13 @@ class World:
             raise type(first)(f"{first} (met by rank {', '.join(map(str, met_by))} of {self.size})")
         return result
 
+    @_together
     def broadcast(self, tensor: Tensor) -> None:
         """Give every rank the lead's values, in place."""
         if self.size > 1:
             dist.broadcast(tensor, src=0)
 
+    @_together
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.size > 1:
@@ -95,25 +135,32 @@ def join(device: str, parallel: Parallel) -> World:
 
     Raises:
         Refused: no such device, or more ranks than shards.
+        Failure: the ranks do not meet.
     """
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if size > parallel.shards:
         raise Refused(f"world size {size} seen, at most parallel.shards={parallel.shards} wanted: each rank runs one")
     place = device_of(device)
-    backend, timeout = "nccl" if place.type == "cuda" else "gloo", timedelta(seconds=parallel.timeout_seconds)
+    if size > 1 or parallel.reduce == "ddp":  # DistributedDataParallel insists on a group, even of one
+        _meet(rank, size, place, timedelta(seconds=parallel.timeout_seconds))
+    return World(rank, size, place)
+
+
+@_meeting
+def _meet(rank: int, size: int, place: torch.device, timeout: timedelta) -> None:
+    """Make the process group."""
     if size > 1:
-        # Naming the device up front binds NCCL's communicator to it, before the first collective.
-        bound = place if place.type == "cuda" else None
         store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=timeout))  # type: ignore[attr-defined]
         # After a restart torchrun may hand out the store of the attempt before, in which Gloo would find the
         # addresses of processes that are gone, and wait for them.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
         store = dist.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=bound)
-    elif parallel.reduce == "ddp":  # DistributedDataParallel insists on a group, even of one
+    else:
         store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
-    return World(rank, size, place)
+    # Naming the device up front binds NCCL's communicator to it, before the first collective.
+    bound = place if place.type == "cuda" and size > 1 else None
+    backend = "nccl" if place.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=bound)
 
 
 _left: list[Any] = []
