@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import socket
 import subprocess
 import tempfile
 import time
@@ -31,6 +32,13 @@ def install(*packages: str) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         sh("apt-get", "update", "-qq")
         sh("apt-get", "install", "--yes", "-qq", "--no-install-recommends", *packages)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def until(condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:

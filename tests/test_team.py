@@ -13,14 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import VENV, InstalledProject
-from machine import PATIENCE, install, sh, until
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from machine import PATIENCE, free_port, install, sh, until
 
 
 class Database:
