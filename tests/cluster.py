@@ -1,4 +1,4 @@
-"""A Slurm of three nodes, all of them on this machine."""
+"""A Slurm of four nodes, all of them on this machine."""
 
 import os
 import shlex
@@ -35,6 +35,7 @@ SchedulerParameters=sched_interval=1,bf_interval=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 KillWait=10
+MessageTimeout=5
 SlurmdTimeout=6
 {nodes}
 PartitionName=patient Nodes=ALL PriorityTier=1 GraceTime=60 Default=YES
@@ -58,7 +59,7 @@ wait
 class Slurm:
     """slurmctld, a slurmd for each node and munged; `env` is what its commands need."""
 
-    names = ("127.0.0.11", "127.0.0.12", "127.0.0.13")
+    names = ("127.0.0.11", "127.0.0.12", "127.0.0.13", "127.0.0.14")
 
     def __init__(self, folder: Path) -> None:
         if not all(map(shutil.which, ("slurmctld", "slurmd", "sbatch", "munged"))):

@@ -15,8 +15,16 @@ from conftest import VENV, InstalledProject
 from machine import sh, until
 
 # without checkpoints but the one that SIGTERM asks for
-SETTINGS = ("device=cpu", "tracking.enabled=false", "train.epochs=4", "checkpoint.every=1000")
+SETTINGS = ("device=cpu", "tracking.enabled=false", "train.epochs=2", "checkpoint.every=1000")
+REQUEUED = "goes back into the queue"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
+# a large model's checkpoint takes longer than torchrun waits by itself, or srun with --kill-on-bad-exit
+SLOWER = (
+    "aside.rename(final)",
+    """import os, time
+            time.sleep(int(os.environ.get("SLOW", 0)) * ("SLURM_RESTART_COUNT" not in os.environ))
+            aside.rename(final)""",
+)
 
 
 def words(*settings: str) -> list[str]:
@@ -60,7 +68,7 @@ class Job:
                 found[int(process.name)] = env["SLURMD_NODENAME"]
         return found
 
-    def hold(self, count: int = 2, steps: int = 10) -> dict[int, str]:
+    def hold(self, count: int = 2, steps: int = 5) -> dict[int, str]:
         """Wait until it trains, then stop its ranks, so that it is midway for sure; return them."""
         rows = self.out / "metrics.jsonl"
         until(lambda: rows.is_file() and rows.read_bytes().count(b"\n") >= steps, f"job {self.id} trains")
@@ -78,28 +86,29 @@ class Site:
     slurm: Slurm
     project: InstalledProject
 
-    def submit(self, name: str, *options: str, settings: tuple[str, ...] = ()) -> Job:
-        """Submit a training into runs/NAME, as the script's header says."""
-        out = Path("runs", name)
-        return Job(self.slurm, self.sbatch(*options, settings=(*settings, f"--out={out}")), self.project.path / out)
+    def submit(self, out: str, *options: str, settings: tuple[str, ...] = (), slow: int = 0) -> Job:
+        """Submit a training into `out`; its first life takes so many seconds to write a checkpoint."""
+        number = self.sbatch(*options, script=("--out", out, *settings), slow=slow)
+        return Job(self.slurm, number, self.project.path / out)
 
-    def sbatch(self, *options: str, settings: tuple[str, ...] = ()) -> str:
-        """Submit the script and return the job's id."""
-        script = ("deploy/slurm/train.sbatch", *words(), *settings)
-        return sh("sbatch", "--parsable", *options, *script, cwd=self.project.path, env=self.env).stdout.strip()
+    def sbatch(self, *options: str, script: tuple[str, ...] = (), slow: int = 0) -> str:
+        """Submit the script as its header says, and return the job's number."""
+        command = ("sbatch", "--parsable", *options, "deploy/slurm/train.sbatch", *words(), *script)
+        return sh(*command, cwd=self.project.path, env={**self.env, "SLOW": str(slow)}).stdout.strip()
 
     @property
     def env(self) -> dict[str, str]:
+        """What Slurm's commands need."""
         return {**self.project.env, "SLURM_CONF": self.slurm.env["SLURM_CONF"], "NPROC": "1"}
 
-    def urgent(self) -> str:
-        """Submit what preempts everything else."""
-        command = ("sbatch", "--parsable", "--partition=urgent", "--nodes=3", "--output=/dev/null", "--wrap=sleep 1")
-        return sh(*command, cwd=self.project.path, env=self.env).stdout.strip()
+    def preempt(self) -> None:
+        """Have something urgent take all nodes for a moment."""
+        command = ("sbatch", "--wait", "--partition=urgent", "--nodes=4", "--output=/dev/null", "--wrap=sleep 1")
+        sh(*command, cwd=self.project.path, env=self.env)
 
-    def scontrol(self, *words: str) -> None:
-        """Do something to a job."""
-        sh("scontrol", *words, env=self.env)
+    def limit(self, job: Job, minutes: int) -> None:
+        """Give a job more or less time."""
+        sh("scontrol", "update", f"JobId={job.id}", f"TimeLimit={minutes}", env=self.env)
 
     def alone(self, *settings: str) -> Path:
         """Train in one process, without Slurm; return the run directory."""
@@ -111,10 +120,12 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(project: InstalledProject, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A copy of the project with its .venv, on a cluster that ends with the tests."""
+    """A copy of the project, its .venv in place, on a cluster that ends with the tests."""
     path = tmp_path_factory.mktemp("site") / "project"
     shutil.copytree(project.path, path, symlinks=True)
     (path / ".venv").symlink_to(VENV)
+    code = path / "src" / "repro_project" / "repro" / "checkpoint.py"
+    code.write_text(code.read_text().replace(*SLOWER))
     project = replace(project, path=path, env={**project.env, "PYTHONPATH": str(path / "src")})
     slurm = Slurm(tmp_path_factory.mktemp("slurm"))
     yield Site(slurm, project)
@@ -136,39 +147,52 @@ def assert_went_on(job: Job, times: int = 1) -> None:
 
 def test_two_nodes_train_to_the_bits_of_one_process(site: Site) -> None:
     """The script's own size: two nodes, with four GPUs each, that CPU trainings leave alone."""
-    job = site.submit("two")
+    job = site.submit("runs/two")
     job.ends()
     assert (job["NumNodes"], job["TresPerNode"]) == ("2", "gres:gpu:4")
     assert weights(job.out) == weights(site.alone())
     assert site.project.run(VENV / "bin" / "repro", "diff", site.alone(), job.out).startswith("EQUAL")
 
 
-@pytest.mark.parametrize("partition", ["patient", "abrupt"])
-def test_a_preempted_job_goes_on_to_the_same_bits(site: Site, partition: str) -> None:
-    """With time of grace, in which it ends early and requeues itself, and without, where Slurm requeues it."""
-    job = site.submit(partition, f"--partition={partition}")
-    job.hold()  # SIGCONT comes with SIGTERM
-    urgent = Job(site.slurm, site.urgent(), job.out)
-    urgent.ends()
-    job.ends()
-    assert_went_on(job)
-    assert ("goes back into the queue" in job.log()) is (partition == "patient")
-    assert weights(job.out) == weights(site.alone())
+def test_preempted_jobs_go_on_to_the_same_bits(site: Site) -> None:
+    """One has time of grace: it saves, however slowly, and requeues itself. The other is requeued by Slurm at once."""
+    patient = site.submit("runs/patient", "--partition=patient", slow=35)
+    abrupt = site.submit("runs/abrupt", "--partition=abrupt")
+    for job in (patient, abrupt):
+        job.hold()  # until Slurm sends SIGCONT with SIGTERM
+    site.preempt()
+    for job in (patient, abrupt):
+        job.ends()
+        assert_went_on(job)
+        assert weights(job.out) == weights(site.alone())
+    assert patient.log().count(REQUEUED) == 1
+    assert REQUEUED not in abrupt.log()
 
 
-def test_a_job_out_of_time_goes_on_to_the_same_bits(site: Site) -> None:
-    """Slurm signals the script, the script its ranks; torchrun leaves them time to save."""
-    job = site.submit("time", "--time=10")
-    ranks = job.hold()
-    site.scontrol("update", f"JobId={job.id}", "TimeLimit=2")
-    until(lambda: all(map(awaits_sigterm, ranks)), "the ranks are sent SIGTERM")
-    site.scontrol("update", f"JobId={job.id}", "TimeLimit=10")
-    for pid in ranks:
+def test_an_array_trains_a_seed_per_task(site: Site) -> None:
+    """One ends, one is cancelled for good, one runs out of time and goes on: none touches another."""
+    array = site.sbatch("--job-name=sweep", "--array=0-2", "--nodes=1", "--gpus-per-node=0", "--time=10")
+    tasks = [Job(site.slurm, f"{array}_{seed}", site.project.path / f"runs/sweep/seed-{seed}") for seed in range(3)]
+    ended, cancelled, late = tasks
+    ranks = {task: task.hold(count=1) for task in tasks}
+    assert late["JobId"] == array
+
+    sh("scancel", cancelled.id, env=site.env)  # sends SIGCONT too
+    site.limit(late, minutes=2)
+    until(lambda: all(map(awaits_sigterm, ranks[late])), "the late task's rank is sent SIGTERM")
+    site.limit(late, minutes=10)
+    for pid in [*ranks[late], *ranks[ended]]:
         os.kill(pid, signal.SIGCONT)
-    job.ends()
-    assert_went_on(job)
-    assert job.log().count("goes back into the queue") == 1
-    assert weights(job.out) == weights(site.alone())
+
+    ended.ends()
+    late.ends()
+    cancelled.ends("CANCELLED")
+    assert_went_on(late)
+    assert late.log().count(REQUEUED) == 1
+    assert "stopped by SIGTERM after step" in cancelled.log() and REQUEUED not in cancelled.log()
+    assert [task["Restarts"] for task in tasks] == ["0", "0", "1"]
+    assert weights(late.out) == weights(site.alone("seed=2"))
+    assert weights(ended.out) == weights(site.alone()) != weights(late.out)
 
 
 def awaits_sigterm(pid: int) -> bool:
@@ -178,41 +202,9 @@ def awaits_sigterm(pid: int) -> bool:
     return any(mask & 1 << signal.SIGTERM - 1 for mask in pending)
 
 
-def test_a_cancelled_job_is_saved_and_stays_away(site: Site) -> None:
-    job = site.submit("cancelled")
-    job.hold()
-    sh("scancel", job.id, env=site.env)
-    job.ends("CANCELLED")
-    until(site.slurm.idle, "all nodes are idle")
-    assert "stopped by SIGTERM after step" in job.log()
-    assert "goes back into the queue" not in job.log()
-    assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0")
-
-
-def test_an_array_trains_a_seed_per_task(site: Site) -> None:
-    """What befalls one task befalls no other, though its number be the array's."""
-    options = ("--job-name=sweep", "--array=0-2", "--nodes=1", "--gpus-per-node=0", "--cpus-per-task=1")
-    array = site.sbatch(*options)
-    tasks = [Job(site.slurm, f"{array}_{seed}", site.project.path / f"runs/sweep/seed-{seed}") for seed in range(3)]
-    for task in tasks:
-        task.hold(count=1)
-    assert tasks[2]["JobId"] == array  # what names this one may name all
-    sh("scancel", "--batch", "--signal=TERM", f"{array}_2", env=site.env)
-    until(lambda: all(map(awaits_sigterm, tasks[2].ranks())), "the last task's rank is sent SIGTERM")
-    for task in tasks:
-        for pid in task.ranks():
-            os.kill(pid, signal.SIGCONT)
-    for task in tasks:
-        task.ends()
-    assert_went_on(tasks[2])
-    assert [task["Restarts"] for task in tasks] == ["0", "0", "1"]
-    assert len({weights(task.out) for task in tasks}) == 3
-    assert weights(tasks[2].out) == weights(site.alone("seed=2"))
-
-
 def test_a_job_goes_on_without_a_lost_node(site: Site) -> None:
     """A node falls silent, as without power; the run goes on elsewhere from its newest checkpoint."""
-    job = site.submit("lost", settings=("--set=checkpoint.every=5",))
+    job = site.submit("runs/lost", settings=("--set=checkpoint.every=5",))
     ranks = job.hold()
     (lost,) = {node for node in ranks.values() if node != job["BatchHost"]}
     site.slurm.silence(lost)
@@ -221,6 +213,5 @@ def test_a_job_goes_on_without_a_lost_node(site: Site) -> None:
             os.kill(pid, signal.SIGCONT)
     job.ends()
     assert job["Restarts"] == "1" and lost not in job["NodeList"]
-    assert re.search(r"resumed \S+ after step \d*[05]\n", job.log()), job.log()
-    assert "goes back into the queue" not in job.log()
+    assert re.search(r"resumed \S+ after step [1-9]\d*\n", job.log()), job.log()
     assert weights(job.out) == weights(site.alone())
