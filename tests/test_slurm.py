@@ -125,6 +125,7 @@ def site(project: InstalledProject, tmp_path_factory: pytest.TempPathFactory) ->
     shutil.copytree(project.path, path, symlinks=True)
     (path / ".venv").symlink_to(VENV)
     code = path / "src" / "repro_project" / "repro" / "checkpoint.py"
+    assert SLOWER[0] in code.read_text()
     code.write_text(code.read_text().replace(*SLOWER))
     project = replace(project, path=path, env={**project.env, "PYTHONPATH": str(path / "src")})
     slurm = Slurm(tmp_path_factory.mktemp("slurm"))

@@ -182,7 +182,7 @@ class Run:
             if self._saver:
                 self._saver.save(done, self._model, self._optimizer)
         if preempted and done < stop:
-            self._finish_saving()
+            self.world.together(self._finish_saving)  # launchers kill the others soon after one has ended
             why = "as trace.values asks" if kept else "by SIGTERM"
             raise Preempted(f"stopped {why} after step {done}; the same command goes on from there")
 
