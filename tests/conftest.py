@@ -160,7 +160,8 @@ def project(bake: Bake) -> InstalledProject:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest, where files are run side by side."""
-    items.sort(key=lambda item: item.path.name != "test_own.py")
+    longest = ["test_image.py", "test_own.py", "test_portable.py", "test_nodes.py", "test_slurm.py"]
+    items.sort(key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest))
 
 
 def pytest_report_header() -> str:

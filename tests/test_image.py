@@ -16,7 +16,8 @@ import pytest
 import yaml
 from conftest import VENV, Bake, BakedProject
 from engine import BASE_PYTHON, Engine, engine, standin
-from machine import sh
+from machine import free_port, sh, until
+from postgres import Database
 
 USER = 10001  # the image's own
 NAME = "repro-project:test"
@@ -80,7 +81,7 @@ def image(bake: Bake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Imag
             docker.docker("builder", "prune", "--all", "--force")
             sh("make", "image", f"IMAGE={NAME}", "DEVICE=cpu", f"BASE_IMAGE={base}", f"BUILD_OPTIONS={options}",
                cwd=project.path, env=docker.env)  # fmt: skip
-            digests.append(docker.id_of(NAME))
+            digests.append(docker.inspect(NAME)["Id"])
         yield Image(docker, base, digests, projects[0])
 
 
@@ -186,3 +187,29 @@ def test_secret_that_leaks_is_found(image: Image, tmp_path: Path) -> None:
                             "--secret", f"id=token,src={tmp_path / 'token'}", tmp_path / name)  # fmt: skip
         found = places(image.engine, name, SECRET, tmp_path)
         assert ("history" in found) == (name == "argument") and found
+
+
+def test_server_of_the_compose_file_answers_in_its_image(image: Image, tmp_path: Path) -> None:
+    """Its own target, command, health check and hardening; PostgreSQL is another process here."""
+    server = yaml.safe_load(image.project.text("compose.yaml"))["services"]["mlflow"]
+    target = server["build"]["target"]
+    options = f"--network host --target {target}"
+    sh("make", "image", f"IMAGE={target}", "DEVICE=cpu", f"BASE_IMAGE={image.base}", f"BUILD_OPTIONS={options}",
+       cwd=image.project.path, env=image.engine.env)  # fmt: skip
+    database, port = Database(tmp_path / "postgres"), str(free_port())
+    command = [word.replace("5000", port) for word in image.engine.inspect(target)["Config"]["Cmd"]]
+    variables = {name: value for name, value in server["environment"].items() if name in ("PGUSER", "PGDATABASE")}
+    variables |= {"PGHOST": "127.0.0.1", "PGPORT": str(database.port), "PGPASSWORD": "any"}
+    hard = [f"--cap-drop={name}" for name in server["cap_drop"]]
+    hard += [f"--security-opt={option}" for option in server["security_opt"]]
+    assert server["read_only"] and server["tmpfs"] == ["/tmp"]
+    environment = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
+    container = image.engine.docker("run", "--detach", "--network=host", "--read-only", "--tmpfs=/tmp",
+                                    "--volume=/mlartifacts", *hard, *environment, target, *command).strip()  # fmt: skip
+    check = [word.replace("5000", port) for word in server["healthcheck"]["test"][1:]]
+    try:
+        until(lambda: image.engine.succeeds("exec", container, *check), "the server is healthy")
+        assert ["mlflow"] in database.query("SELECT tableowner FROM pg_tables WHERE tablename = 'runs'")
+    finally:
+        image.engine.docker("rm", "--force", container)
+        database.kill()
