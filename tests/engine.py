@@ -57,7 +57,8 @@ def engine(folder: Path) -> Iterator[Engine]:
         "DOCKER_CONFIG": str(folder / "config"),
     }
     places = [f"--{name}={folder / name}" for name in ("data-root", "exec-root", "pidfile")]
-    command = ["dockerd", "--iptables=false", "--bridge=none", f"--host={socket}", *places]
+    # what it mounts ends with it
+    command = ["unshare", "--mount", "dockerd", "--iptables=false", "--bridge=none", f"--host={socket}", *places]
     log = (folder / "log").open("w")
     with subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True) as daemon:
         try:
@@ -68,6 +69,7 @@ def engine(folder: Path) -> Iterator[Engine]:
         finally:
             daemon.terminate()
             daemon.wait(60)
+            shutil.rmtree(folder / "data-root", ignore_errors=True)  # some gigabytes
 
 
 def mirror() -> str:

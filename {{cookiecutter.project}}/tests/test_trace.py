@@ -13,9 +13,10 @@ from faulty import Faulty
 from project import train as train_module
 from project.config import Config
 from project.repro import trace
+from project.repro.chain import Chain, first_difference, rows
 from project.repro.errors import Failure, Refused
 from project.repro.files import read_json
-from project.repro.trace import Chain, Trace, first_difference, rows
+from project.repro.trace import Trace
 from project.repro.world import World
 
 

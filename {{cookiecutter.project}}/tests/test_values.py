@@ -7,13 +7,14 @@ import pytest
 import torch
 from clone import command, train
 from conftest import PACKAGE
-from project.repro import trace
+from project.repro import chain, trace
 from project.repro.digest import combined_digest
 from project.repro.errors import Failure
 from project.repro.lab import replay
 from project.repro.lab.values import at, differences, how_much
+from project.repro.world import World
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 # ---- by how much
 
@@ -80,7 +81,7 @@ def here(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_values_are_those_of_the_recorded_step(step: int, project: Path):
     run = project / "artifacts"
     values = at(run, step, lambda text: None)
-    row = trace.rows(run / trace.FOLDER / trace.STEPS, trace.STEP)[step]
+    row = chain.rows(run / trace.FOLDER / trace.STEPS, trace.STEP)[step]
     gradients = [value for name, value in values.items() if name.startswith("gradient ")]
     weights = {name.removeprefix("weights "): v for name, v in values.items() if name.startswith("weights ")}
     assert int(combined_digest(gradients)) % 2**64 == row["gradient"]
@@ -107,12 +108,28 @@ def test_command_tells_by_how_much_two_runs_differ(project: Path, tmp_path: Path
 
 def test_step_that_does_not_repeat_is_told(project: Path, tmp_path: Path):
     run = Path(shutil.copytree(project / "artifacts", tmp_path / "run"))
-    chain = trace.Chain(run / trace.FOLDER / trace.STEPS, trace.STEP.itemsize)
-    rows = trace.rows(project / "artifacts" / trace.FOLDER / trace.STEPS, trace.STEP).copy()
+    rows = chain.rows(project / "artifacts" / trace.FOLDER / trace.STEPS, trace.STEP).copy()
     (run / trace.FOLDER / trace.STEPS).write_bytes(b"")
-    chain = trace.Chain(run / trace.FOLDER / trace.STEPS, trace.STEP.itemsize)
+    links = chain.Chain(run / trace.FOLDER / trace.STEPS, trace.STEP.itemsize)
     rows["gradient"][3] ^= 1  # what a flipped bit in memory left
     for row in rows:
-        chain.append(row.tobytes()[: trace.STEP.itemsize])
+        links.append(row.tobytes()[: trace.STEP.itemsize])
     with pytest.raises(Failure, match=r"step 3: the digests in .* are others than before"):
         at(run, 5, lambda text: None)
+
+
+def test_value_that_the_next_module_works_on_in_place_is_kept_as_it_was(tmp_path: Path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    batch = torch.randn(8, 4)
+    wanted = model[0](batch).detach()
+    assert (wanted < 0).any()
+    told = trace.Trace("step", tmp_path, World(0, 1, torch.device("cpu")), values=0)
+    told.begin(model, torch.optim.AdamW(model.parameters(), fused=True), 0, outputs=True)
+    told.batch(0, [batch])
+    loss = model(batch).sum()
+    loss.backward()
+    told.gradients(loss.double())
+    told.step(0, told.share().tolist(), last=True)
+    kept = load_file(tmp_path / trace.FOLDER / trace.VALUES)
+    assert torch.equal(kept["output 0, shard 0, call 1"], wanted)
+    assert torch.equal(kept["output 1, shard 0, call 1"], wanted.relu())

@@ -10,9 +10,7 @@ Every quantity in a row is the same on any world size: it is summed over shards 
 from what all ranks hold. So is the trace root, the hash at the end of the last row of steps.bin.
 """
 
-import hashlib
 import json
-import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,88 +23,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from .chain import Chain
 from .digest import combined_digest, combined_digests, mix, tensor_digest
-from .errors import Failure, Refused
 from .files import write_json
 from .world import World
 
 FOLDER, STEPS, TENSORS, COLUMNS, VALUES = "trace", "steps.bin", "tensors.bin", "tensors.json", "values.safetensors"
 WEIGHTS_EVERY = 10  # steps between weights digests: a constant, so that no setting can change the root
 HAS_WEIGHTS = 1
-LINK = 24  # bytes of a row's hash
 STEP = np.dtype(
     [("step", "<u4"), ("flags", "<u4"), ("batch", "<u8"), ("loss", "<u8"), ("gradient", "<u8"), ("weights", "<u8")]
 )
-
-
-class Chain:
-    """A file of rows, each `width` bytes followed by 24 bytes of SHA-256 over the hash before it and those bytes.
-
-    Two chains that are equal in one row are equal in all before it, so the first difference is found by
-    bisection. Opened at a position, rows that are there already must come again as they are.
-    """
-
-    def __init__(self, path: Path, width: int, position: int = 0) -> None:
-        self.path, self.width, self.position = path, width, position
-        path.touch()
-        whole = path.stat().st_size // (width + LINK)
-        os.truncate(path, whole * (width + LINK))  # a row torn by a crash
-        if position > whole:
-            raise Refused(
-                f"{path}: {whole} steps seen, {position} wanted, to go on with: the trace was off before, or rows "
-                f"are lost. Go on without it: --set trace.level=off"
-            )
-        self._there = whole
-        self._file = path.open("r+b", buffering=0)
-        self._file.seek(max(0, position * (width + LINK) - LINK))
-        self._link = self._file.read(LINK) if position else bytes(LINK)
-
-    @property
-    def root(self) -> str:
-        """The hash (hex) of all rows so far."""
-        return self._link.hex()
-
-    def append(self, row: bytes) -> None:
-        """Add a row, or find it there already.
-
-        Raises:
-            Failure: another row is there.
-        """
-        self._link = hashlib.sha256(self._link + row).digest()[:LINK]
-        if self.position < self._there:
-            if self._file.read(self.width + LINK) != row + self._link:
-                raise Failure(
-                    f"step {self.position}: the digests in {self.path} are others than before the interruption: "
-                    f"the resumed run is not the same run. What differs: repro diff"
-                )
-        else:
-            self._file.write(row + self._link)
-        self.position += 1
-
-    def sync(self) -> None:
-        """Return once all rows are on the disk."""
-        os.fsync(self._file.fileno())
-
-
-def rows(path: Path, fields: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """The whole rows of a chain, memory-mapped: `fields` and their `link`."""
-    row = np.dtype([*((name, fields[name]) for name in fields.names or ()), ("link", f"V{LINK}")])
-    count = path.stat().st_size // row.itemsize
-    return np.memmap(path, row, "r", shape=(count,)) if count else np.empty(0, row)
-
-
-def first_difference(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> int | None:
-    """The first row in which two chains differ, by bisection over the links; None if the shorter begins the longer."""
-    low, high = 0, min(len(one), len(other))
-    if not high or one["link"][high - 1] == other["link"][high - 1]:
-        return None
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if one["link"][middle - 1] == other["link"][middle - 1]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 class Trace:
@@ -164,7 +91,8 @@ class Trace:
             if self.level == "tensor":
                 self._outputs.setdefault(name, []).append(tensor_digest(value))
             if self._keeps:
-                self._values.setdefault(name, []).append(value)
+                # a copy: the next module may work in place
+                self._values.setdefault(name, []).append(value.detach().clone())
 
     def batch(self, shard: int, tensors: Sequence[Tensor]) -> None:
         """Take in what the model is about to see of a shard."""

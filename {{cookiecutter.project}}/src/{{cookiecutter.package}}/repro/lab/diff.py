@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import trace
+from .. import chain, trace
 from ..determinism import SWITCHES
 from ..errors import Refused
 from ..files import read_json
@@ -62,7 +62,7 @@ def load(path: Path, name: str = "") -> Side:
     for needed in (ADDRESS, ENVIRONMENT, f"{trace.FOLDER}/{trace.STEPS}"):
         if not (path / needed).is_file():
             raise Refused(f"{path / needed}: missing; a run directory with a trace is wanted (trace.level: step)")
-    steps = trace.rows(path / trace.FOLDER / trace.STEPS, trace.STEP)
+    steps = chain.rows(path / trace.FOLDER / trace.STEPS, trace.STEP)
     tensors, columns = path / trace.FOLDER / trace.TENSORS, ()
     if tensors.is_file():
         columns = tuple(read_json(path / trace.FOLDER / trace.COLUMNS))
@@ -73,7 +73,7 @@ def load(path: Path, name: str = "") -> Side:
         receipts.resumes(path),
         steps["link"][-1].tobytes().hex() if len(steps) else None,
         steps,
-        trace.rows(tensors, np.dtype([(name, "<u8") for name in columns])) if columns else None,
+        chain.rows(tensors, np.dtype([(name, "<u8") for name in columns])) if columns else None,
         columns,
     )
 
@@ -92,12 +92,12 @@ def _address(preimage: Mapping[str, Any]) -> dict[str, Any]:
 
 def first_place(one: Side, other: Side) -> Place | None:
     """Where the traces part; None if they do not, as far as both go."""
-    step = trace.first_difference(one.steps, other.steps)
+    step = chain.first_difference(one.steps, other.steps)
     phases = [] if step is None else _phases(one.steps[step], other.steps[step])
     by_phase: dict[str, list[str]] = {}
     names = [column for column in one.columns if column in other.columns]
     if one.tensors is not None and other.tensors is not None:
-        finer = trace.first_difference(one.tensors, other.tensors)
+        finer = chain.first_difference(one.tensors, other.tensors)
         if finer is not None and (step is None or finer <= step):
             if step is None or finer < step:  # the weights of each step, say, that the other trace does not have
                 step, phases = finer, []
