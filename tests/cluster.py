@@ -16,6 +16,7 @@ CONFIGURATION = """
 ClusterName=test
 SlurmctldHost=localhost
 SlurmctldPort={port}
+FirstJobId={first}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -67,7 +68,8 @@ class Slurm:
         self.folder = folder
         self.env = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
         nodes = [f"NodeName={n} NodeAddr={n} Port={free_port()} CPUs=16 Gres=gpu:4" for n in self.names]
-        configuration = CONFIGURATION.format(port=free_port(), folder=folder, nodes="\n".join(nodes))
+        first = 1 + os.getpid() % 10000  # and with it the ports where jobs meet: not those of another such cluster
+        configuration = CONFIGURATION.format(port=free_port(), first=first, folder=folder, nodes="\n".join(nodes))
         (folder / "slurm.conf").write_text(configuration)
         (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-3]\n")  # files that play GPUs
         for name in range(4):
