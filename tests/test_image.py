@@ -191,11 +191,11 @@ def test_secret_that_leaks_is_found(image: Image, tmp_path: Path) -> None:
         assert ("history" in found) == (name == "argument") and found
 
 
-def test_server_of_the_compose_file_answers_in_its_image(image: Image, tmp_path: Path) -> None:
+def test_server_of_the_compose_file_answers_in_its_image(image: Image) -> None:
     """Its own target, command, health check and hardening; PostgreSQL is another process here."""
     server = yaml.safe_load(image.project.text("compose.yaml"))["services"]["mlflow"]
     assert server["build"]["target"] == "mlflow"
-    database, port = Database(tmp_path / "postgres"), str(free_port())
+    database, port = Database(), str(free_port())
     command = [word.replace("5000", port) for word in image.engine.inspect(SERVER)["Config"]["Cmd"]]
     variables = {name: value for name, value in server["environment"].items() if name in ("PGUSER", "PGDATABASE")}
     variables |= {"PGHOST": "127.0.0.1", "PGPORT": str(database.port), "PGPASSWORD": "any"}
@@ -211,4 +211,4 @@ def test_server_of_the_compose_file_answers_in_its_image(image: Image, tmp_path:
         assert ["mlflow"] in database.query("SELECT tableowner FROM pg_tables WHERE tablename = 'runs'")
     finally:
         image.engine.docker("rm", "--force", container)
-        database.kill()
+        database.end()

@@ -48,11 +48,11 @@ class Tracking:
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
+def database() -> Iterator[Database]:
     """A PostgreSQL that ends with the test."""
-    database = Database(tmp_path / "postgres")
+    database = Database()
     yield database
-    database.kill()
+    database.end()
 
 
 @pytest.fixture
