@@ -149,7 +149,7 @@ def test_contract_is_verified_in_the_image(image: Image, checkout: Path) -> None
 
 def test_own_tests_pass_in_the_image(image: Image, checkout: Path) -> None:
     """All of the project's tests, on a mounted checkout."""
-    printed = image.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", mounts=(f"{checkout}:/work",))
+    printed = image.run("python", "-m", "pytest", "-p", "no:cacheprovider", mounts=(f"{checkout}:/work",))
     assert re.search(r"\d+ passed", printed) and "skipped" not in printed
 
 
