@@ -1,5 +1,6 @@
 """Bake projects out of a committed copy of the template, as someone with a fresh clone would."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -89,6 +90,11 @@ def tracked() -> list[str]:
     """Return the names of the files that the template's next commit holds."""
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).stdout
     return [name for name in listed.split("\0") if (ROOT / name).is_file()]
+
+
+def weights(out: Path) -> str:
+    """Return the SHA-256 of a finished run's weights."""
+    return hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
 
 
 def commit_all(repository: Path, env: Environment) -> None:

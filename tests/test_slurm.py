@@ -1,6 +1,5 @@
 """The batch script as it is shipped, under a real Slurm: preempted, out of time, a node lost, an array of seeds."""
 
-import hashlib
 import os
 import re
 import shutil
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Slurm
-from conftest import VENV, InstalledProject
+from conftest import VENV, InstalledProject, weights
 from machine import sh, until
 
 # without checkpoints but the one that SIGTERM asks for
@@ -131,11 +130,6 @@ def site(project: InstalledProject, tmp_path_factory: pytest.TempPathFactory) ->
     slurm = Slurm(tmp_path_factory.mktemp("slurm"))
     yield Site(slurm, project)
     slurm.stop()
-
-
-def weights(out: Path) -> str:
-    """Return the SHA-256 of a finished run's weights."""
-    return hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
 
 
 def assert_went_on(job: Job, times: int = 1) -> None:

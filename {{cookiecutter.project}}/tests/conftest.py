@@ -187,6 +187,21 @@ def tracked(server: "Server", prepared: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture
+def scrambled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The words that permutations scramble, one for each walk: the work that finding samples is."""
+    from project.repro.order import Permutation
+
+    encrypt, words = Permutation._encrypt, list[int]()
+
+    def counting(self: "Permutation", word: int) -> int:
+        words.append(word)
+        return encrypt(self, word)
+
+    monkeypatch.setattr(Permutation, "_encrypt", counting)
+    return words
+
+
+@pytest.fixture
 def start(tmp_path: Path, prepared: Path) -> Iterator[Start]:
     """A function that starts training for one epoch in the run directory `run`; what is left is killed."""
     victims = []

@@ -98,19 +98,6 @@ def test_no_items_are_refused(n: int):
         Permutation(n, 0)
 
 
-@pytest.fixture
-def scrambled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The words that permutations scramble, one for each walk."""
-    encrypt, words = Permutation._encrypt, []
-
-    def counting(self: Permutation, word: int) -> int:
-        words.append(word)
-        return encrypt(self, word)
-
-    monkeypatch.setattr(Permutation, "_encrypt", counting)
-    return words
-
-
 @pytest.mark.parametrize("n", [n for n in SIZES if n > 2])  # 1 and 2 lie in a range of 4
 def test_fewer_than_two_walks_are_needed_on_average(n: int, scrambled: list[int]):
     order(n, 0)

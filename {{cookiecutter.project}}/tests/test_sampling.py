@@ -137,19 +137,6 @@ class Far:
         return torch.tensor(index)
 
 
-@pytest.fixture
-def scrambled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The words that permutations scramble: the work that finding samples is."""
-    encrypt, words = Permutation._encrypt, []
-
-    def counting(self: Permutation, word: int) -> int:
-        words.append(word)
-        return encrypt(self, word)
-
-    monkeypatch.setattr(Permutation, "_encrypt", counting)
-    return words
-
-
 def peak(samples: int) -> int:
     """Bytes that a plan needs at most, with the samples of a step in the middle of its first epoch."""
     tracemalloc.start()
