@@ -1,1 +1,7 @@
 """A training project whose runs repeat bit for bit. What you edit lies here; `repro` is the machinery."""
+
+from pathlib import Path
+
+from .repro.project import Project
+
+PROJECT = Project(Path(__file__).resolve().parent)

@@ -1,12 +1,13 @@
 """The `repro` command of this project; `python -m <package>` is the same."""
 
+from . import PROJECT
 from .config import Config
-from .repro.cli import main
+from .repro.cli import Ours, main
 
 
 def repro() -> None:
-    """Hand the machinery the config that this project has."""
-    main(obj=Config)
+    """Hand the machinery this project and its config."""
+    main(obj=Ours(PROJECT, Config))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from .repro import settings
-from .repro.settings import NEUTRAL, Section, Settings
+from .repro.asked import settings
+from .repro.asked.settings import NEUTRAL, Section, Settings
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 

@@ -14,17 +14,17 @@ from torch.nn import functional as F
 
 from .config import Data
 
-SIDE = 8
+SIDE, CLASSES = 8, 10  # pixels in a row and in a column; digits
 
 
 def parse(raw: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """All samples of the raw file: (n, 8, 8) images of 0 to 16, and (n,) labels of 0 to 9."""
+    """All samples of the raw file: (n, SIDE, SIDE) images of 0 to 16, and (n,) labels below CLASSES."""
     table = np.loadtxt(raw, delimiter=",", dtype=np.int64)
     return table[:, :-1].reshape(-1, SIDE, SIDE).astype(np.uint8), table[:, -1]
 
 
 class Digits(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """A (1, 8, 8) float32 image in [0, 1], shifted by up to `shift` pixels, and its label."""
+    """A (1, SIDE, SIDE) float32 image in [0, 1], shifted by up to `shift` pixels, and its label."""
 
     def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.int64], shift: int = 0) -> None:
         self.images, self.labels, self.shift = images, labels, shift

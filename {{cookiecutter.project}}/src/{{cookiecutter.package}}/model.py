@@ -1,16 +1,17 @@
 """Yours: the network. `build` returns the one that params.yaml names.
 
-Initial values are uniform or constant: normal deviates would bring in functions whose last bit
-depends on the CPU.
+Initial values are uniform or constant: the functions behind normal deviates differ between CPUs in
+their last bit.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .config import Model
+from .config import Config
+from .data import CLASSES, SIDE
 
-SIDE, CLASSES, STRIDE, HEAD_WIDTH = 8, 10, 2, 16
+STRIDE, HEAD_WIDTH = 2, 16
 
 
 class ConvNet(nn.Module):
@@ -32,7 +33,7 @@ class ConvNet(nn.Module):
         self.head = nn.Linear(width * side * side, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(batch, 1, 8, 8) float32 images in [0, 1] to (batch, 10) logits."""
+        """(batch, 1, SIDE, SIDE) float32 images in [0, 1] to (batch, CLASSES) logits."""
         return self.head(self.dropout(self.features(images).flatten(1)))
 
 
@@ -69,7 +70,7 @@ class Transformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(tokens * width, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(batch, 1, 8, 8) float32 images in [0, 1] to (batch, 10) logits."""
+        """(batch, 1, SIDE, SIDE) float32 images in [0, 1] to (batch, CLASSES) logits."""
         patches = self.embed(images).flatten(2).transpose(1, 2)
         tokens = self.blocks(patches + self.position)
         return self.head(self.norm(tokens).flatten(1))
@@ -78,6 +79,7 @@ class Transformer(nn.Module):
 MODELS = {"convnet": ConvNet, "transformer": Transformer}
 
 
-def build(config: Model) -> nn.Module:
-    """The network that `model` in params.yaml describes; seed the generator before."""
-    return MODELS[config.name](config.width, config.depth, config.dropout)
+def build(config: Config) -> nn.Module:
+    """The network that `model` in params.yaml describes; its initial weights follow from the generators' state."""
+    model = config.model
+    return MODELS[model.name](model.width, model.depth, model.dropout)

@@ -5,29 +5,30 @@ python -m <package>.prepare
 
 from pathlib import Path
 
-from .config import Config
+from . import PROJECT
+from .config import Config, Data
 from .repro import launch
 
 if __name__ == "__main__":
-    CONFIG, OUT = launch.begin(Config)
+    CONFIG, OUT = launch.begin(PROJECT, Config)
 
 import numpy as np
 
 from . import data
-from .repro import manifest
-from .repro.order import Permutation
+from .repro.asked import manifest
+from .repro.training.order import Permutation
 
 SPLIT = 0  # the key of the split: the same for every seed, so that seeds can be compared
 
 
-def prepare(config: Config, out: Path) -> None:
+def prepare(config: Data, out: Path) -> None:
     """Check the raw file against its SHA-256 and write `data.prepared`; `out` is not used."""
-    raw, folder = Path(config.data.raw), Path(config.data.prepared)
-    manifest.require_raw(raw, config.data.sha256)
+    raw, folder = Path(config.raw), Path(config.prepared)
+    manifest.require_raw(raw, config.sha256)
     images, labels = data.parse(raw)
     permutation = Permutation(len(labels), SPLIT)
     order = [permutation[position] for position in range(len(labels))]
-    held_out = len(order) * config.data.test_percent // 100
+    held_out = len(order) * config.test_percent // 100
     folder.mkdir(parents=True, exist_ok=True)
     for name, places in {"test": order[:held_out], "train": order[held_out:]}.items():
         np.save(folder / f"{name}-images.npy", images[places])
@@ -37,4 +38,4 @@ def prepare(config: Config, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    launch.call(prepare, CONFIG, OUT)
+    launch.call(PROJECT, prepare, CONFIG, OUT, only="data")

@@ -1,12 +1,14 @@
-"""The machinery: seeds, order, shards, switches, records. Read it; you need not edit it.
+"""The machinery: read it, you need not edit it. Your files import it; it never imports yours.
 
-Floors, each importing only from those below it:
+Each floor imports only from floors below it; `make lint` checks that:
 
-| floor | files | |
-|---|---|---|
-| 1 | errors, files, seeds, order, manifest, settings, address | pure: no torch |
-| 2 | determinism, canary, digest, fingerprint | facts about this process |
-| 3 | world, parallel, sampling, checkpoint, preflight | training |
-| 4 | launch, record, progress, tracking, run | one run, from start to summary |
-| 5 | lab, cli | checks over finished runs; the `repro` command |
+| floor | holds |
+|---|---|
+| cli | the `repro` command |
+| lab | questions asked of runs: verify, diff, replay, results. It starts runs; no run imports it |
+| run, launch; step, torchrun | what `train.py` holds; how processes start and end |
+| training | how the bits are kept: seeds, order, sampling, ranks, sums, agreement, checkpoints, digests, trace |
+| machine; records | what a run runs on: switches, canary, numeric environment; what is written down (no torch) |
+| asked | what was asked for: settings, content address, data manifest, stages (no torch) |
+| project, errors, files, differences, credentials, progress | small parts that every floor may use |
 """

@@ -1,29 +1,40 @@
-"""The `repro` command: `repro --help` lists the verbs."""
+"""The `repro` command: `repro --help` lists the verbs, grouped by what a person wants."""
 
 import json
 import os
+import runpy
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
-from .errors import Failure
-from .launch import PARAMS
-from .settings import load
+from .asked.params import PARAMS, load
+from .asked.settings import Settings
+from .errors import Failure, Refused
+from .launch import overriding
+from .project import Project
 
 Folder = click.Path(file_okay=False, path_type=Path)
-overriding = click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a key of params.yaml; repeatable.",
-)
+
+# What a person wants -> the verbs that do it, in the order of `repro --help`.
+GROUPS = {
+    "Train": ("prepare", "train", "evaluate"),
+    "Ask": ("address", "env", "diff"),
+    "Prove": ("check-data", "check", "verify", "verify-receipt"),
+    "Hand on": ("accept", "replay", "sync"),
+}
 
 
-class Plain(click.Group):
-    """A group whose verbs end with a line or two and an exit code where the user's input is wrong."""
+class Ours(NamedTuple):
+    """The project that the command is about, and the schema of its params.yaml."""
+
+    project: Project
+    schema: type[Settings]
+
+
+class Grouped(click.Group):
+    """Verbs in groups, each with its whole line; a failure that a user can cause ends in a line and an exit code."""
 
     def invoke(self, context: click.Context) -> Any:
         """Run the verb."""
@@ -33,91 +44,84 @@ class Plain(click.Group):
             click.echo(str(failure), err=True)
             sys.exit(failure.exit_code)
 
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """List every verb with the first line of its help, uncut."""
+        width = max(map(len, self.commands))  # so that all groups have their lines in one column
+        for title, verbs in GROUPS.items():
+            rows = [(verb.ljust(width), self.commands[verb].get_short_help_str(limit=200)) for verb in verbs]
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
-@click.group(cls=Plain)
+
+@click.group(cls=Grouped, context_settings={"max_content_width": 120})
 def main() -> None:
-    """Records and proofs of this project's runs."""
+    """Train this project, and prove that its runs repeat bit for bit. `repro VERB --help` tells more of a verb."""
+
+
+def _stage(name: str, line: str) -> None:
+    """Make a stage a verb. Its module runs as by `python -m`, because it sets its own environment."""
+
+    @main.command(name, help=line, add_help_option=False, context_settings={"ignore_unknown_options": True})
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    @click.pass_obj
+    def stage(ours: Ours, arguments: tuple[str, ...]) -> None:
+        sys.argv = [name, *arguments]
+        runpy.run_module(f"{ours.project.name}.{name}", run_name="__main__", alter_sys=True)
+
+
+_stage("prepare", "Write the training and test sets from the dataset.")
+_stage("train", "Train; --ranks N trains on N processes, to the same bits.")
+_stage("evaluate", "Measure a run's weights on the test set.")
 
 
 @main.command()
 @overriding
 @click.pass_obj
-def env(schema: Any, overrides: tuple[str, ...]) -> None:
-    """Print the numeric environment that a run would have here."""
-    from . import determinism
+def address(ours: Ours, overrides: tuple[str, ...]) -> None:
+    """Print a run's content address and all that enters it."""
+    from .asked import manifest
+    from .asked.address import content_address
 
-    settings = load(schema, PARAMS, overrides)
-    determinism.set_environment(settings.determinism)
-    determinism.apply(settings.determinism)
-
-    from . import fingerprint  # imports torch, so only now
-    from .world import device_of
-
-    environment = fingerprint.numeric_environment(settings.determinism, device_of(settings.device))
-    _print(fingerprint.record(environment, settings.compute))
-
-
-@main.command()
-@overriding
-@click.pass_obj
-def address(schema: Any, overrides: tuple[str, ...]) -> None:
-    """Print the content address that a run would have, and what goes into it."""
-    from . import manifest
-    from .address import content_address
-
-    settings = load(schema, PARAMS, overrides)
+    settings = load(ours.schema, overrides=overrides)
     prepared = manifest.read(Path(settings.data.prepared))
-    _print(content_address(settings, prepared, int(os.environ.get("WORLD_SIZE", 1))).record())
+    _print(content_address(ours.project, settings, prepared, int(os.environ.get("WORLD_SIZE", 1))).record())
 
 
 @main.command()
 @overriding
 @click.pass_obj
-def data(schema: Any, overrides: tuple[str, ...]) -> None:
-    """Check the dataset file against its SHA-256 in params.yaml."""
-    from . import manifest
+def env(ours: Ours, overrides: tuple[str, ...]) -> None:
+    """Print the numeric environment of a run here."""
+    from .machine import switches
 
-    settings = load(schema, PARAMS, overrides)
-    manifest.require_raw(Path(settings.data.raw), settings.data.sha256)
+    settings = load(ours.schema, overrides=overrides)
+    switches.set_environment(settings.determinism)
+    switches.apply(settings.determinism)
 
+    from .machine import environment  # imports torch, so only now
+    from .training.world import device_of
 
-@main.command()
-@click.argument("run", type=Folder, default="artifacts")
-def sync(run: Path) -> None:
-    """Upload to MLflow what it does not have yet of the run in directory RUN."""
-    from . import tracking
-
-    click.echo(tracking.sync(run)["where"])
-
-
-@main.command()
-@click.argument("run", type=Folder, default="artifacts")
-def check(run: Path) -> None:
-    """Say whether the run in directory RUN gave what results.lock and dvc.lock expect."""
-    from .lab import results
-
-    verdicts = results.check(run)
-    for verdict in verdicts:
-        click.echo(verdict.sentence)
-    sys.exit(0 if all(verdict.holds for verdict in verdicts) else 1)
+    preimage = environment.numeric_environment(settings.determinism, device_of(settings.device))
+    _print(environment.record(preimage, settings.compute))
 
 
 @main.command()
 @click.argument("one")
 @click.argument("other")
-@click.option("--values", is_flag=True, help="Make the step again in both and say by how much the tensors differ.")
+@click.option("--values", is_flag=True, help="Make the step again in both, and say by how much the tensors differ.")
 @click.pass_obj
-def diff(schema: Any, one: str, other: str, values: bool) -> None:
-    """Say where two runs part: step, phase, tensor; and what may have caused it.
+def diff(ours: Ours, one: str, other: str, values: bool) -> None:
+    """Find where two runs first differ, and the likely causes.
 
-    ONE and OTHER are run directories, receipts or MLflow run ids.
+    It names the step, the phase and the tensor. ONE and OTHER are run directories, receipts or MLflow run ids.
     """
-    from .lab import diff, receipts
+    from .lab import diff
+    from .lab.sources import located
 
     def uri() -> str:
-        return tracking_uri(schema)
+        return _tracking_uri(ours)
 
-    with receipts.located(one, uri) as this, receipts.located(other, uri) as that:
+    with located(one, uri) as this, located(other, uri) as that:
         sides = diff.load(this, one), diff.load(that, other)
         equal, lines = diff.report(*sides)
         click.echo("\n".join(lines))
@@ -125,48 +129,63 @@ def diff(schema: Any, one: str, other: str, values: bool) -> None:
         if place:
             from .lab.values import report
 
-            click.echo("\n".join(report(this, that, place.step, place.phase, click.echo)))
+            click.echo("\n".join(report(ours.project, this, that, place.step, place.phase, click.echo)))
     sys.exit(0 if equal else 1)
 
 
-@main.command()
-@click.argument("receipt", type=Path, default="artifacts")
-@click.option("--signers", type=Path, help="The keys to trust: an allowed-signers file, as in ssh-keygen(1).")
-def verify_receipt(receipt: Path, signers: Path | None) -> None:
-    """Prove that a receipt (a file, or a run directory's) is as it was written, and by whom it was signed."""
-    from .lab import receipts
-
-    click.echo("\n".join(receipts.verify(receipt, signers)))
-
-
-@main.command()
-@click.argument("source", metavar="RECEIPT|RUN|MLFLOW_RUN_ID", default="artifacts")
-@click.option("--out", default="artifacts-replay", show_default=True, type=Folder, help="The new run directory.")
-@click.option("--ranks", type=click.IntRange(min=1), help="The world size; any gives the same bits.")
+@main.command("check-data")
+@overriding
 @click.pass_obj
-def replay(schema: Any, source: str, out: Path, ranks: int | None) -> None:
-    """Make a recorded run again, from its commit, data and config, and say whether it is reproduced."""
-    from .lab import receipts
-    from .lab.replay import replay
+def check_data(ours: Ours, overrides: tuple[str, ...]) -> None:
+    """Compare the dataset with its SHA-256 in params.yaml."""
+    from .asked import manifest
 
-    with receipts.located(source, lambda: tracking_uri(schema)) as path:
-        sys.exit(0 if replay(path, out, ranks, click.echo) else 1)
+    settings = load(ours.schema, overrides=overrides)
+    manifest.require_raw(Path(settings.data.raw), settings.data.sha256)
+
+
+@main.command()
+@click.argument("run", type=Folder, default="artifacts")
+@overriding
+@click.pass_obj
+def check(ours: Ours, run: Path, overrides: tuple[str, ...]) -> None:
+    """Compare a run with the project and with its locks.
+
+    A run that the project as it stands would not make is STALE. Otherwise its weights and metrics must be those that
+    results.lock expects; where DVC made the run, dvc.lock must be as committed.
+    """
+    from .lab import results
+
+    verdicts = results.check(ours.project, load(ours.schema, overrides=overrides), run)
+    for verdict in verdicts:
+        click.echo(verdict.sentence)
+    sys.exit(0 if all(verdict.holds for verdict in verdicts) else 1)
 
 
 @main.command()
 @overriding
-@click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="How long each training is.")
 @click.option("--ranks", type=click.IntRange(min=1), help="At most so many ranks; else one per GPU, or 4 on a CPU.")
+@click.option("--only", multiple=True, metavar="NAME", help="Compare this way alone with one process; repeatable.")
 @click.pass_obj
-def verify(schema: Any, overrides: tuple[str, ...], epochs: int, ranks: int | None) -> None:
-    """Prove the contract here, for this model and data: trainings in many ways, all with the same bits."""
-    from .lab.verify import verify
+def verify(ours: Ours, overrides: tuple[str, ...], ranks: int | None, only: tuple[str, ...]) -> None:
+    """Train in a dozen ways that must give identical weights.
 
-    overrides = (*overrides, f"train.epochs={epochs}")
-    settings = load(schema, PARAMS, overrides)
+    It reports EQUAL or DIFFERS for each way, by its NAME. The trainings are shortened as `verify.shorten` in
+    params.yaml says.
+    """
+    from .lab.verify import chosen, train_in_all_ways
+
+    ways = chosen(only)
+    shorten = load(ours.schema, overrides=overrides).verify.shorten
+    try:
+        load(ours.schema, overrides=shorten)
+    except Refused as refused:
+        raise Refused(f"{PARAMS}: verify.shorten does not fit: {refused}") from None
+    overrides = (*shorten, *overrides)
+    settings = load(ours.schema, overrides=overrides)
     asked = {key: settings.flat()[key] for key in (text.partition("=")[0] for text in overrides)}
     verdicts = []
-    for row in verify(settings, ranks or _places(settings.device), asked, click.echo):
+    for row in train_in_all_ways(ours.project, settings, ranks or _places(settings.device), asked, click.echo, ways):
         verdicts.append(row.verdict)
         click.echo(f"{row.name:30}  {row.weights[:16]:16}  {(row.trace or '')[:16]:16}  {row.verdict}")
     tried = [verdict for verdict in verdicts if not verdict.startswith("not tried")]
@@ -184,21 +203,64 @@ def _places(device: str) -> int:
     return torch.cuda.device_count() or 4
 
 
+@main.command("verify-receipt")
+@click.argument("receipt", type=Path, default="artifacts")
+@click.option("--signers", type=Path, help="The keys to trust: an allowed-signers file, as in ssh-keygen(1).")
+@click.pass_obj
+def verify_receipt(ours: Ours, receipt: Path, signers: Path | None) -> None:
+    """Check that a receipt is unaltered, and who signed it.
+
+    RECEIPT is a file, or a run directory that holds one.
+    """
+    from .lab.verify_receipt import report
+
+    click.echo("\n".join(report(ours.project, receipt, signers)))
+
+
 @main.command()
 @click.argument("run", type=Folder, default="artifacts")
 @click.option("--source", required=True, help="Where the result comes from, in words for those who compare with it.")
-def accept(run: Path, source: str) -> None:
-    """Make the outcome of the run in directory RUN what results.lock expects from now on."""
+@click.pass_obj
+def accept(ours: Ours, run: Path, source: str) -> None:
+    """Make a run's outcome the expected one in results.lock."""
     from .lab import results
 
-    click.echo(results.accept(run, source))
+    click.echo(results.accept(ours.project, run, source))
 
 
-def tracking_uri(schema: Any) -> str:
+@main.command()
+@click.argument("source", metavar="RECEIPT|RUN|MLFLOW_RUN_ID", default="artifacts")
+@click.option("--out", default="artifacts-replay", show_default=True, type=Folder, help="The new run directory.")
+@click.option("--ranks", type=click.IntRange(min=1), help="The world size; any gives the same bits.")
+@click.pass_obj
+def replay(ours: Ours, source: str, out: Path, ranks: int | None) -> None:
+    """Make a recorded run again and compare the bits.
+
+    Its commit, its data and its config are taken from the record, in a work tree that is removed afterwards.
+    """
+    from .lab.replay import replay
+    from .lab.sources import located
+
+    with located(source, lambda: _tracking_uri(ours)) as path:
+        sys.exit(0 if replay(ours.project, path, out, ranks, click.echo) else 1)
+
+
+@main.command()
+@click.argument("run", type=Folder, default="artifacts")
+@click.pass_obj
+def sync(ours: Ours, run: Path) -> None:
+    """Upload to MLflow the part of a run that it lacks."""
+    from .asked.address import LOCKS
+    from .records import tracking
+
+    click.echo(tracking.sync(run, ours.project.root / LOCKS)["where"])
+
+
+def _tracking_uri(ours: Ours) -> str:
     """Where MLflow keeps this project's runs."""
-    from .tracking import address_of
+    from .records.tracking import address_of
 
-    return address_of(load(schema, PARAMS).tracking.uri)
+    return address_of(load(ours.schema).tracking.uri)
 
 
 def _print(value: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a user can cause, told in a line or two, with an exit code and without a traceback."""
+"""Failures that a user can cause: a line or two and an exit code, no traceback."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ import sys
 class Failure(Exception):
     """Ends the process with `exit_code` after printing its message on standard error.
 
-    Most failures are met by all ranks of a host alike and one of them speaks; a `local` one is a rank's own.
+    Most failures are met by all ranks of a host alike, so one rank speaks for all. A `local` one is a rank's own.
     """
 
     exit_code = 1
@@ -38,7 +38,7 @@ class Disagreement(Failure):
 
 
 class Preempted(Failure):
-    """SIGTERM came; the state is saved."""
+    """The run stopped early with its state saved: SIGTERM came, or the step of `trace.values` is done."""
 
     exit_code = 143
 

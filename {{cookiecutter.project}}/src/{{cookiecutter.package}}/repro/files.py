@@ -1,4 +1,4 @@
-"""Small files written whole, and bytes that are on the disk when we say so."""
+"""Files written whole: a reader or a crash never meets half of one."""
 
 import json
 import os

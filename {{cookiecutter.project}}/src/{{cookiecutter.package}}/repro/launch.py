@@ -1,52 +1,81 @@
 """How a stage starts and ends: arguments and environment before torch loads, plain words on failure."""
 
 import errno
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 
-from .determinism import set_environment
+from .asked import stages
+from .asked.params import load
+from .asked.settings import Settings
 from .errors import Failure, Refused
-from .settings import Settings, load
+from .machine.switches import missing_variables, set_environment
+from .project import Project
+from .torchrun import torchrun
+from .training.seeds import derive, seed_everything
 
-PARAMS = Path("params.yaml")
 S = TypeVar("S", bound=Settings)
 
-
-@click.command()
-@click.option(
+overriding = click.option(
     "--set",
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
     help="Override a key of params.yaml; repeatable.",
 )
-@click.option(
+
+
+out_option = click.option(
     "--out",
     default="artifacts",
     show_default=True,
     type=click.Path(file_okay=False, path_type=Path),
     help="The run directory.",
 )
-def _arguments(overrides: tuple[str, ...], out: Path) -> tuple[tuple[str, ...], Path]:
-    return overrides, out
+ranks_option = click.option(
+    "--ranks",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Start so many ranks on this host; any number gives the same bits.",
+)
 
 
-def begin(schema: type[S]) -> tuple[S, Path]:
+@click.command()
+@overriding
+@out_option
+def _arguments(overrides: tuple[str, ...], out: Path) -> tuple[tuple[str, ...], Path, int]:
+    return overrides, out, 1
+
+
+@click.command()
+@overriding
+@out_option
+@ranks_option
+def _arguments_of_training(overrides: tuple[str, ...], out: Path, ranks: int) -> tuple[tuple[str, ...], Path, int]:
+    return overrides, out, ranks
+
+
+def begin(project: Project, schema: type[S], trains: bool = False) -> tuple[S, Path]:
     """The checked config and the run directory that the command line asks for.
 
     On return the environment holds what torch and numpy read once, when they load. Where something was
-    missing, this process has started itself again with it.
+    missing, this process has started itself again with it. A stage that `trains` may be asked for several ranks:
+    then this process starts them, and ends with their exit code.
     """
+    parser = _arguments_of_training if trains else _arguments
     try:
-        parsed = _arguments.main(prog_name=f"python -m {_module()}", standalone_mode=False)
+        parsed = parser.main(prog_name=f"python -m {_module()}", standalone_mode=False)
         if isinstance(parsed, int):  # --help was shown
             sys.exit(parsed)
-        overrides, out = parsed
-        config = load(schema, PARAMS, overrides)
+        overrides, out, ranks = parsed
+        config = load(schema, overrides=overrides)
+        if ranks > 1:
+            _start_ranks(config, overrides, out, ranks)
         set_environment(config.determinism)
         return config, out
     except click.ClickException as error:
@@ -55,10 +84,26 @@ def begin(schema: type[S]) -> tuple[S, Path]:
         _end(failure)
 
 
-def call(stage: Callable[[S, Path], None], config: S, out: Path) -> None:
-    """Run a stage; what a user can cause ends it with a line or two and an exit code, not a traceback."""
+def _start_ranks(config: Settings, overrides: tuple[str, ...], out: Path, ranks: int) -> NoReturn:
+    if "RANK" in os.environ:
+        raise Refused(f"--ranks {ranks} given to a rank of torchrun; give torchrun --nproc-per-node {ranks} instead")
+    if ranks > config.parallel.shards:
+        raise Refused(f"--ranks {ranks} given, at most parallel.shards={config.parallel.shards} wanted: each runs one")
+    words = [*(word for override in overrides for word in ("--set", override)), "--out", str(out)]
+    sys.exit(torchrun(_module(), words, ranks, missing_variables(config.determinism)))
+
+
+def call(project: Project, stage: Callable[[Any, Path], None], config: Settings, out: Path, only: str = "") -> None:
+    """Run a stage; a failure that a user can cause ends it with a line or two and an exit code, not a traceback.
+
+    The stage is given the whole config, or `only` one of its sections: then no other key can change its outcome.
+    All generators are seeded before it, so that a stage repeats that draws numbers outside a run.
+    """
     try:
-        stage(config, out)
+        sections = [only, "determinism"] if only else type(config).sections()  # `begin` has set its switches
+        with stages.watched(project, sections, whole=not only):
+            seed_everything(derive(0 if only else config.seed, "init"))
+            stage(getattr(config, only) if only else config, out)
     except Failure as failure:
         _end(failure)
     except OSError as error:

@@ -1,37 +1,50 @@
-"""How far a run has come: a bar on a terminal, plain lines elsewhere."""
+"""Progress of a run: a bar on a terminal, plain lines in columns elsewhere."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 LINES = 10  # where there is no terminal
+WIDTH = 10  # of a number there: -0.0001234, -1.234e-05 and 12345.6789 fit
+
+Latest = Callable[[], Mapping[str, float]]
 
 
-def shown(start: int, stop: int, latest: Callable[[], str]) -> Iterator[int]:
-    """Yield the steps from `start` to `stop`, showing the count and what `latest` says after each."""
+def shown(start: int, stop: int, latest: Latest) -> Iterator[int]:
+    """Yield the steps from `start` to `stop`, showing the count and the `latest` numbers after each.
+
+    A name keeps its place among the numbers; a new one comes last.
+    """
     console = Console()
     return _bar(start, stop, latest, console) if console.is_terminal else _lines(start, stop, latest)
 
 
 def number(value: float) -> str:
-    """A number as people read it: counts whole, others with four decimals."""
-    return str(value) if isinstance(value, int) else f"{value:.4f}"
+    """A number as people read it: counts whole, others with four decimals, small and huge ones to four digits."""
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.4f}" if value == 0 or 0.1 <= abs(value) < 1e5 else f"{value:#.4g}"
 
 
-def _bar(start: int, stop: int, latest: Callable[[], str], console: Console) -> Iterator[int]:
+def _bar(start: int, stop: int, latest: Latest, console: Console) -> Iterator[int]:
     columns = TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn()
     with Progress(*columns, TextColumn("{task.fields[latest]}"), console=console) as progress:
         task = progress.add_task("", total=stop, completed=start, latest="")
         for step in range(start, stop):
             yield step
-            progress.update(task, advance=1, latest=latest())
+            news = "  ".join(f"{name} {number(value)}" for name, value in latest().items())
+            progress.update(task, advance=1, latest=news)
 
 
-def _lines(start: int, stop: int, latest: Callable[[], str]) -> Iterator[int]:
+def _lines(start: int, stop: int, latest: Latest) -> Iterator[int]:
     every, began = max(1, stop // LINES), time.monotonic()
     for step in range(start, stop):
         yield step
         if (step + 1) % every == 0 or step + 1 == stop:
-            print(f"step {step + 1}/{stop}  {latest()}  {time.monotonic() - began:.0f} s", flush=True)
+            count = f"step {step + 1:{len(str(stop))}}/{stop}"
+            elapsed = timedelta(seconds=int(time.monotonic() - began))
+            numbers = (f"{name} {number(value):{WIDTH}}" for name, value in latest().items())
+            print("  ".join([count, f"{elapsed!s:>8}", *numbers]).rstrip(), flush=True)

@@ -1,1 +1,1 @@
-"""The lab launches runs and reads their records; no run imports it, so it changes no content address."""
+"""Questions asked of runs. The lab starts runs and reads their records; no run imports it."""

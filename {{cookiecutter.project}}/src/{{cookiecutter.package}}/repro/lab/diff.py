@@ -1,4 +1,4 @@
-"""Where two runs part, in which phase of the step and in which tensor, and what may have caused it."""
+"""The first difference of two runs: its step, its phase and its tensors, and the likely causes."""
 
 import re
 from collections.abc import Mapping
@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import chain, trace
-from ..determinism import SWITCHES
+from ..asked.address import fields
+from ..differences import Difference, differences, flatten
 from ..errors import Refused
 from ..files import read_json
-from ..preflight import Difference, differences, flatten
-from ..record import ADDRESS, ENVIRONMENT
-from . import receipts
+from ..machine.switches import SWITCHES
+from ..records import chain, names, receipt
 
 Rows = np.ndarray[Any, Any]
 ANYWHERE = "anywhere"  # a phase that nobody knows
@@ -51,26 +50,26 @@ class Place:
 
 
 def load(path: Path, name: str = "") -> Side:
-    """The records and the trace in a run directory; of a lone receipt, what it states.
+    """The records and the trace in a run directory; of a lone receipt, only its statements.
 
     Raises:
         Refused: something is missing.
     """
     name = name or str(path)
     if path.is_file():
-        return _stated(receipts.read(path), name)
-    for needed in (ADDRESS, ENVIRONMENT, f"{trace.FOLDER}/{trace.STEPS}"):
+        return _stated(receipt.read(path), name)
+    for needed in (names.ADDRESS, names.ENVIRONMENT, names.STEP_ROWS):
         if not (path / needed).is_file():
             raise Refused(f"{path / needed}: missing; a run directory with a trace is wanted (trace.level: step)")
-    steps = chain.rows(path / trace.FOLDER / trace.STEPS, trace.STEP)
-    tensors, columns = path / trace.FOLDER / trace.TENSORS, ()
+    steps = chain.rows(path / names.STEP_ROWS, chain.STEP)
+    tensors, columns = path / names.TENSOR_ROWS, ()
     if tensors.is_file():
-        columns = tuple(read_json(path / trace.FOLDER / trace.COLUMNS))
+        columns = tuple(read_json(path / names.TENSOR_COLUMNS))
     return Side(
         name,
-        _address(read_json(path / ADDRESS)["preimage"]),
-        flatten(read_json(path / ENVIRONMENT)["preimage"]),
-        receipts.resumes(path),
+        fields(read_json(path / names.ADDRESS)["preimage"]),
+        flatten(read_json(path / names.ENVIRONMENT)["preimage"]),
+        receipt.resumes(path),
         steps["link"][-1].tobytes().hex() if len(steps) else None,
         steps,
         chain.rows(tensors, np.dtype([(name, "<u8") for name in columns])) if columns else None,
@@ -78,31 +77,26 @@ def load(path: Path, name: str = "") -> Side:
     )
 
 
-def _stated(receipt: receipts.Receipt, name: str) -> Side:
-    stated = receipt.stated
-    address, environment = _address(stated["preimage"]), flatten(stated["environment"]["preimage"])
+def _stated(whole: receipt.Receipt, name: str) -> Side:
+    stated = whole.stated
+    address, environment = fields(stated["preimage"]), flatten(stated["environment"]["preimage"])
     resumed = tuple(stated["informational"]["resumed"])
-    return Side(name, address, environment, resumed, stated["trace"], np.empty(0, trace.STEP), None, ())
-
-
-def _address(preimage: Mapping[str, Any]) -> dict[str, Any]:
-    data = {entry["path"]: entry["sha256"] for entry in preimage["data"]["files"]}
-    return flatten({**preimage, "data": data})
+    return Side(name, address, environment, resumed, stated["trace"], np.empty(0, chain.STEP), None, ())
 
 
 def first_place(one: Side, other: Side) -> Place | None:
-    """Where the traces part; None if they do not, as far as both go."""
+    """The first difference of two traces; None if there is none, as far as both go."""
     step = chain.first_difference(one.steps, other.steps)
     phases = [] if step is None else _phases(one.steps[step], other.steps[step])
     by_phase: dict[str, list[str]] = {}
-    names = [column for column in one.columns if column in other.columns]
+    columns = [column for column in one.columns if column in other.columns]
     if one.tensors is not None and other.tensors is not None:
         finer = chain.first_difference(one.tensors, other.tensors)
         if finer is not None and (step is None or finer <= step):
             if step is None or finer < step:  # the weights of each step, say, that the other trace does not have
                 step, phases = finer, []
             these, those = one.tensors[step], other.tensors[step]
-            for name in names:
+            for name in columns:
                 if these[name] != those[name]:
                     by_phase.setdefault(name.split()[0], []).append(name.split(" ", 1)[1])
     if step is None:
@@ -111,11 +105,11 @@ def first_place(one: Side, other: Side) -> Place | None:
     tensors = by_phase.get(phase, [])
     if phase == "gradient":
         tensors.reverse()  # the backward pass comes by the last one first
-    return Place(step, phase, tuple(tensors), sum(name.startswith(f"{phase} ") for name in names))
+    return Place(step, phase, tuple(tensors), sum(name.startswith(f"{phase} ") for name in columns))
 
 
 def _phases(these: Any, those: Any) -> list[str]:
-    both = these["flags"] & those["flags"] & trace.HAS_WEIGHTS
+    both = these["flags"] & those["flags"] & chain.HAS_WEIGHTS
     return [
         name
         for name in ("batch", "loss", "gradient", "weights")
@@ -123,14 +117,14 @@ def _phases(these: Any, those: Any) -> list[str]:
     ]
 
 
-# What may cause a first difference in a phase, likeliest first: a field's pattern, and the sentence that says why.
+# Causes of a first difference in a phase, likeliest first: phases, the pattern of a field, the sentence that says why.
 ANY = ".*"
 CAUSES = (
     (ANY, r"seed", "every random number is derived from the seed"),
     ("batch", r"data\.|config\.data\.", "the batch is made of other data"),
-    ("batch", r"code\.(data|prepare)\.py|code\.repro/(sampling|order)\.py", "this code makes the batches"),
+    ("batch", r"code\.(data|prepare)\.py|code\.repro/training/(sampling|order|seeds)", "this code makes the batches"),
     ("batch", r"config\.parallel\.|config\.train\.epochs", "it decides which samples a step sees"),
-    ("gradient", r"config\.parallel\.|world_size|code\.repro/parallel\.py", "it decides how gradients are summed"),
+    ("gradient", r"config\.parallel\.|world_size|code\.repro/training/parallel", "it decides how gradients are summed"),
     ("output|loss|gradient", r"config\.model\.", "it is another network"),
     ("output|loss|gradient", r"code\.model\.py", "this code is the network"),
     ("weights|optimizer", r"config\.train\.", "the optimizer's step depends on it"),
@@ -144,7 +138,7 @@ CAUSES = (
     (ANY, r"code\..*", "the code differs"),
     (ANY, r"config\..*", "other numbers were asked for"),
 )
-# What it means if nothing that is recorded differs.
+# The conclusion for each phase if nothing that is recorded differs.
 UNRECORDED = {
     "batch": "seed, data and code are the same, so the batch was made with randomness that nobody seeds: a generator "
     "of its own, the time, os.urandom, an unordered set, or a worker that keeps state",
@@ -160,7 +154,7 @@ UNRECORDED |= {"loss": UNRECORDED["output"], "optimizer": UNRECORDED["weights"]}
 
 
 def causes(place: Place, one: Side, other: Side) -> list[str]:
-    """What may have caused the difference, likeliest first, each with the sentence that says why."""
+    """The likely causes of the difference, likeliest first, each with the sentence that says why."""
     found = differences(one.address, other.address) + differences(one.environment, other.environment)
     ranked = sorted(((_rank(place.phase, difference), difference) for difference in found), key=lambda pair: pair[0])
     sentences = [f"{d.field}: {_short(d.one)} | {_short(d.other)}: {_why(rank, d)}" for rank, d in ranked]
@@ -197,8 +191,8 @@ def report(one: Side, other: Side) -> tuple[bool, list[str]]:
     place = first_place(one, other)
     lengths = len(one.steps), len(other.steps)
     if place:
-        header = f"DIFFERENT: {one.name} and {other.name} part at {place}"
-        before = f"equal before: {place.step} steps" if place.step else "nothing is equal before"
+        header = f"DIFFERENT: {one.name} and {other.name} first differ at {place}"
+        before = f"equal before: {place.step} steps" if place.step else "no step before it"
         return False, [header, before, "causes, likeliest first:", *(f"  {text}" for text in causes(place, one, other))]
     if lengths[0] != lengths[1]:
         verdict = f"EQUAL for {min(lengths)} steps: {one.name} has {lengths[0]}, {other.name} has {lengths[1]}"
@@ -207,14 +201,14 @@ def report(one: Side, other: Side) -> tuple[bool, list[str]]:
 
 
 def _roots(one: Side, other: Side) -> tuple[bool, list[str]]:
-    """What can be said where a side has no steps: a receipt alone, or a run that ended before its first one."""
+    """The verdict where a side has no steps: it is a receipt alone, or a run that ended before its first step."""
     if one.root and one.root == other.root:
         return True, [f"EQUAL: trace root {one.root}"]
     header = f"DIFFERENT: {one.name} has trace root {one.root}, {other.name} has {other.root}"
     found = causes(Place(0, ANYWHERE, (), 0), one, other)
     return False, [
         header,
-        "which step it is, only both run directories tell",
+        "both run directories are needed to find the step",
         "causes, likeliest first:",
         *(f"  {text}" for text in found),
     ]

@@ -1,23 +1,32 @@
-"""results.lock and dvc.lock: what a run is expected to give, and whether this one gave it.
+"""results.lock and dvc.lock: the expected results of a run, and the comparison with a finished one.
 
 results.lock is YAML: `tolerance` by metric, and `results`, one row per (content address, environment
 class) with the SHA-256 of the weights, the metrics, and where they come from.
 """
 
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
-from ..address import PROJECT
+from ..asked import manifest
+from ..asked.address import content_address, fields
+from ..asked.settings import Settings
+from ..asked.stages import require_own
+from ..differences import differences, some
 from ..errors import Failure, Refused
 from ..files import read_json
-from ..manifest import sha256_file
-from ..record import ADDRESS, ENVIRONMENT, METRICS, WEIGHTS
+from ..project import Project
+from ..records.names import ADDRESS, METRICS, WEIGHTS
+from ..records.receipt import Receipt, read
 
 RESULTS, OUTPUTS = "results.lock", "dvc.lock"
+STEPS = "steps"  # a metric that the machinery counts, and that no run of one content address can vary
+SHOWN = 4  # differences that a sentence names
+AGAIN = "Train again: make repro, or dvc repro --force where DVC sees no change"
 
 
 @dataclass(frozen=True)
@@ -28,117 +37,189 @@ class Verdict:
     sentence: str
 
 
-def check(out: Path, project: Path = PROJECT) -> list[Verdict]:
-    """Compare a finished run with results.lock and, where DVC made it, with the committed dvc.lock.
+def check(project: Project, config: Settings, out: Path) -> list[Verdict]:
+    """Whether a finished run is one of the project as it stands, and gave what results.lock and dvc.lock expect.
+
+    `config` is what the project asks for now. dvc.lock counts where DVC made the run.
 
     Raises:
-        Refused: no finished run in `out`, or a lock is missing.
+        Refused: no finished run in `out`, a lock is missing, or the code is another project's.
+        Failure: the receipt of the run was altered.
     """
-    outcome = _outcome(out)
-    expected = _yaml(project / RESULTS)
-    committed = [_committed(project)] if _made_by_dvc(out, project) else []
-    same_address = [row for row in expected["results"] if row["address"] == outcome["address"]]
-    same_class = [row for row in same_address if row["environment"] == outcome["environment"]]
+    require_own(project, "repro check is asked")
+    run = _finished(out)
+    rows = _yaml(project.root / RESULTS)["results"] or []
+    if faults := [*_foreign(out, run), *_stale(project, config, out, run)]:
+        return faults
+    committed = [_committed(project)] if _made_by_dvc(project, out) else []
+    same_address = [row for row in rows if row["address"] == run.stated["address"]]
+    same_class = [row for row in same_address if row["environment"] == run.stated["environment"]["class"]]
     if same_class:
-        return [_bits(outcome, same_class[0]), *committed]
+        return [_bits(run, same_class[0]), *committed]
     if same_address:
-        return [_metrics(outcome, same_address[0], project)]
-    return [Verdict(True, _unknown(outcome, expected["results"])), *committed]
+        return [_metrics(project, run, same_address[0])]
+    return [Verdict(True, _unknown(run, rows)), *committed]
 
 
-def _made_by_dvc(out: Path, project: Path) -> bool:
-    stages = _yaml(project / OUTPUTS)["stages"].values()
-    outputs = {(project / output["path"]).resolve() for stage in stages for output in stage.get("outs", [])}
+def _finished(out: Path) -> Receipt:
+    try:
+        return read(out)
+    except Refused as refused:
+        raise Refused(f"{refused}. {AGAIN}") from None
+
+
+def _foreign(out: Path, run: Receipt) -> list[Verdict]:
+    """The verdict on files that are not those of the run whose receipt lies beside them, where there are any.
+
+    DVC and git bring back single files of an earlier run, such as its weights, and leave the later one's receipt.
+    """
+    own = {
+        WEIGHTS: lambda path: manifest.sha256_file(path) == run.weights,
+        METRICS: lambda path: _comparable(read_json(path)) == _comparable(run.stated["metrics"]),
+        ADDRESS: lambda path: read_json(path) == {name: run.stated[name] for name in ("address", "parts", "preimage")},
+    }
+    foreign = [name for name, is_own in own.items() if not _holds(is_own, out / name)]
+    if not foreign:
+        return []
+    said = f"FOREIGN: {some(foreign)} in {out}: not of the run whose {run.path.name} lies there: missing, altered, or "
+    return [Verdict(False, f"{said}brought back by DVC or git from another run. {AGAIN}")]
+
+
+def _holds(is_own: Callable[[Path], bool], path: Path) -> bool:
+    try:
+        return is_own(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # missing, or not what it once was
+        return False
+
+
+def _comparable(metrics: dict[str, Any]) -> dict[str, str]:
+    return {name: repr(float(value)) for name, value in metrics.items()}  # NaN is equal to none
+
+
+def _stale(project: Project, config: Settings, out: Path, run: Receipt) -> list[Verdict]:
+    """The verdict on a run that the project as it stands would not make; none on one that it would make."""
+    there = run.stated["preimage"]
+    data = manifest.require_whole(Path(config.data.prepared))
+    here = content_address(project, config, data, there.get("world_size", 1)).preimage
+    environment = {key: run.stated.get("config", {}).get(key) for key in config.environment()}
+    found = differences(fields(there) | environment, fields(here) | config.environment())
+    if not found:
+        return []
+    shown = some([f"{d.field}: {_short(d.one)} then, {_short(d.other)} now" for d in found], SHOWN)
+    said = f"STALE: {out} is not a run of the project as it stands now ({shown}). {AGAIN}"
+    return [Verdict(False, f"{said}. If you trained with --set, give check the same --set")]
+
+
+def _short(value: Any, most: int = 24) -> str:
+    text = "absent" if value is None else str(value)
+    text = text.removesuffix(".0") if isinstance(value, float) else text  # as a receipt writes it
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _made_by_dvc(project: Project, out: Path) -> bool:
+    stages = _yaml(project.root / OUTPUTS)["stages"].values()
+    outputs = {(project.root / output["path"]).resolve() for stage in stages for output in stage.get("outs", [])}
     return (out / WEIGHTS).resolve() in outputs
 
 
-def _outcome(out: Path) -> dict[str, Any]:
-    for name in (ADDRESS, ENVIRONMENT, METRICS, WEIGHTS):
-        if not (out / name).is_file():
-            raise Refused(f"{out / name}: missing; a finished run is wanted. Train first: make repro")
-    address = read_json(out / ADDRESS)
-    return {
-        "address": address["address"],
-        "parts": address["parts"],
-        "environment": read_json(out / ENVIRONMENT)["class"],
-        "metrics": read_json(out / METRICS),
-        "weights": sha256_file(out / WEIGHTS),
-    }
-
-
-def _bits(outcome: dict[str, Any], row: dict[str, Any]) -> Verdict:
-    if outcome["weights"] == row["weights"]:
+def _bits(run: Receipt, row: dict[str, Any]) -> Verdict:
+    if run.weights == row["weights"]:
         return Verdict(True, f"reproduced bit for bit: {row['source']} (weights {row['weights']})")
     return Verdict(
         False,
-        f"DIFFERS: weights {outcome['weights']}, expected {row['weights']}: {row['source']}. "
-        f"Same content address, same environment class ({outcome['environment']}): this should not happen",
+        f"DIFFERS: weights {run.weights}, expected {row['weights']}: {row['source']}. "
+        f"Same content address, same environment class ({row['environment']}): this breaks the contract",
     )
 
 
-def within_tolerance(seen: dict[str, Any], expected: dict[str, Any], project: Path = PROJECT) -> tuple[bool, str]:
-    """Whether metrics are as near to the expected ones as results.lock tolerates, and both in words."""
-    tolerance = _yaml(project / RESULTS)["tolerance"]
-    pairs = {name: (float(seen[name]), float(expected[name])) for name in tolerance}
+def within_tolerance(project: Project, seen: dict[str, Any], expected: dict[str, Any]) -> tuple[bool, str]:
+    """Whether metrics are as near to the expected ones as results.lock tolerates, and both in words.
+
+    Raises:
+        Refused: the run, the expected result and the tolerance are not of the same metrics, or one is no number.
+    """
+    tolerance = _yaml(project.root / RESULTS)["tolerance"] or {}
+    names = [sorted({*metrics} - {STEPS}) for metrics in (tolerance, seen, expected)]
+    if names[0] != names[1] or names[0] != names[2] or not names[0]:
+        wanted, have, other = (some(each, 9) or "none" for each in names)
+        raise Refused(
+            f"{RESULTS}: metrics cannot be compared: tolerance is of {wanted}; the run has {have}, the expected result "
+            f"{other}. Name the same metrics in each"
+        )
+    if wrong := [name for name in names[0] if not isinstance(tolerance[name], int | float)]:
+        raise Refused(f"{RESULTS}: tolerance of {wrong[0]}: {tolerance[wrong[0]]!r} seen, a number wanted")
+    pairs = {name: (float(seen[name]), float(expected[name])) for name in names[0]}
     holds = all(abs(one - other) <= tolerance[name] for name, (one, other) in pairs.items())
     shown = (f"{name} {one:.4f} (expected {other:.4f} +- {tolerance[name]:g})" for name, (one, other) in pairs.items())
     return holds, ", ".join(shown)
 
 
-def _metrics(outcome: dict[str, Any], row: dict[str, Any], project: Path) -> Verdict:
-    holds, shown = within_tolerance(outcome["metrics"], row["metrics"], project)
+def _metrics(project: Project, run: Receipt, row: dict[str, Any]) -> Verdict:
+    holds, shown = within_tolerance(project, run.stated["metrics"], row["metrics"])
     verdict = "metrics within tolerance" if holds else "METRICS DIFFER"
     return Verdict(
         holds,
         f"{verdict}: {shown}. Bits are not promised here: this machine is of class "
-        f"{outcome['environment']}, the result of class {row['environment']}. "
+        f"{run.stated['environment']['class']}, the result of class {row['environment']}. "
         f"The expected outputs' lock comes back with: git checkout {OUTPUTS}",
     )
 
 
-def accept(out: Path, source: str, project: Path = PROJECT) -> str:
+def accept(project: Project, out: Path, source: str) -> str:
     """Make the outcome of a finished run what is expected of its content address in its environment class.
 
     Returns what was done, in a sentence.
 
     Raises:
         Refused: no finished run in `out`.
-        Failure: something else is expected there already.
+        Failure: its files are not those of its receipt, or something else is expected there already.
     """
-    outcome = _outcome(out)
-    expected = _yaml(project / RESULTS, "rt")
+    run = _finished(out)
+    if foreign := _foreign(out, run):
+        raise Failure(foreign[0].sentence)
+    address, environment = run.stated["address"], run.stated["environment"]["class"]
+    expected = _yaml(project.root / RESULTS, "rt")
+    expected["results"] = expected["results"] or []  # that nobody has accepted any is no fault
     for row in expected["results"]:
-        if (row["address"], row["environment"]) == (outcome["address"], outcome["environment"]):
-            if row["weights"] == outcome["weights"]:
+        if (row["address"], row["environment"]) == (address, environment):
+            if row["weights"] == run.weights:
                 return f"{RESULTS} expects these weights already: {row['source']}"
             raise Failure(
                 f"{RESULTS} expects weights {row['weights']} of this content address in this environment class, "
-                f"{outcome['weights']} seen: this should not happen. If the row is wrong, remove it and accept again"
+                f"{run.weights} seen: this breaks the contract. If the row is wrong, remove it and accept again"
             )
-    columns = ("address", "parts", "environment", "weights", "metrics")
-    expected["results"].append({"source": source} | {name: outcome[name] for name in columns})
+    expected["results"].append(
+        {
+            "source": source,
+            "address": address,
+            "parts": run.stated["parts"],
+            "environment": environment,
+            "weights": run.weights,
+            "metrics": run.stated["metrics"],
+        }
+    )
     lines = YAML()
     lines.indent(mapping=2, sequence=4, offset=2)
     lines.width = 1000
-    with (project / RESULTS).open("w") as file:
+    with (project.root / RESULTS).open("w") as file:
         lines.dump(expected, file)
-    return f"{RESULTS} expects weights {outcome['weights']} of content address {outcome['address']}; commit it"
+    return f"{RESULTS} expects weights {run.weights} of content address {address}; commit it"
 
 
-def _unknown(outcome: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    sentence = f"content address {outcome['address'][:16]} has no expected result in {RESULTS}"
+def _unknown(run: Receipt, rows: list[dict[str, Any]]) -> str:
+    sentence = f"content address {run.stated['address'][:16]} has no expected result in {RESULTS}"
     if not rows:
         return sentence
-    other = [name for name, part in rows[0]["parts"].items() if part != outcome["parts"].get(name)]
+    other = [name for name, part in rows[0]["parts"].items() if part != run.stated["parts"].get(name)]
     return f"{sentence}; another {' and '.join(other)} than {rows[0]['source']}"
 
 
-def _committed(project: Path) -> Verdict:
+def _committed(project: Project) -> Verdict:
     """Whether dvc.lock still says what was committed: DVC rewrites it in silence when outputs differ."""
-    shown = subprocess.run(["git", "show", f"HEAD:./{OUTPUTS}"], cwd=project, capture_output=True, text=True)
+    shown = subprocess.run(["git", "show", f"HEAD:./{OUTPUTS}"], cwd=project.root, capture_output=True, text=True)
     if shown.returncode:
         return Verdict(False, f"{OUTPUTS}: not committed, so there is nothing to compare with: git add and commit it")
-    if YAML(typ="safe").load(shown.stdout) == _yaml(project / OUTPUTS):
+    if YAML(typ="safe").load(shown.stdout) == _yaml(project.root / OUTPUTS):
         return Verdict(True, f"the outputs are those of the committed {OUTPUTS}")
     return Verdict(
         False,

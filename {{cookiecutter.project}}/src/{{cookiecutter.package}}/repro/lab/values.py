@@ -1,4 +1,4 @@
-"""By how much two runs differ at a step: each one's step made again from its nearest checkpoint, tensors compared."""
+"""How much two runs differ at a step: the step is made again in both, from the nearest checkpoint of each."""
 
 import json
 import shutil
@@ -12,24 +12,24 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from .. import checkpoint
 from ..errors import Failure, Preempted, Refused
 from ..files import read_json, write_json
-from ..record import ADDRESS, ENVIRONMENT, PATCH, RUN, STEPS
-from ..trace import FOLDER, VALUES
-from . import launched
+from ..project import Project
+from ..records.names import ADDRESS, CHECKPOINTS, ENVIRONMENT, METRIC_ROWS, PATCH, RUN, TRACE, VALUES
+from ..training import checkpoint
+from . import trainings
 from .replay import remade
 
 SHOWN = 3
 WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def at(run: Path, step: int, tell: Callable[[str], None]) -> dict[str, Tensor]:
+def at(project: Project, run: Path, step: int, tell: Callable[[str], None]) -> dict[str, Tensor]:
     """The tensors of a step (counted from 0) of the run in a directory, in the order in which they came to be.
 
     Raises:
         Refused: there is no such run, or no way to make its step again.
-        Failure: made again, the steps up to this one are not the recorded ones.
+        Failure: the re-run gives other digests than recorded, or does not reach the step.
     """
     if not (run / RUN).is_file():
         raise Refused(f"{run / RUN}: missing; the values of a step are made again from a run directory")
@@ -37,17 +37,17 @@ def at(run: Path, step: int, tell: Callable[[str], None]) -> dict[str, Tensor]:
     patch = run / PATCH if facts["code"]["patch"] else None
     with (
         _copied(run, step) as (out, done),
-        remade(facts["id"], facts | address, patch, tell) as (project, package, keys),
+        remade(project, facts["id"], facts | address, patch, tell) as (again, keys),
     ):
         keys |= {"trace.level": facts["config"]["trace.level"], "trace.values": step}
         keys |= {"tracking.enabled": False, "checkpoint.every": 10**9}
         tell(f"making step {step} of {run} again, from the checkpoint after step {done}")
         ranks = address["preimage"].get("world_size", 1)
-        words = launched.command(".train", keys, "--out", out, ranks=ranks, package=package)
-        launched.run(words, project, ends=(0, Preempted.exit_code) if ranks == 1 else (0, 1))
-        if not (out / FOLDER / VALUES).is_file():
-            raise Failure(f"{run}: made again, the run did not come to step {step}")
-        with safe_open(out / FOLDER / VALUES, "pt") as file:
+        words = trainings.command(again, ".train", keys, "--out", out, ranks=ranks)
+        trainings.run(again, words, ends=(0, Preempted.exit_code) if ranks == 1 else (0, 1))
+        if not (out / VALUES).is_file():
+            raise Failure(f"{run}: the re-run did not come to step {step}")
+        with safe_open(out / VALUES, "pt") as file:
             return {name: file.get_tensor(name) for name in json.loads(file.metadata()["order"])}
 
 
@@ -57,15 +57,15 @@ def _copied(run: Path, step: int) -> Iterator[tuple[Path, int]]:
     with TemporaryDirectory() as folder:
         out = Path(folder, "run")
         out.mkdir()
-        for name in (ADDRESS, ENVIRONMENT, STEPS):
+        for name in (ADDRESS, ENVIRONMENT, METRIC_ROWS):
             shutil.copyfile(run / name, out / name)
-        shutil.copytree(run / FOLDER, out / FOLDER)
+        shutil.copytree(run / TRACE, out / TRACE)
         write_json(out / RUN, read_json(run / RUN) | {"status": "KILLED"})
         done = 0
-        for path in checkpoint.found(run / checkpoint.FOLDER):
+        for path in checkpoint.found(run / CHECKPOINTS):
             if int(path.name[:9]) <= step:
                 done = max(done, int(path.name[:9]))
-                shutil.copytree(path, out / checkpoint.FOLDER / path.name)
+                shutil.copytree(path, out / CHECKPOINTS / path.name)
         yield out, done
 
 
@@ -108,12 +108,12 @@ def _ulps(one: Tensor, other: Tensor) -> Tensor:
     return torch.where((bits < 0) == (others < 0), (these - those).abs().double(), across)
 
 
-def report(one: Path, other: Path, step: int, phase: str, tell: Callable[[str], None]) -> list[str]:
+def report(project: Project, one: Path, other: Path, step: int, phase: str, tell: Callable[[str], None]) -> list[str]:
     """The lines that say by how much two runs differ at a step, from the phase in which they part."""
     seen: list[dict[str, Any]] = []
     for run in (one, other):
         try:
-            seen.append(at(run, step, tell))
+            seen.append(at(project, run, step, tell))
         except Failure as failure:
             return [f"no values: {run} made again: {failure}"]
     return [f"values at step {step}, {phase}:", *(f"  {line}" for line in differences(seen[0], seen[1], phase))]

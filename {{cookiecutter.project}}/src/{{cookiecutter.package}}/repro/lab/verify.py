@@ -1,27 +1,31 @@
-"""The contract proved here, for this model and this data: short trainings that must all give the same bits."""
+"""The contract proved for this model and this data: short trainings in many ways must all give the same bits."""
 
 import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..address import PROJECT
-from ..errors import Failure
+from ..asked.settings import Settings
+from ..errors import Failure, Refused
 from ..files import read_json
-from ..record import STEPS
-from ..settings import Settings
-from . import launched, receipts
+from ..project import Project
+from ..records.chain import LINK, STEP
+from ..records.names import METRICS, STEP_ROWS
+from ..records.receipt import read
+from . import trainings
 
 FOLDER = Path("build", "verify")
+ROW = STEP.itemsize + LINK  # bytes
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to make the run that must not change a bit."""
+    """A way to train that must not change a bit."""
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -52,7 +56,7 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Row:
-    """What a way gave: EQUAL, DIFFERS, FAILED, or why it was not tried."""
+    """The outcome of a way: EQUAL, DIFFERS, FAILED, or the reason why it was not tried."""
 
     name: str
     verdict: str
@@ -60,21 +64,41 @@ class Row:
     trace: str | None = None
 
 
-def verify(config: Settings, places: int, settings: Mapping[str, Any], tell: Callable[[str], None]) -> Iterator[Row]:
-    """Train in every way on at most `places` ranks, with these keys; a row for each as it is done."""
-    shutil.rmtree(PROJECT / FOLDER, ignore_errors=True)
-    (PROJECT / FOLDER).mkdir(parents=True)
+def chosen(names: Sequence[str]) -> Sequence[Way]:
+    """The ways of these names; all where there are none.
+
+    Raises:
+        Refused: there is no such way.
+    """
+    unknown = [name for name in names if name not in {way.name for way in WAYS}]
+    if unknown:
+        known = "; ".join(way.name for way in WAYS)
+        raise Refused(f"--only {unknown[0]!r}: no such way to train; known: {known}")
+    return [way for way in WAYS if not names or way.name in names]
+
+
+def train_in_all_ways(
+    project: Project,
+    config: Settings,
+    places: int,
+    settings: Mapping[str, Any],
+    tell: Callable[[str], None],
+    ways: Sequence[Way] = WAYS,
+) -> Iterator[Row]:
+    """Train once, then in each way on at most `places` ranks, with these keys; a row for each as it is done."""
+    shutil.rmtree(project.root / FOLDER, ignore_errors=True)
+    (project.root / FOLDER).mkdir(parents=True)
     common = {"tracking.enabled": False, "trace.level": "step", "loader.workers": 0, **settings}
-    first = _train(ONCE, common)
+    first = _train(project, ONCE, common)
     yield first
-    steps = read_json(PROJECT / ONCE.folder / "metrics.json")["steps"] if first.weights else 0
-    for way in WAYS if first.weights else ():
+    steps = read_json(project.root / ONCE.folder / METRICS)["steps"] if first.weights else 0
+    for way in ways if first.weights else ():
         if way.ranks > min(places, config.parallel.shards):
             yield Row(way.name, f"not tried: {places} places for ranks here, {config.parallel.shards} shards")
         elif way.ranks > 1 and config.parallel.reduce == "ddp":
             yield Row(way.name, "not tried: with parallel.reduce=ddp bits depend on the world size")
         else:
-            row = _train(way, {**common, **way.settings}, steps)
+            row = _train(project, way, {**common, **way.settings}, steps)
             if row.weights:
                 same = row.weights == first.weights and row.trace in (None, first.trace)
                 row = Row(row.name, "EQUAL" if same else "DIFFERS", row.weights, row.trace)
@@ -83,25 +107,36 @@ def verify(config: Settings, places: int, settings: Mapping[str, Any], tell: Cal
             yield row
 
 
-def _train(way: Way, settings: Mapping[str, Any], steps: int = 0) -> Row:
-    out = PROJECT / way.folder
+def _train(project: Project, way: Way, settings: Mapping[str, Any], steps: int = 0) -> Row:
+    out = project.root / way.folder
     try:
         if way.killed:
             settings = {**settings, "checkpoint.every": max(1, steps // 6)}
-            _kill(launched.command(".train", settings, "--out", out), out / STEPS, steps // 3)
-        launched.run(launched.command(".train", settings, "--out", out, ranks=way.ranks))
+            _kill(project, trainings.command(project, ".train", settings, "--out", out), out, steps // 3)
+        trainings.run(project, trainings.command(project, ".train", settings, "--out", out, ranks=way.ranks))
     except Failure as failure:
         return Row(way.name, f"FAILED: {failure}")
-    receipt = receipts.read(out)
+    receipt = read(out)
     return Row(way.name, "EQUAL", receipt.weights, receipt.stated["trace"])
 
 
-def _kill(words: list[str], rows: Path, after: int) -> None:
-    """Start a training and kill it (SIGKILL) once it has recorded more than `after` steps."""
-    process = launched.start(words)
-    while process.poll() is None and (not rows.is_file() or rows.read_bytes().count(b"\n") <= after):
-        time.sleep(0.005)
-    if process.poll() is not None:
-        raise Failure("the training ended before it was killed; verify a longer one, with --epochs")
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _kill(project: Project, words: list[str], out: Path, after: int) -> None:
+    """Start a training and kill it (SIGKILL) once its trace holds more than `after` steps.
+
+    On a busy machine the kill may come too late; then it is tried again, sooner. A training that fails is left to the
+    caller, who starts it again.
+
+    Raises:
+        Failure: the training ended first each time.
+    """
+    rows = out / STEP_ROWS
+    for steps in (after, after // 2, 0):
+        shutil.rmtree(out, ignore_errors=True)
+        process = trainings.start(project, words)
+        while process.poll() is None and (not rows.is_file() or rows.stat().st_size < (steps + 1) * ROW):
+            time.sleep(0.005)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        if process.wait():
+            return
+    raise Failure("the training ended before it was killed: make it longer, see verify.shorten in params.yaml")

@@ -1,0 +1,206 @@
+"""The typed config behind params.yaml: the keys that the machinery reads.
+
+Every key must stand in params.yaml; there are no hidden defaults. A key is one of three kinds, and
+only the first enters the content address:
+
+- ordinary: asks for other numbers
+- `ENVIRONMENT`: its effect is read back and recorded in the numeric environment
+- `NEUTRAL`: must not change a bit
+"""
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    model_validator,
+)
+
+from ..differences import flatten
+
+
+class Kind:
+    """Marks a key that stays out of the content address; see the module's docstring."""
+
+
+NEUTRAL, ENVIRONMENT = Kind(), Kind()
+
+
+class Section(BaseModel):
+    """A group of keys: unknown ones are refused, values are finite and not changed after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Data(Section):
+    """The dataset file, the SHA-256 that its bytes must have, and where the prepared splits lie."""
+
+    raw: Annotated[str, NEUTRAL]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    prepared: Annotated[str, NEUTRAL]
+
+
+class Parallel(Section):
+    """How a global batch is split and its gradients are summed."""
+
+    global_batch: PositiveInt
+    shards: PositiveInt
+    reduce: Literal["order_free", "ddp"]
+    lsb: Annotated[int, Field(le=0)]
+    timeout_seconds: Annotated[PositiveInt, NEUTRAL]
+
+    @property
+    def limit_exponent(self) -> int:
+        """A shard may add up to 2**this multiples of 2**lsb, so that all shards' sum stays below 2**53."""
+        return 53 - (self.shards - 1).bit_length()
+
+    @model_validator(mode="after")
+    def _shards_divide_the_batch(self) -> Self:
+        if self.global_batch % self.shards:
+            raise ValueError(f"global_batch={self.global_batch} does not divide into shards={self.shards} equal parts")
+        return self
+
+    @model_validator(mode="after")
+    def _leave_room_for_gradients(self) -> Self:
+        if self.lsb + self.limit_exponent < 1:
+            raise ValueError(
+                f"lsb={self.lsb} leaves no room for values of 1 and more with shards={self.shards}; "
+                f"{1 - self.limit_exponent} or more is wanted"
+            )
+        return self
+
+
+class Compute(Section):
+    """Arithmetic other than plain float32; asking for it leaves the portable class of environments."""
+
+    precision: Literal["float32", "bfloat16"]
+    compile: bool
+
+    @property
+    def plain(self) -> bool:
+        """Whether the arithmetic keeps to what was proved portable."""
+        return self.precision == "float32" and not self.compile
+
+
+class Determinism(Section):
+    """The CPU arithmetic, and the switches that are left off for measurements."""
+
+    cpu: Literal["portable", "native"]
+    relax: tuple[str, ...]
+
+
+class Checkpoint(Section):
+    """How often the state is saved, how many saves are kept, and whether a failed save ends the run."""
+
+    every: PositiveInt
+    keep: PositiveInt
+    on_error: Literal["stop", "continue"]
+
+
+class Integrity(Section):
+    """How often ranks compare their weights and recompute a shard; 0: never."""
+
+    compare_every: NonNegativeInt
+    recompute_every: NonNegativeInt
+
+
+class Trace(Section):
+    """How much of a step is written down."""
+
+    level: Literal["off", "step", "tensor"]
+    values: Annotated[int, Field(ge=-1)]
+
+
+class Receipt(Section):
+    """The ssh key that signs the receipts of runs: a private one's file, or a public one's for ssh-agent."""
+
+    key: str
+
+
+class Loader(Section):
+    """DataLoader settings that change speed only."""
+
+    workers: NonNegativeInt
+
+
+class Tracking(Section):
+    """Where MLflow records the run, and how long the end of a run waits for the upload."""
+
+    enabled: bool
+    uri: str
+    experiment: str
+    wait_seconds: NonNegativeInt
+
+    @model_validator(mode="after")
+    def _keep_credentials_out_of_files(self) -> Self:
+        if re.search(r"://[^/\s]*@", self.uri):
+            raise ValueError(
+                "uri holds a user or a password, and files are no place for them; wanted a URI without them. "
+                "Set the environment variable MLFLOW_TRACKING_URI instead"
+            )
+        return self
+
+
+class Verify(Section):
+    """How `repro verify` makes a training short: overrides of other keys, as `KEY=VALUE`."""
+
+    shorten: tuple[str, ...]
+
+
+class Settings(Section):
+    """The keys the machinery reads. A project's `Config` adds its own."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**53)]  # below 2**53 so that canonical JSON holds it exactly
+    device: Annotated[Literal["auto", "cpu", "cuda"], ENVIRONMENT]
+    data: Data
+    parallel: Parallel
+    compute: Compute
+    determinism: Annotated[Determinism, ENVIRONMENT]
+    checkpoint: Annotated[Checkpoint, NEUTRAL]
+    integrity: Annotated[Integrity, NEUTRAL]
+    trace: Annotated[Trace, NEUTRAL]
+    receipt: Annotated[Receipt, NEUTRAL]
+    loader: Annotated[Loader, NEUTRAL]
+    tracking: Annotated[Tracking, NEUTRAL]
+    verify: Annotated[Verify, NEUTRAL]
+
+    @model_validator(mode="after")
+    def _only_the_order_free_sum_recomputes(self) -> Self:
+        if self.integrity.recompute_every and self.parallel.reduce == "ddp":
+            raise ValueError("integrity.recompute_every needs parallel.reduce=order_free; set it to 0 with ddp")
+        return self
+
+    @classmethod
+    def sections(cls) -> list[str]:
+        """The top-level keys that are not neutral: a change of one asks for another run."""
+        return [name for name, field in cls.model_fields.items() if NEUTRAL not in field.metadata]
+
+    def addressed(self) -> dict[str, Any]:
+        """The numerics-relevant part, without the seed: nested and JSON-compatible."""
+        return {key: value for key, value in _marked(self, None).items() if key != "seed"}
+
+    def environment(self) -> dict[str, Any]:
+        """The keys marked ENVIRONMENT as `section.key`, JSON-compatible."""
+        return flatten(_marked(self, ENVIRONMENT))
+
+    def flat(self) -> dict[str, Any]:
+        """Every key as `section.key`, JSON-compatible."""
+        return flatten(self.model_dump(mode="json"))
+
+
+def _marked(section: BaseModel, wanted: Kind | None) -> dict[str, Any]:
+    """The keys of one kind (None: ordinary ones), nested and JSON-compatible; a marked section is one key."""
+    dumped = section.model_dump(mode="json")
+    kept = {}
+    for name, field in type(section).model_fields.items():
+        kind = next((mark for mark in field.metadata if isinstance(mark, Kind)), None)
+        value = getattr(section, name)
+        if kind is None and isinstance(value, BaseModel):
+            kept[name] = _marked(value, wanted)
+        elif kind is wanted:
+            kept[name] = dumped[name]
+    return kept

@@ -1,0 +1,141 @@
+"""What a stage uses must be known to DVC, which runs it again after a change, and to the content address.
+
+dvc.yaml lists files and keys by hand. A stage is held to that list, and to the modules that it has really loaded:
+before it begins, and again when it ends.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from ..differences import differences, flatten, some
+from ..errors import Refused
+from ..project import Project
+from .address import LOCKS, code, locks
+from .params import PARAMS
+
+STAGES = "dvc.yaml"
+VARIABLE = "DVC_STAGE"  # DVC sets it for the commands that it runs
+COMMAND = "repro/cli.py"  # not in the address; `repro train` loads it, and it changes nothing
+ASIDE = ("tests/", f"{LOCKS}/")  # a test may run a stage in its own process, which has loaded these
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of dvc.yaml: its name, and the keys and paths that it depends on."""
+
+    name: str
+    params: tuple[str, ...]
+    deps: tuple[str, ...]
+
+    def lists(self, path: str) -> bool:
+        """Whether a path, named from the project's root, is a dependency or lies in one."""
+        return any(path == listed or path.startswith(f"{listed}/") for listed in self.deps)
+
+    def require(self, part: str, missing: Sequence[str]) -> None:
+        """Refuse the stage where a part of its entry lacks something."""
+        if missing:
+            raise Refused(
+                f"{STAGES}: {part} of stage {self.name} lack {some(missing)}: a change there would not run it again. "
+                f"Add {'them' if len(missing) > 1 else 'it'} and repeat: dvc repro"
+            )
+
+
+@contextmanager
+def watched(project: Project, sections: Sequence[str], whole: bool) -> Iterator[None]:
+    """Hold the stage that runs inside to what it says that it uses.
+
+    `sections` are the top-level keys that it is given; `whole` says that this is the whole config. Then it is a run
+    or reads one, and must list the whole package and all locks.
+
+    Raises:
+        Refused: it loaded a module that the content address lacks. Or, under DVC, its entry in dvc.yaml lacks
+            something, or something that the entry lists changed while the stage ran.
+    """
+    stage = _running(project)
+    if stage:
+        require_own(project, f"stage {stage.name} runs")
+        stage.require("params", [section for section in sections if section not in stage.params])
+    _require_files(project, stage, whole)
+    before = _state(project, stage)
+    yield
+    _require_files(project, stage, whole)
+    changed = [difference.field for difference in differences(before, _state(project, stage))]
+    if stage and changed:
+        raise Refused(
+            f"{some(changed)}: changed while stage {stage.name} ran. DVC would take that for the state that was used. "
+            f"Undo it and record the outcome with: dvc commit {stage.name}. Or repeat: dvc repro"
+        )
+
+
+def require_own(project: Project, doing: str) -> None:
+    """Refuse to work in one folder with the code of another, as where two projects are installed in one venv."""
+    if Path.cwd().resolve() != project.root.resolve():
+        raise Refused(
+            f"{doing} in {Path.cwd()}, but with the code in {project.package}: that is another project's, or a link to "
+            f"it. Name your own with PYTHONPATH=src, copy what is a link, or go to {project.root}"
+        )
+
+
+def _require_files(project: Project, stage: Stage | None, whole: bool) -> None:
+    """Refuse loaded modules that the content address lacks; under DVC, also what the stage does not list."""
+    package, loaded = _package(project), _loaded(project)
+    addressed = [f"{package}/{name}" for name in code(project)]
+    unknown = sorted(loaded - {*addressed, f"{package}/{COMMAND}"})
+    if unknown:
+        raise Refused(
+            f"{some(unknown)}: loaded, but not in the content address: a change there would go unseen. "
+            f"Move it into {package}, outside {package}/repro/lab"
+        )
+    # nobody sees which of the files that are not Python a stage reads: it is to list them all
+    used = [name for name in addressed if name in loaded or not name.endswith(".py")]
+    if stage:
+        stage.require("deps", [name for name in ([package, LOCKS] if whole else used) if not stage.lists(name)])
+
+
+def _loaded(project: Project) -> set[str]:
+    """The files below the project's root that modules came from, named from there."""
+    named = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    folders = {folder: folder.resolve() for folder in {file.parent for file in named}}
+    # a file that is a link keeps its name; torch names files that do not exist
+    files = [folders[file.parent] / file.name for file in named if file.is_file()]
+    root, environment = project.root.resolve(), Path(sys.prefix).resolve()
+    ours = [file for file in files if file.is_relative_to(root) and not file.is_relative_to(environment)]
+    names = {file.relative_to(root).as_posix() for file in ours}
+    return {name for name in names if not name.startswith(ASIDE)}
+
+
+def _state(project: Project, stage: Stage | None) -> dict[str, Any]:
+    """The files and keys that a stage lists, as they are now; of files their digests."""
+    if stage is None:
+        return {}
+    package = _package(project)
+    files = {f"{package}/{name}": sha256 for name, sha256 in code(project).items()}
+    files |= {f"{LOCKS}/{name}": sha256 for name, sha256 in locks(project).items()}
+    keys = flatten({name: value for name, value in _yaml(project.root / PARAMS).items() if name in stage.params})
+    return {name: sha256 for name, sha256 in files.items() if stage.lists(name)} | keys
+
+
+def _package(project: Project) -> str:
+    return project.package.relative_to(project.root).as_posix()
+
+
+def _running(project: Project) -> Stage | None:
+    """The stage of dvc.yaml that DVC runs now; None without DVC."""
+    name = os.environ.get(VARIABLE, "").partition("@")[0].rpartition(":")[2]  # of file:stage@item
+    entry = _yaml(project.root / STAGES)["stages"].get(name) if (project.root / STAGES).is_file() else None
+    if entry is None:
+        return None
+    entry = entry.get("do", entry)  # of `foreach`
+    params, deps = ([item for item in entry.get(part, ()) if isinstance(item, str)] for part in ("params", "deps"))
+    return Stage(name, tuple(params), tuple(map(os.path.normpath, deps)))
+
+
+def _yaml(path: Path) -> Any:
+    return YAML(typ="safe").load(path.read_text("utf-8"))

@@ -1,0 +1,56 @@
+"""Trainings that the lab starts, in processes of their own, as a user does."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..asked.stages import VARIABLE as STAGE
+from ..errors import Failure
+from ..project import Project
+
+
+def overrides(settings: Mapping[str, Any]) -> list[str]:
+    """`--set` arguments for keys and their JSON-compatible values."""
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+
+
+def command(
+    project: Project, module: str, settings: Mapping[str, Any], *arguments: str | Path, ranks: int = 1
+) -> list[str]:
+    """The command line of a module of the project's package, under torchrun for more than one rank."""
+    # torchrun would wait for ever where nothing resolves the host's name, as in a container without network
+    torchrun = ["torch.distributed.run", "--standalone", "--local-addr=localhost", f"--nproc-per-node={ranks}", "-m"]
+    launcher = torchrun if ranks > 1 else []
+    return [sys.executable, "-m", *launcher, f"{project.name}{module}", *map(str, arguments), *overrides(settings)]
+
+
+def environment(project: Project) -> dict[str, str]:
+    """The variables of a process that runs the code of `project`, installed or not; no server and no stage of DVC."""
+    paths = [str(project.root / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    kept = {name: value for name, value in os.environ.items() if name not in ("MLFLOW_TRACKING_URI", STAGE)}
+    return kept | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def start(project: Project, words: Sequence[str]) -> "subprocess.Popen[bytes]":
+    """Start a command in `project`, in a session of its own and silent."""
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(
+        words, cwd=project.root, env=environment(project), stdout=quiet, stderr=quiet, start_new_session=True
+    )
+
+
+def run(project: Project, words: Sequence[str], ends: Sequence[int] = (0,)) -> str:
+    """Run a command in `project` to its end, with one of these exit codes, and return what it printed.
+
+    Raises:
+        Failure: it failed; with the last lines that it said.
+    """
+    done = subprocess.run(words, cwd=project.root, env=environment(project), capture_output=True, text=True)
+    if done.returncode not in ends:
+        said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-12:])
+        raise Failure(f"{' '.join(words)}\nended with {done.returncode}:\n{said}")
+    return done.stdout

@@ -1,0 +1,35 @@
+"""The names of all files and folders in a run directory, each in one place."""
+
+# written at the start of a run
+ADDRESS = "address.json"  # the content address and all that went into it
+ENVIRONMENT = "environment.json"  # the numeric environment and all that went into it
+RUN = "run.json"  # what the run is, and how it went
+PATCH = "code.patch"  # what the code had beyond its commit
+LOCK = "run.lock"  # which process writes here now
+
+# written while it runs
+METRIC_ROWS = "metrics.jsonl"  # the numbers that were logged
+CHECKPOINTS = "checkpoints"
+TRACE = "trace"
+STEP_ROWS = f"{TRACE}/steps.bin"  # the digests of each step
+TENSOR_ROWS = f"{TRACE}/tensors.bin"  # the digests of each tensor at each step
+TENSOR_COLUMNS = f"{TRACE}/tensors.json"  # the names of their columns
+VALUES = f"{TRACE}/values.safetensors"  # the tensors of one step
+
+# written at its end
+WEIGHTS = "model.safetensors"
+METRICS = "metrics.json"
+RECEIPT = "receipt.json"
+SIGNATURE = "receipt.json.sig"
+
+# written by the upload to MLflow
+UPLOAD = "tracking.json"  # how far it came
+UPLOAD_LOG = "tracking.log"
+UPLOAD_LOCK = "tracking.lock"
+
+OUTCOME = (METRIC_ROWS, METRICS, WEIGHTS, RECEIPT, SIGNATURE, PATCH)  # removed when a new run begins
+
+
+def rank_rows(rank: int) -> str:
+    """The file of what differs between ranks by nature: host, time spent in each phase."""
+    return f"{TRACE}/rank{rank:04d}.jsonl"

@@ -1,0 +1,65 @@
+"""Signatures of receipts, in OpenSSH's format (PROTOCOL.sshsig), made and checked by ssh-keygen."""
+
+import subprocess
+from pathlib import Path
+
+from ..errors import Failure, Refused
+from .names import RECEIPT, SIGNATURE
+
+NAMESPACE = "repro-receipt"  # a signature made for another purpose is none of a receipt
+
+
+def require_key(key: str) -> None:
+    """Refuse a configured key that is not there, before a run has begun."""
+    if key and not Path(key).expanduser().is_file():
+        raise Refused(f"receipt.key: {key} is missing; wanted the file of an ssh key, or nothing to leave it unsigned")
+
+
+def sign(folder: Path, key: str) -> None:
+    """Sign the receipt in a run directory; the signature lies beside it.
+
+    Raises:
+        Failure: there is no ssh-keygen, or it could not use the key.
+    """
+    command = ["ssh-keygen", "-Y", "sign", "-n", NAMESPACE, "-f", str(Path(key).expanduser()), str(folder / RECEIPT)]
+    (folder / SIGNATURE).unlink(missing_ok=True)  # it would ask whether to overwrite it
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        reason = "" if done.returncode == 0 else " ".join(done.stderr.split())
+    except FileNotFoundError:
+        reason = "ssh-keygen is not installed"
+    if reason:
+        raise Failure(f"{folder / RECEIPT} is not signed: {reason}. Sign it with: {' '.join(command)}")
+
+
+def signer(path: Path, signers: Path) -> str:
+    """Who signed the receipt in a file.
+
+    `signers` is a file of allowed signers, as ssh-keygen(1) describes it.
+
+    Raises:
+        Refused: there is no signature, no such file of signers, or no ssh-keygen.
+        Failure: the signer is not among the allowed ones, or signed something else.
+    """
+    signature = path.with_name(SIGNATURE)
+    for needed in (signers, signature):
+        if not needed.is_file():
+            raise Refused(f"{needed}: missing; {'allowed signers' if needed == signers else 'a signature'} wanted")
+    found = _ssh_keygen("find-principals", "-s", str(signature), "-f", str(signers))
+    if found.returncode:
+        raise Failure(f"{signature}: signed by a key that is not among {signers}, or not a signature")
+    principal = found.stdout.splitlines()[0].split(",")[0]
+    options = ("-n", NAMESPACE, "-I", principal, "-s", str(signature), "-f", str(signers))
+    checked = _ssh_keygen("verify", *options, standard_input=path.read_bytes())
+    if checked.returncode:
+        raise Failure(f"{path}: not what {principal} signed: {' '.join(checked.stderr.split())}")
+    return principal
+
+
+def _ssh_keygen(verb: str, *options: str, standard_input: bytes = b"") -> subprocess.CompletedProcess[str]:
+    command = ["ssh-keygen", "-Y", verb, *options]
+    try:
+        done = subprocess.run(command, input=standard_input, capture_output=True)
+    except FileNotFoundError:
+        raise Refused("ssh-keygen is not installed; it is part of OpenSSH (apt install openssh-client)") from None
+    return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())

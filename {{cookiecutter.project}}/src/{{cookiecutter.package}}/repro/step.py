@@ -1,0 +1,150 @@
+"""One step of the loop in `train.py`. `backward` does all that keeps the bits."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from .asked.settings import Settings
+from .errors import NonFinite, Refused
+from .training import parallel
+from .training.sampling import Plan, on_device, tensors_in
+from .training.seeds import derive, seed_everything
+from .training.trace import Trace
+from .training.updates import Updates
+from .training.world import World
+
+Compute = Callable[[nn.Module, Any], Tensor]
+
+
+class Training:
+    """What all steps of a run share.
+
+    Attributes:
+        updates: what the optimizer does with the gradients.
+        gradients: the way of summing the model's gradients.
+        network: the model as it is to be called: compiled, or wrapped by DistributedDataParallel, as asked.
+        batches: one item per shard that this rank runs, in order.
+    """
+
+    def __init__(
+        self,
+        config: Settings,
+        world: World,
+        trace: Trace,
+        plan: Plan,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        log: Callable[..., None],
+    ) -> None:
+        self.config, self.world, self.trace, self.plan, self.model, self.log = config, world, trace, plan, model, log
+        self.updates = Updates(model, optimizer, world.device)
+        self.gradients = parallel.gradients_of(model, config.parallel, world)
+        module = self.gradients.module
+        self.network = cast(nn.Module, torch.compile(module)) if config.compute.compile else module
+        self.batches: Iterator[Any] = iter(())
+
+
+class Step:
+    """One step of a run.
+
+    Attributes:
+        number: counted from 0.
+        of: how many steps the run has.
+    """
+
+    def __init__(self, training: Training, number: int, of: int) -> None:
+        self._training, self.number, self.of = training, number, of
+        self._begun = False
+        training.updates.begin()
+        self._seed(training.plan.shards)  # for what the loop draws before `backward`
+
+    def backward(self, compute: Compute) -> Tensor:
+        """Leave the gradient of the global batch in every parameter's `.grad`, and return its mean loss.
+
+        `compute(network, batch)` returns the mean loss of one shard, a scalar: `network` is the model as it is to be
+        called, `batch` a shard's samples as the DataLoader collates them, on the device. It is called once for each
+        shard that this rank runs, with all generators seeded for that shard; now and then twice, as
+        `integrity.recompute_every` says.
+
+        Returns:
+            The mean loss over all shards of all ranks: float64, a scalar, the same on every rank.
+
+        Raises:
+            NonFinite: a gradient holds an infinity or a NaN. There are no gradients then, and buffers are as before.
+            Refused: the loss is no scalar or depends on no parameter of the model; the model is in evaluation mode;
+                this step had its backward pass already.
+        """
+        training = self._training
+        if self._begun:
+            raise Refused(f"step {self.number}: step.backward() was called twice; call it once per step")
+        self._begun = True
+        if not training.model.training:
+            raise Refused(
+                f"step {self.number}: the model is in evaluation mode: call model.train() before the loop and after "
+                f"each evaluation"
+            )
+        for shard in training.gradients.shards(training.plan.mine(training.world)):
+            batch = on_device(next(training.batches), training.world.device)
+            training.trace.batch(shard, tensors_in(batch))
+            training.gradients.add(partial(self._loss, compute, batch, shard), twice=self._rechecks(shard))
+        loss = training.gradients.reduce()  # now every rank holds the same gradients, to the last bit
+        self._seed(training.plan.shards + 1)  # each rank ran other shards; after them all are to draw the same
+        training.trace.gradients(loss)
+        if names := parallel.nonfinite(training.model):
+            training.gradients.discard()
+            raise NonFinite(f"step {self.number}: the gradient is not finite in: {', '.join(names)}")
+        training.updates.ready = True
+        return loss
+
+    def _loss(self, compute: Compute, batch: Any, shard: int) -> Tensor:
+        """The loss of a shard: a pure function of the weights, the batch and the shard's place."""
+        config, device = self._training.config, self._training.world.device
+        self._seed(shard)
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.compute.precision == "bfloat16"):
+            loss: Any = compute(self._training.network, batch)
+        if not isinstance(loss, Tensor) or loss.ndim:
+            seen = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise Refused(
+                f"step {self.number}: the loss function returned {seen}, the shard's mean loss wanted: a scalar"
+            )
+        return loss
+
+    def _seed(self, shard: int) -> None:
+        """Seed all generators for a shard; numbers beyond the last shard stand for what the loop itself draws."""
+        seed_everything(derive(self._training.config.seed, "shard", self.number, shard))
+
+    def _rechecks(self, shard: int) -> bool:
+        """Whether the gradient of this shard is to be computed twice and compared."""
+        every = self._training.config.integrity.recompute_every
+        return bool(every) and self.number % every == 0 and shard == self.number // every % self._training.plan.shards
+
+    def require_whole(self) -> None:
+        """Refuse a step that ends without a backward pass, and a first one that ends without an update."""
+        if not self._begun:
+            raise Refused(f"step {self.number}: step.backward() was never called; without it nothing is trained")
+        if self.number == 0 and self._training.updates.forgotten:
+            raise Refused(
+                "step 0: optimizer.step() was never called; call it after step.backward(...). Where a step is to "
+                "leave the weights alone, drop the gradients: optimizer.zero_grad()"
+            )
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the run ends with this step."""
+        return self.number + 1 == self.of
+
+    @property
+    def epochs(self) -> float:
+        """How many epochs have been seen once this step is done."""
+        return self._training.plan.epoch(self.number + 1)
+
+    def ends_epoch(self, every: int = 1) -> bool:
+        """Whether this step completes an epoch whose number, counted from 1, is a multiple of `every`."""
+        return self._training.plan.ends_epoch(self.number, every)
+
+    def log(self, /, **metrics: float | Tensor) -> None:
+        """Record numbers of this step."""
+        self._training.log(self.number, **metrics)

@@ -1,0 +1,1 @@
+"""How the bits are kept: seeds, order, sampling, ranks, exact sums, agreement, checkpoints, digests, trace."""

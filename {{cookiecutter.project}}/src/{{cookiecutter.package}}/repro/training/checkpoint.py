@@ -1,0 +1,229 @@
+"""Checkpoints: one folder each, written aside and renamed, verified to the last byte before use.
+
+    checkpoints/000000120-1f0c…/      120 steps done, and the first digits of the manifest's SHA-256
+        model.safetensors             weights and buffers
+        optimizer.safetensors         the optimizer's tensors
+        state.json                    the optimizer's other values, the step, whose state it is
+        manifest.json                 size and SHA-256 of the three
+
+The folder's name seals the manifest and the manifest seals the files, so no byte can change unnoticed. No
+loader or generator state is kept: the step is all that randomness depends on.
+"""
+
+import re
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ..asked import manifest
+from ..asked.settings import Checkpoint
+from ..errors import Failure
+from ..files import read_json, sync, write_json
+from .world import World
+
+NAME = re.compile(r"(\d{9})-([0-9a-f]{16})")
+SET_ASIDE = "damaged-"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of everything that a later step depends on, safe from the steps that follow."""
+
+    step: int  # how many steps are done
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    values: dict[str, Any]  # what of the optimizer is no tensor
+
+
+def take(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Snapshot:
+    """Copy the state after `step` steps to the CPU."""
+    state = optimizer.state_dict()
+    tensors: dict[str, Tensor] = {}
+    others: dict[str, Any] = {}
+    for index, entries in state["state"].items():
+        for name, value in entries.items():
+            (tensors if isinstance(value, Tensor) else others)[f"{index}.{name}"] = value
+    values = {"param_groups": state["param_groups"], "state": others}
+    return Snapshot(step, _copied(model.state_dict()), _copied(tensors), values)
+
+
+def put(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Give model and optimizer the state of a snapshot."""
+    model.load_state_dict(snapshot.model)
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in (snapshot.optimizer | snapshot.values["state"]).items():
+        index, name = key.split(".", 1)
+        state.setdefault(int(index), {})[name] = value
+    groups = [
+        {key: tuple(value) if isinstance(now.get(key), tuple) else value for key, value in group.items()}
+        for group, now in zip(snapshot.values["param_groups"], optimizer.param_groups, strict=True)
+    ]  # JSON has no tuples
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    # `clone` also parts tensors that share memory, which safetensors refuses
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+
+def write(snapshot: Snapshot, folder: Path, origin: Mapping[str, str], keep: int) -> Path:
+    """Write a snapshot and its `origin` durably into `folder`, and only then drop all but the newest `keep`.
+
+    A crash at any instant leaves the older checkpoints whole: the new one appears by a rename, after its
+    bytes are on the disk.
+
+    Raises:
+        OSError: the disk is full, for example; what was written of the new one is removed.
+    """
+    aside = folder / f".{snapshot.step:09d}.part"
+    for left in folder.glob(".*.part"):  # by a crash
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        save_file(snapshot.model, aside / "model.safetensors")
+        save_file(snapshot.optimizer, aside / "optimizer.safetensors")
+        write_json(aside / "state.json", {"step": snapshot.step, **origin, **snapshot.values})
+        manifest.write(aside)
+        for path in aside.iterdir():
+            sync(path)
+        sync(aside)
+        seal = manifest.sha256_file(aside / manifest.NAME)[:16]
+        final = folder / f"{snapshot.step:09d}-{seal}"
+        if final.exists():
+            shutil.rmtree(aside)  # the same state was saved before
+        else:
+            aside.rename(final)
+        sync(folder)
+        sync(folder.parent)  # for the entry of `folder` itself
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    for old in found(folder)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def found(folder: Path) -> list[Path]:
+    """The checkpoints in `folder`, oldest first, not yet verified."""
+    return sorted(path for path in folder.glob("*") if path.is_dir() and NAME.fullmatch(path.name))
+
+
+def read(path: Path) -> Snapshot:
+    """A snapshot, after checking every byte.
+
+    Raises:
+        Damaged: a byte differs from what was written, or is missing.
+    """
+    try:
+        named = NAME.fullmatch(path.name)
+        if not named or manifest.sha256_file(path / manifest.NAME)[:16] != named[2]:
+            raise Failure(f"{path / manifest.NAME}: its SHA-256 does not begin as the folder's name says")
+        manifest.require_whole(path, remedy="")
+        state = read_json(path / "state.json")
+        if state["step"] != int(named[1]):
+            raise Failure(f"{path}: holds step {state['step']}")
+    except (Failure, OSError, ValueError) as error:
+        raise Damaged(str(error)) from None
+    model, optimizer = (load_file(path / f"{part}.safetensors") for part in ("model", "optimizer"))
+    values = {key: state[key] for key in ("param_groups", "state")}
+    return Snapshot(state["step"], model, optimizer, values)
+
+
+def from_lead(snapshot: Snapshot | None, world: World) -> Snapshot | None:
+    """The lead's snapshot, on every rank."""
+    if world.size == 1:
+        return snapshot
+
+    def shapes(tensors: dict[str, Tensor]) -> dict[str, Any]:
+        return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+    def received(tensors: dict[str, Tensor] | None, shapes: dict[str, Any]) -> dict[str, Tensor]:
+        shared = {}
+        for name, (shape, dtype) in shapes.items():
+            tensor = tensors[name] if tensors else torch.empty(shape, dtype=dtype)
+            shared[name] = tensor.to(world.device)
+            world.broadcast(shared[name])
+        return shared
+
+    outline = snapshot and (
+        snapshot.step,
+        snapshot.values,
+        shapes(snapshot.model),
+        shapes(snapshot.optimizer),
+    )
+    outline = world.from_lead(outline)
+    if outline is None:
+        return None
+    step, values, model, optimizer = outline
+    model = received(snapshot.model if snapshot else None, model)
+    optimizer = received(snapshot.optimizer if snapshot else None, optimizer)
+    return Snapshot(step, model, optimizer, values)
+
+
+class Damaged(Failure):
+    """A checkpoint is not what was written."""
+
+
+def newest(folder: Path, tell: Callable[[str], None]) -> Snapshot | None:
+    """The newest valid checkpoint; damaged ones are told, set aside and skipped."""
+    for path in reversed(found(folder)):
+        try:
+            return read(path)
+        except Damaged as damage:
+            shutil.rmtree(path.with_name(SET_ASIDE + path.name), ignore_errors=True)  # of an earlier time
+            path.rename(path.with_name(SET_ASIDE + path.name))
+            tell(f"checkpoint {path.name} is damaged and set aside as {SET_ASIDE}{path.name}: {damage}")
+    return None
+
+
+class Saver:
+    """Writes snapshots in the background, one at a time.
+
+    `origin` says whose state it is (content address, numeric environment); `first` is called before each
+    write, also in the background: it puts on the disk what a checkpoint relies on.
+    """
+
+    def __init__(
+        self, folder: Path, origin: Mapping[str, str], settings: Checkpoint, first: Callable[[], None]
+    ) -> None:
+        self.folder, self.origin, self.settings, self.first = folder, origin, settings, first
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Copy the state and start writing it; waits first for a snapshot still being written."""
+        self.wait()
+        snapshot = take(step, model, optimizer)
+        self._thread = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint")
+        self._thread.start()
+
+    def _write(self, snapshot: Snapshot) -> None:
+        try:
+            self.first()
+            write(snapshot, self.folder, self.origin, self.settings.keep)
+        except Exception as error:  # OSError, or safetensors' own for the same full disk
+            self._error = error
+
+    def wait(self) -> None:
+        """Return once nothing is being written."""
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+
+    def failure(self) -> Failure | None:
+        """Why a snapshot could not be written, told once; None where the run is to go on all the same."""
+        error, self._error = self._error, None
+        if not error:
+            return None
+        failure = Failure(f"no checkpoint was written: {error}; the previous one is whole")
+        if self.settings.on_error == "stop":
+            return failure
+        failure.tell()
+        return None

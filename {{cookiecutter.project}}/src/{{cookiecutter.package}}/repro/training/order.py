@@ -1,0 +1,47 @@
+"""A keyed permutation of [0, n): any position in constant time and memory, without a list.
+
+A Feistel network permutes [0, 2**bits), the smallest such range that holds n; positions that land
+at n or beyond are permuted again until they fall below n ("cycle walking": J. Black and P. Rogaway,
+"Ciphers with arbitrary finite domains", 2002). Fewer than two walks are needed on average.
+"""
+
+MASK = 2**64 - 1
+ROUNDS = 12  # even, so that halves of unequal width end where they began; small ranges need the extra ones
+
+
+def mix(word: int) -> int:
+    """Scramble 64 bits (the finaliser of splitmix64: S. Vigna's public-domain constants)."""
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK
+    return word ^ (word >> 31)
+
+
+class Permutation:
+    """The permutation of [0, n) that belongs to a 64-bit key; `permutation[i]` is where position i goes."""
+
+    def __init__(self, n: int, key: int) -> None:
+        if n < 1:
+            raise ValueError(f"a permutation of {n} items: wanted at least 1")
+        self.n = n
+        bits = max(2, (n - 1).bit_length())
+        self._low_bits = bits // 2
+        self._low, self._high = (1 << bits // 2) - 1, (1 << (bits - bits // 2)) - 1
+        self._keys = [mix((key + r * 0x9E3779B97F4A7C15) & MASK) for r in range(1, ROUNDS + 1)]
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, position: int) -> int:
+        if not 0 <= position < self.n:
+            raise IndexError(f"position {position} is outside [0, {self.n})")
+        index = self._encrypt(position)
+        while index >= self.n:
+            index = self._encrypt(index)
+        return index
+
+    def _encrypt(self, word: int) -> int:
+        high, low = word >> self._low_bits, word & self._low
+        for first, second in zip(self._keys[::2], self._keys[1::2], strict=True):
+            high ^= mix((low + first) & MASK) & self._high
+            low ^= mix((high + second) & MASK) & self._low
+        return high << self._low_bits | low

@@ -1,0 +1,329 @@
+"""Data parallelism: a global batch is always N logical shards, whatever the world size.
+
+`OrderFree` gives the same bits on any number of ranks, in any order of addition:
+
+- Each shard's gradient is rounded to whole multiples of 2**lsb.
+- Whole multiples are added in float64, where integers below 2**53 add exactly. Exact addition is
+  associative, so no rank count, shard order or all-reduce algorithm can change the sum.
+- A shard's value may reach 2**(53 - log2(shards)) multiples, so that N of them stay below 2**53.
+  A larger one becomes infinite by itself and is reported, never wrapped.
+
+With lsb = -44 and 8 shards, an element has a resolution of 6e-14, and a shard's share of it a range of +-64.
+
+`Stock` is DistributedDataParallel: faster to trust, but its bits depend on the world size.
+
+Both are used alike, and refuse a line that is missing:
+
+    for shard in gradients.shards(mine):        # the shards that this rank runs
+        gradients.add(lambda: loss_function(gradients.module(inputs), targets))
+    loss = gradients.reduce()                   # every parameter's .grad is now the global mean
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from ..asked.settings import Parallel
+from ..errors import Disagreement, Refused
+from .digest import tensor_digest
+from .world import World
+
+BUCKET = 1 << 22  # elements: 32 MiB of float64 per all-reduce, large enough to hide latency
+MAX_EXPONENT = {torch.float32: 128, torch.float64: 1024}  # 2**this overflows the format
+
+
+class Turns:
+    """The shards of a step that were added: one that is left out would change the sum, and nobody would see it."""
+
+    def __init__(self) -> None:
+        self._mine: Sequence[int] = ()
+        self._added: list[int] = []
+
+    def begin(self, mine: Sequence[int]) -> None:
+        """A step begins, in which this rank runs the shards `mine`.
+
+        Raises:
+            Refused: the gradients of the step before were never reduced.
+        """
+        if self._mine:
+            raise Refused("gradients were added but never reduced: call reduce() once per step, after its shards")
+        self._mine, self._added = tuple(mine), []
+
+    def add(self, shard: int) -> None:
+        """A shard has its turn."""
+        if shard in self._added:
+            raise Refused(f"shard {shard} was added twice: add the loss of each shard once")
+        self._added.append(shard)
+
+    def require(self, shard: int) -> None:
+        """Refuse to go on without this shard."""
+        if shard not in self._added:
+            raise Refused(f"shard {shard} was never added: call add() for each shard, before the next one")
+
+    def end(self) -> None:
+        """The gradients are reduced."""
+        for shard in self._mine:
+            self.require(shard)
+        self._mine = ()
+
+
+def require_gradients(taken: int) -> None:
+    """Refuse a loss whose backward pass reached no parameter of the module."""
+    if not taken:
+        raise Refused(
+            "the loss gave no gradient to any parameter of the model of this run: compute it with the network that "
+            "the loss function is given"
+        )
+
+
+def require_no_backward(taken: int) -> None:
+    """Refuse a loss function that has made the backward pass itself."""
+    if taken:
+        raise Refused("the loss function called backward(): let it return the loss, step.backward() does the rest")
+
+
+class OrderFree:
+    """Sums gradients, losses and buffer changes over all shards, exactly.
+
+    Floating-point buffers (running statistics) start every shard with the same values and end the
+    step with the mean of the shards' changes. A parameter that no shard used gets a zero gradient.
+    """
+
+    def __init__(self, module: nn.Module, settings: Parallel, world: World) -> None:
+        self.module, self.world, self.total_shards = module, world, settings.shards
+        self._limit_exponent, self._lsb = settings.limit_exponent, settings.lsb
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self._buffers = [b for b in module.buffers() if b.dtype != torch.bool]
+        self._losses = torch.zeros(self.total_shards, dtype=torch.float64, device=world.device)
+        self._before: list[Tensor] = []
+        self._turns = Turns()
+
+        # A fixed layout, in the order in which the backward pass is likely to finish.
+        self._bucket_of: dict[Tensor, int] = {}
+        self._slot_of: dict[Tensor, Tensor] = {}
+        self._sums: list[Tensor] = []
+        for number, tensors in enumerate(_buckets([*reversed(self._parameters), *self._buffers])):
+            sizes = [t.numel() for t in tensors]
+            self._sums.append(torch.zeros(sum(sizes), dtype=torch.float64, device=world.device))
+            self._bucket_of.update(dict.fromkeys(tensors, number))
+            self._slot_of.update(zip(tensors, self._sums[-1].split(sizes), strict=True))
+        for parameter in self._parameters:
+            parameter.register_post_accumulate_grad_hook(self._take)
+
+    def shards(self, mine: Sequence[int]) -> Iterator[int]:
+        """Yield this rank's shards; `add` the loss of each before asking for the next.
+
+        Raises:
+            Refused: a shard was not added, or the step before was not reduced.
+        """
+        self._turns.begin(mine)
+        for tensor in [*self._sums, self._losses]:
+            tensor.zero_()
+        for parameter in self._parameters:
+            parameter.grad = None  # else autograd would add the next gradient to the last step's
+        self._pending = [0] * len(self._sums)  # tensors of each bucket that the last shard has yet to add
+        for number in self._bucket_of.values():
+            self._pending[number] += 1
+        self._works: list[torch.distributed.Work | None] = []
+        self._before = [b.detach().clone() for b in self._buffers]
+        for shard in mine:
+            self._shard, self._last = shard, shard == mine[-1]
+            self._restore_buffers()
+            yield shard
+            self._turns.require(shard)
+
+    def add(self, compute: Callable[[], Tensor], twice: bool = False) -> None:
+        """Backpropagate one shard's mean loss, which `compute` returns as a scalar, and add its gradients.
+
+        With `twice` the gradients are computed on trial first, and both must agree to the last bit.
+
+        Raises:
+            Disagreement: they do not: this rank's hardware computes wrong, or `compute` is not repeatable.
+            Refused: the loss depends on no parameter of the module.
+        """
+        self._turns.add(self._shard)
+        self._trial = self._twice = twice
+        self._taken = 0
+        if twice:
+            self._digests: dict[Tensor, Tensor] = {}
+            self._backpropagate(compute)
+            self._restore_buffers()
+            self._taken = 0
+            self._trial, seen, self._digests = False, self._digests, {}
+        self._losses[self._shard] = self._backpropagate(compute)
+        require_gradients(self._taken)
+        if twice:
+            self._require_equal(seen, self._digests)
+        for buffer, before in zip(self._buffers, self._before, strict=True):
+            change = torch.where(buffer == before, 0, buffer - before)  # infinities that stay are no change
+            self._add(buffer, change / self.total_shards)
+
+    def _backpropagate(self, compute: Callable[[], Tensor]) -> Tensor:
+        loss = compute()
+        require_no_backward(self._taken)
+        if loss.requires_grad:
+            (loss / self.total_shards).backward()
+        return loss.detach()
+
+    def _require_equal(self, first: dict[Tensor, Tensor], second: dict[Tensor, Tensor]) -> None:
+        numbers = [{tensor: digest.item() for tensor, digest in digests.items()} for digests in (first, second)]
+        names = [n for n, p in self.module.named_parameters() if numbers[0].get(p) != numbers[1].get(p)]
+        if names:
+            raise Disagreement(
+                f"shard {self._shard}: computed twice on {self.world.place}, the gradient differs in "
+                f"{', '.join(names)}: this hardware computes wrong, or an operation is not repeatable",
+                local=True,
+            )
+
+    def reduce(self) -> Tensor:
+        """Sum over the ranks; leave the means in `.grad` and the buffers; return the mean loss (float64).
+
+        Raises:
+            Refused: a shard was not added.
+        """
+        self._turns.end()
+        while len(self._works) < len(self._sums):  # buckets with unused parameters: no hook has sent them
+            self._send()
+        self.world.sum(self._losses)  # one rank writes each slot, and adding zeros is exact
+        for work in self._works:
+            self.world.wait(work)
+        for parameter in self._parameters:
+            parameter.grad = self._value(parameter)
+        for buffer, before in zip(self._buffers, self._before, strict=True):
+            change = self._value(buffer)
+            buffer.copy_(torch.where(change == 0, before, before + change))
+        return self._losses.mean()
+
+    def discard(self) -> None:
+        """Undo the step: buffers as they were before it, no gradients."""
+        self._restore_buffers()
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _restore_buffers(self) -> None:
+        for buffer, before in zip(self._buffers, self._before, strict=True):
+            buffer.copy_(before)
+
+    def _take(self, parameter: Tensor) -> None:
+        """Autograd calls this when a shard's gradient of `parameter` is complete."""
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None
+        self._taken += 1
+        if self._twice:
+            self._digests[parameter] = tensor_digest(gradient)
+        if not self._trial:
+            self._add(parameter, gradient)
+
+    def _add(self, tensor: Tensor, value: Tensor) -> None:
+        """Add `value`, rounded to whole multiples of 2**lsb, to the sum that belongs to `tensor`."""
+        bucket = self._bucket_of[tensor]
+        if bucket < len(self._works):
+            raise RuntimeError("a gradient came after its bucket was sent: two backward passes for one shard?")
+        if value.dtype not in MAX_EXPONENT:
+            value = value.float()
+        # Scaling up first overflows exactly where a value is out of range; powers of two round nothing.
+        up = MAX_EXPONENT[value.dtype] - self._limit_exponent - self._lsb
+        multiples = value.reshape(-1).mul(2.0**up).mul_(2.0 ** (-self._lsb - up)).round_()
+        self._slot_of[tensor].add_(multiples)
+        if self._last:
+            self._pending[bucket] -= 1
+            while len(self._works) < len(self._sums) and not self._pending[len(self._works)]:
+                self._send()
+
+    def _send(self) -> None:
+        """Start the all-reduce of the next bucket; every rank sends them in the same order."""
+        self._works.append(self.world.sum(self._sums[len(self._works)], asynchronous=True))
+
+    def _value(self, tensor: Tensor) -> Tensor:
+        return (self._slot_of[tensor] * 2.0**self._lsb).to(tensor.dtype).view_as(tensor)
+
+
+class Stock:
+    """DistributedDataParallel, with one all-reduce per step. The world size decides the bits."""
+
+    def __init__(self, module: nn.Module, settings: Parallel, world: World) -> None:
+        # find_unused_parameters keeps DDP from rebuilding its buckets after the first step, which would
+        # make a resumed run differ from an uninterrupted one.
+        self.module = nn.parallel.DistributedDataParallel(module, find_unused_parameters=True)
+        self.world, self.total_shards = world, settings.shards
+        self._buffers = list(module.buffers())
+        self._loss = torch.zeros((), dtype=torch.float64, device=world.device)
+        self._before: list[Tensor] = []
+        self._turns = Turns()
+        self._calls = self._taken = 0  # calls of the wrapped module, gradients
+        self.module.register_forward_pre_hook(self._call)
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._take)
+
+    def _call(self, module: nn.Module, inputs: object) -> None:
+        self._calls += 1
+
+    def _take(self, parameter: Tensor) -> None:
+        self._taken += 1
+
+    def shards(self, mine: Sequence[int]) -> Iterator[int]:
+        """As `OrderFree.shards`; gradients of all but the last shard only accumulate."""
+        self._turns.begin(mine)
+        self.module.zero_grad(set_to_none=True)
+        self._loss.zero_()
+        self._before = [b.detach().clone() for b in self._buffers]
+        for shard in mine:
+            self._shard = shard
+            with nullcontext() if shard == mine[-1] else self.module.no_sync():
+                yield shard
+            self._turns.require(shard)
+
+    def add(self, compute: Callable[[], Tensor], twice: bool = False) -> None:
+        """As `OrderFree.add`, always once; DDP divides by the world size, hence the factor."""
+        self._turns.add(self._shard)
+        self._calls = self._taken = 0
+        loss = compute()
+        require_no_backward(self._taken)
+        require_gradients(self._calls if loss.requires_grad else 0)  # the bare module knows nothing of the other ranks
+        self._loss += loss.detach() / self.total_shards
+        (loss * (self.world.size / self.total_shards)).backward()
+
+    def reduce(self) -> Tensor:
+        """As `OrderFree.reduce`; the lead's buffers win, as in DDP itself."""
+        self._turns.end()
+        for buffer in self._buffers:
+            self.world.broadcast(buffer)
+        self.world.sum(self._loss)
+        return self._loss.clone()
+
+    def discard(self) -> None:
+        """As `OrderFree.discard`."""
+        for buffer, before in zip(self._buffers, self._before, strict=True):
+            buffer.copy_(before)
+        self.module.zero_grad(set_to_none=True)
+
+
+REDUCERS: dict[str, type[OrderFree] | type[Stock]] = {"order_free": OrderFree, "ddp": Stock}
+
+
+def gradients_of(module: nn.Module, settings: Parallel, world: World) -> OrderFree | Stock:
+    """The way of summing gradients that `parallel.reduce` names."""
+    return REDUCERS[settings.reduce](module, settings, world)
+
+
+def nonfinite(module: nn.Module) -> list[str]:
+    """Names of the parameters whose gradient holds an infinity or a NaN; the same on every rank."""
+    found = [(name, p.grad.isfinite().all()) for name, p in module.named_parameters() if p.grad is not None]
+    if not found or torch.stack([finite for _, finite in found]).all():  # one synchronisation, not one each
+        return []
+    return [name for name, finite in found if not finite]
+
+
+def _buckets(tensors: list[Tensor]) -> list[list[Tensor]]:
+    buckets: list[list[Tensor]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if size and size + tensor.numel() > BUCKET:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(tensor)
+        size += tensor.numel()
+    return buckets

@@ -1,0 +1,165 @@
+"""The samples of each shard of each step, and a loader that gives the same ones on any number of ranks and workers."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from ..asked.settings import Determinism, Settings
+from ..errors import Refused
+from ..machine import switches
+from .order import Permutation
+from .seeds import derive, seed_everything
+from .world import World
+
+Key = tuple[int, int]  # (epoch, index of the sample in the dataset)
+
+
+@runtime_checkable
+class Indexed(Protocol):
+    """A dataset: its length, and its items by index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+
+class Plan:
+    """The samples of (step, shard), for any step at once.
+
+    Epochs are laid end to end and cut into global batches: a batch may straddle two epochs, nothing is
+    dropped, and every sample is seen exactly once per epoch.
+    """
+
+    def __init__(self, samples: int, global_batch: int, shards: int, seed: int) -> None:
+        self.samples, self.global_batch, self.shards = samples, global_batch, shards
+        self.shard_size = global_batch // shards
+        self._order = cache(lambda epoch: Permutation(samples, derive(seed, "order", epoch)))
+
+    def steps(self, epochs: int) -> int:
+        """The number of steps after which `epochs` epochs have been seen."""
+        return math.ceil(epochs * self.samples / self.global_batch)
+
+    def epoch(self, step: int) -> float:
+        """How many epochs have been seen once `step` steps are done."""
+        return step * self.global_batch / self.samples
+
+    def ends_epoch(self, step: int, every: int = 1) -> bool:
+        """Whether `step` completes an epoch whose number, counted from 1, is a multiple of `every`."""
+        before, after = (n * self.global_batch // self.samples // every for n in (step, step + 1))
+        return after > before
+
+    def keys(self, step: int, shard: int) -> list[Key]:
+        """The samples of one shard."""
+        first = step * self.global_batch + shard * self.shard_size
+        places = (divmod(position, self.samples) for position in range(first, first + self.shard_size))
+        return [(epoch, self._order(epoch)[position]) for epoch, position in places]
+
+    def mine(self, world: World) -> range:
+        """The shards that a rank runs, one after another."""
+        return range(self.shards * world.rank // world.size, self.shards * (world.rank + 1) // world.size)
+
+
+def planned(dataset: Indexed, settings: Settings, epochs: int | None, steps: int | None) -> tuple[Plan, int]:
+    """The plan of a training of so many epochs or steps, and its number of steps.
+
+    Raises:
+        Refused: there is nothing to plan, or no dataset.
+    """
+    if not isinstance(dataset, Indexed):
+        raise Refused(
+            f"run.steps(): a {type(dataset).__name__} given, a dataset with __len__ and __getitem__ wanted: the run "
+            f"makes its own loader"
+        )
+    if (epochs is None) == (steps is None):
+        raise Refused(f"run.steps(): epochs={epochs} and steps={steps} given, one of the two wanted")
+    plan = Plan(len(dataset), settings.parallel.global_batch, settings.parallel.shards, settings.seed)
+    stop = plan.steps(epochs) if epochs is not None else steps or 0
+    if stop < 1 or len(dataset) < 1:
+        told = f"{stop} steps of a dataset of {len(dataset)} samples"
+        raise Refused(f"run.steps(): {told}, at least one of each wanted")
+    return plan, stop
+
+
+class Seeded(Dataset[Any]):
+    """A dataset whose items are pure functions of (root seed, epoch, index), even if its transforms draw."""
+
+    def __init__(self, dataset: Indexed, seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+
+    def __getitem__(self, key: Key) -> Any:
+        epoch, index = key
+        seed_everything(derive(self.seed, "sample", epoch, index))
+        return self.dataset[index]
+
+
+class Shards(Sampler[list[Key]]):
+    """The keys of one shard after another: this rank's, of every step from `start` to `stop`."""
+
+    def __init__(self, plan: Plan, mine: Sequence[int], start: int, stop: int) -> None:
+        self.plan, self.mine, self.start, self.stop = plan, mine, start, stop
+
+    def __len__(self) -> int:
+        return (self.stop - self.start) * len(self.mine)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        for step in range(self.start, self.stop):
+            for shard in self.mine:
+                yield self.plan.keys(step, shard)
+
+
+def loader(dataset: Indexed, plan: Plan, settings: Settings, world: World, start: int, stop: int) -> DataLoader[Any]:
+    """A DataLoader that yields one shard per item; the worker count changes its speed only."""
+
+    return DataLoader(
+        Seeded(dataset, settings.seed),
+        batch_sampler=Shards(plan, plan.mine(world), start, stop),
+        num_workers=settings.loader.workers,
+        worker_init_fn=partial(_set_switches, settings.determinism),
+        pin_memory=world.device.type == "cuda",
+        generator=torch.Generator(),  # without it the loader would draw from the global generator
+    )
+
+
+def _set_switches(determinism: Determinism, worker: int) -> None:
+    switches.apply(determinism)
+
+
+def on_device(batch: Any, device: torch.device) -> Any:
+    """A batch as the DataLoader collates it (tensors in nested lists, tuples and mappings), on `device`."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: on_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named one
+        return type(batch)(*(on_device(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(on_device(value, device) for value in batch)
+    return batch  # text, say
+
+
+def tensors_in(batch: Any) -> list[Tensor]:
+    """The tensors of such a batch, in order.
+
+    Raises:
+        Refused: it holds none.
+    """
+    found = list(_walk(batch))
+    if not found:
+        raise Refused("a batch holds no tensor: let the dataset's items hold tensors, arrays or numbers")
+    return found
+
+
+def _walk(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from _walk(value)
+    elif isinstance(batch, list | tuple):
+        for value in batch:
+            yield from _walk(value)

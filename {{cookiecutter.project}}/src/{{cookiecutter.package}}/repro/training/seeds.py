@@ -1,0 +1,40 @@
+"""Every random number of a run is a pure function of the root seed and of what it is for."""
+
+import hashlib
+import json
+import random
+
+# purpose -> what its ids are. A purpose outside this table is a typo, so it is refused.
+PURPOSES = {
+    "init": (),
+    "order": ("epoch",),
+    "sample": ("epoch", "index"),
+    "shard": ("step", "shard"),
+}
+
+
+def derive(root: int, purpose: str, *ids: int) -> int:
+    """Hash (root, purpose, ids) to a seed in [0, 2**64).
+
+    Hashing keeps the streams apart where arithmetic such as `seed + rank` makes them collide.
+
+    Raises:
+        ValueError: an unknown purpose, or a wrong number of ids for it.
+    """
+    if purpose not in PURPOSES or len(ids) != len(PURPOSES[purpose]):
+        raise ValueError(f"derive(root, {purpose!r}, *{ids}): wanted one of {PURPOSES}")
+    text = json.dumps([root, purpose, *ids])  # JSON is unambiguous: no two argument lists share a text
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def seed_everything(seed: int) -> None:
+    """Seed python's, numpy's and torch's generators (on all devices) from one 64-bit number."""
+    import numpy
+    import torch
+
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)  # all that numpy's global generator takes
+    # Without a GPU torch.manual_seed formats three stack traces and keeps them: that took half of a small step.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # it is from the start of a run on a GPU, and never in a loader's workers
+        torch.cuda.manual_seed_all(seed)

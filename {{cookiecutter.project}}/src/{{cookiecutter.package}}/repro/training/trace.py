@@ -1,0 +1,217 @@
+"""The trace: a chain of digests, one row per step, that says what happened.
+
+    trace/steps.bin       a row per step: batch, loss, gradient and, now and then, weights
+    trace/tensors.bin     level `tensor`: a row per step with a digest for each column of tensors.json
+    trace/rank0000.jsonl  what differs between ranks by nature: host, time spent in each phase; and, at level
+                          `tensor` for rank 0, numbers to look at: mean, deviation and largest of the weights
+    trace/values.safetensors  the tensors of the one step that `trace.values` names, as the lead saw them
+
+Every quantity in a row is the same on any world size: it is summed over shards as an integer, or computed
+from what all ranks hold. So is the trace root, the hash at the end of the last row of steps.bin.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..files import write_json
+from ..records import names
+from ..records.chain import HAS_WEIGHTS, STEP, Chain
+from .digest import combined_digest, combined_digests, mix, tensor_digest
+from .kept import Kept
+from .timings import Timings
+from .world import World
+
+WEIGHTS_EVERY = 10  # steps between weights digests: a constant, so that no setting can change the root
+
+
+class Trace:
+    """Turns what happens in each step into rows. Level `off` makes none.
+
+    In a step: `batch` for each shard, `gradients` once they are reduced. Then `contribution` is summed over the ranks
+    and handed to `step`, when the optimizer is done. Digests are read from the device one step late.
+    """
+
+    def __init__(self, level: str, folder: Path, world: World, values: int = -1) -> None:
+        self.level, self.folder, self.world = level, folder, world
+        self.kept = Kept(values if level != "off" else -1, folder / names.VALUES)
+        self._modules: list[str] = []
+        self._steps: Chain | None = None
+        self._tensors: Chain | None = None
+        self._pending: Callable[[], None] | None = None
+        self._nothing = torch.zeros((), dtype=torch.int64, device=world.device)
+
+    def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, done: int, outputs: bool) -> None:
+        """Start the trace, or go on with it after `done` steps; at level `tensor` with the modules' `outputs`, too.
+
+        Raises:
+            Refused: the trace of those steps is not there.
+        """
+        self._model, self._optimizer = model, optimizer
+        if self.level == "off":
+            return
+        watched = _watch(model, self._output) if outputs and (self.level == "tensor" or self.kept.step >= 0) else []
+        self._modules = watched if self.level == "tensor" else []
+        (self.folder / names.TRACE).mkdir(parents=True, exist_ok=True)
+        self._timings = Timings(self.folder / names.rank_rows(self.world.rank), self.world.rank)
+        if self.world.leads:
+            self._steps = Chain(self.folder / names.STEP_ROWS, STEP.itemsize, done)
+            if self.level == "tensor":
+                columns = [
+                    *(f"output {name}" for name in self._modules),
+                    *self._gradient_digests(),
+                    *self._state_digests(),
+                ]
+                write_json(self.folder / names.TENSOR_COLUMNS, columns)
+                self._tensors = Chain(self.folder / names.TENSOR_ROWS, 8 * len(columns), done)
+        self._begin_step(done)
+
+    def _begin_step(self, step: int) -> None:
+        self._sums = torch.zeros(1 + len(self._modules), dtype=torch.int64, device=self.world.device)
+        self._outputs: dict[str, list[Tensor]] = {}
+        self._values: dict[str, list[Tensor]] = {}
+        self._batches: dict[int, Sequence[Tensor]] = {}
+        self._timings.begin()
+        self.kept.begin(step)
+
+    def _output(self, name: str | None, value: Tensor | None) -> None:
+        if name is None:
+            self._outputs, self._values = {}, {}  # the model begins, perhaps for the second time for this shard
+        elif value is not None:
+            if self.level == "tensor":
+                self._outputs.setdefault(name, []).append(tensor_digest(value))
+            if self.kept.active:
+                # a copy: the next module may work in place
+                self._values.setdefault(name, []).append(value.detach().clone())
+
+    def batch(self, shard: int, tensors: Sequence[Tensor]) -> None:
+        """Take in the tensors of a shard that the model is about to see."""
+        if self.level == "off":
+            return
+        self._take_outputs()
+        self._timings.ends("load")
+        self._shard = shard
+        self._batches[shard] = tensors  # digested together at the end of the step
+        self.kept.take({f"batch {place}, shard {shard}": tensor for place, tensor in enumerate(tensors)})
+
+    def _take_outputs(self) -> None:
+        for place, name in enumerate(self._modules, start=1):
+            for call, digest in enumerate(self._outputs.get(name, []), start=1):
+                self._sums[place] += mix(mix(digest, call), self._shard + 1)
+        for name, values in self._values.items():
+            shown = {f"output {name}, shard {self._shard}, call {n}": value for n, value in enumerate(values, 1)}
+            self.kept.take(shown)
+        self._outputs, self._values = {}, {}
+
+    def gradients(self, loss: Tensor) -> None:
+        """Take in the reduced gradients and the mean loss (float64, a scalar); the same on every rank."""
+        if self.level == "off":
+            return
+        self._take_outputs()
+        self._timings.ends("compute")
+        digests = combined_digests(list(self._batches.values()))
+        places = torch.tensor([shard + 1 for shard in self._batches], device=digests.device)
+        self._sums[0] = mix(digests, places).sum()
+        self.kept.take({"loss": loss} | self._gradients_by_name())
+        if self.world.leads:
+            gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
+            self._loss, self._gradient = loss.detach().view(torch.int64), combined_digest(gradients)
+            if self.level == "tensor":
+                self._gradients = self._gradient_digests()
+
+    def contribution(self) -> Tensor:
+        """This rank's terms of the digests that are summed over the ranks: a vector of int64."""
+        return self._sums if self.level != "off" else torch.zeros(0, dtype=torch.int64)
+
+    def step(self, step: int, sums: Sequence[int], last: bool) -> None:
+        """End a step; `sums` are the ranks' contributions added up.
+
+        Raises:
+            Failure: the step before it was recorded with other digests, before an interruption.
+        """
+        if self.level == "off":
+            return
+        self.flush()
+        groups = {"groups": [_numbers(group["params"]) for group in self._optimizer.param_groups]}
+        self._timings.write(step, **(groups if self._tensors else {}))
+        if self.kept.active and self.world.leads:
+            self.kept.take({f"weights {name}": value for name, value in self._model.state_dict().items()})
+            self.kept.save()
+        if self._steps:
+            weights = step % WEIGHTS_EVERY == 0 or last
+            digests = [self._loss, self._gradient]
+            digests += [combined_digest(self._model.state_dict().values())] if weights else []
+            if self._tensors:
+                digests += [*self._gradients.values(), *self._state_digests().values()]
+            self._pending = partial(self._write, step, sums, weights, torch.stack(digests))
+        self._begin_step(step + 1)
+
+    def _gradients_by_name(self) -> dict[str, Tensor]:
+        return {f"gradient {name}": p.grad for name, p in self._model.named_parameters() if p.grad is not None}
+
+    def _gradient_digests(self) -> dict[str, Tensor]:
+        gradients = {f"gradient {name}": p.grad for name, p in self._model.named_parameters()}
+        return {name: self._nothing if g is None else tensor_digest(g) for name, g in gradients.items()}
+
+    def _state_digests(self) -> dict[str, Tensor]:
+        found = {f"weights {name}": tensor_digest(value) for name, value in self._model.state_dict().items()}
+        for name, p in self._model.named_parameters():
+            state = [v.to(p.device) for v in self._optimizer.state.get(p, {}).values() if isinstance(v, Tensor)]
+            found[f"optimizer {name}"] = combined_digest(state) if state else self._nothing
+        return found
+
+    def _write(self, step: int, sums: Sequence[int], weights: bool, digests: Tensor) -> None:
+        loss, gradient, *rest = (number % 2**64 for number in digests.tolist())
+        weights_digest = rest.pop(0) if weights else 0
+        row = (step, HAS_WEIGHTS * weights, sums[0] % 2**64, loss, gradient, weights_digest)
+        assert self._steps
+        self._steps.append(np.array(row, STEP).tobytes())
+        if self._tensors:
+            self._tensors.append(np.array([*(number % 2**64 for number in sums[1:]), *rest], "<u8").tobytes())
+
+    def flush(self) -> None:
+        """Write the row that is still on the device."""
+        if self._pending:
+            self._pending()
+            self._pending = None
+
+    def sync(self) -> None:
+        """Return once all written rows are on the disk."""
+        for chain in (self._steps, self._tensors):
+            if chain:
+                chain.sync()
+
+    @property
+    def root(self) -> str | None:
+        """The hash of all steps so far; None where none are traced."""
+        return self._steps.root if self._steps else None
+
+
+def _numbers(parameters: Sequence[Tensor]) -> dict[str, float]:
+    """Mean, standard deviation and largest magnitude over all numbers of a group of parameters."""
+    flat = torch.cat([parameter.detach().flatten().double() for parameter in parameters])
+    numbers = torch.stack([flat.mean(), flat.std(correction=0), flat.abs().max()]).tolist()
+    return dict(zip(("mean", "std", "max"), numbers, strict=True))
+
+
+def _watch(model: nn.Module, take: Callable[[str | None, Tensor | None], None]) -> list[str]:
+    """Have `take` called with (None, None) when the model begins and with each leaf's output; the leaves' names."""
+
+    def begins(module: nn.Module, inputs: Any) -> None:
+        if module.training:
+            take(None, None)
+
+    def ends(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if module.training and isinstance(output, Tensor):
+            take(name, output)
+
+    model.register_forward_pre_hook(begins)
+    leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
+    for name, module in leaves:
+        module.register_forward_hook(partial(ends, name))
+    return [name for name, _ in leaves]

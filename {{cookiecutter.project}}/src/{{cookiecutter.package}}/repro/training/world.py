@@ -1,0 +1,187 @@
+"""This process's place among the ranks, and the few things that ranks do together."""
+
+import os
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..asked.settings import Parallel
+from ..errors import Failure, Refused
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def _reaching(otherwise: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Turn a backend's RuntimeError into a Failure of one line, which begins with `otherwise`."""
+
+    def decorate(collective: Callable[P, T]) -> Callable[P, T]:
+        @wraps(collective)
+        def reach(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return collective(*args, **kwargs)
+            except RuntimeError as error:
+                said = re.sub(r"^\[\S+\] ", "", str(error)).split(". ")[0].split("\n")[0]
+                raise Failure(f"{otherwise} ({said})", local=True) from error
+
+        return reach
+
+    return decorate
+
+
+_together = _reaching(
+    "another rank is gone, or silent for parallel.timeout_seconds; the same command goes on from the last checkpoint"
+)
+_meeting = _reaching(
+    "the ranks did not all meet within parallel.timeout_seconds; on several hosts GLOO_SOCKET_IFNAME, with GPUs "
+    "NCCL_SOCKET_IFNAME, names the network interface that leads to the others"
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """Rank, world size and device. At size 1 nothing is communicated, so no process group is needed."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def place(self) -> str:
+        """Host and device of this rank."""
+        return f"{socket.gethostname()} {self.device}"
+
+    @property
+    def leads(self) -> bool:
+        """True on the one rank that prints and writes."""
+        return self.rank == 0
+
+    @_together
+    def sum(self, tensor: Tensor, asynchronous: bool = False) -> dist.Work | None:
+        """Add `tensor` over all ranks, in place."""
+        return dist.all_reduce(tensor, async_op=asynchronous) if self.size > 1 else None
+
+    @_together
+    def wait(self, work: dist.Work | None) -> None:
+        """Wait for what an asynchronous `sum` began."""
+        if work:
+            work.wait()
+
+    def total(self, *numbers: int | Tensor) -> list[int]:
+        """Sums over all ranks, modulo 2**64 and signed; all ranks get the same. One synchronisation."""
+        scalars = [torch.as_tensor(number, dtype=torch.int64, device=self.device) for number in numbers]
+        totals = torch.stack(scalars)
+        self.sum(totals)
+        return totals.tolist()
+
+    @_together
+    def from_lead(self, value: Any) -> Any:
+        """The lead's value, on every rank."""
+        held = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(held, src=0, device=self.device)
+        return held[0]
+
+    @_together
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, on every rank."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do work on every rank that may fail on one of them. Then all fail alike, and none is left waiting.
+
+        Raises:
+            Failure: that of the first rank that met one, saying which ranks did where not all of them.
+        """
+        failure = None
+        try:
+            result = work()
+        except Failure as met:
+            failure = met
+        met_by = {rank: met for rank, met in enumerate(self.gather(failure)) if met}
+        if met_by:
+            first = next(iter(met_by.values()))
+            if len(met_by) == self.size:
+                raise first
+            raise type(first)(f"{first} (met by rank {', '.join(map(str, met_by))} of {self.size})")
+        return result
+
+    @_together
+    def broadcast(self, tensor: Tensor) -> None:
+        """Give every rank the lead's values, in place."""
+        if self.size > 1:
+            dist.broadcast(tensor, src=0)
+
+
+def join(device: str, parallel: Parallel) -> World:
+    """Take the place that torchrun's variables assign; without them, be the only rank.
+
+    Raises:
+        Refused: no such device, or more ranks than shards.
+        Failure: the ranks do not meet.
+    """
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if size > parallel.shards:
+        raise Refused(f"world size {size} seen, at most parallel.shards={parallel.shards} wanted: each rank runs one")
+    place = device_of(device)
+    if size > 1 or parallel.reduce == "ddp":  # DistributedDataParallel insists on a group, even of one
+        _meet(rank, size, place, timedelta(seconds=parallel.timeout_seconds))
+    return World(rank, size, place)
+
+
+@_meeting
+def _meet(rank: int, size: int, place: torch.device, timeout: timedelta) -> None:
+    """Make the process group."""
+    if size > 1:
+        store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=timeout))  # type: ignore[attr-defined]
+        # After a restart torchrun may hand out the store of the attempt before, in which Gloo would find the
+        # addresses of processes that are gone, and wait for them.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+        store = dist.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
+    else:
+        store = dist.HashStore()  # type: ignore[attr-defined]
+    # Naming the device up front binds NCCL's communicator to it, before the first collective.
+    bound = place if place.type == "cuda" and size > 1 else None
+    backend = "nccl" if place.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=bound)
+
+
+_left: list[Any] = []
+
+
+def leave() -> None:
+    """Take the process group down, where there is one."""
+    if dist.is_initialized():
+        # DistributedDataParallel's reducer may outlive it. Were that the group's last owner, it would join Gloo's
+        # threads while it holds the interpreter's lock, for which such a thread may be waiting: for ever.
+        _left[:] = [dist.group.WORLD]
+        dist.destroy_process_group()
+
+
+def device_of(device: str) -> torch.device:
+    """The device that `device` in params.yaml means for this process."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        return torch.device("cpu")
+    local_rank, seen = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    if local_rank >= seen:
+        raise Refused(
+            f"device: cuda asked for by local rank {local_rank}, {seen} GPUs seen. Try --set device=cpu",
+            local=True,
+        )
+    place = torch.device("cuda", local_rank)
+    torch.cuda.set_device(place)
+    torch.cuda.init()  # from here on seeding finds the GPU's generator
+    return place
