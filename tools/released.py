@@ -1,14 +1,16 @@
 """Make the released run, and write what it gave into the template.
 
     python tools/released.py [VENV]
+    python tools/released.py --list       # the list of the machinery's files alone, after a change of one
 
 Bakes a project with the default answers, runs its `make repro` (in VENV, if one is named), and takes over
-dvc.lock, results.lock, the metrics and the digest that the README prints. Run it after every change of the
+dvc.lock, results.lock, the metrics and the digest that the README prints. Before, it lists the machinery's files with
+their digests, so that a project can say which of them were modified. Run it after every change of the
 template that enters the content address, on any x86-64 CPU with AVX2: they all give the same bytes.
 """
 
+import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -16,10 +18,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from bake import PACKAGE, ROOT, bake
+
 TEMPLATE = ROOT / "{{cookiecutter.project}}"
-BAKED, PACKAGE = "repro-project", "repro_project"
 JINJA = "{{ cookiecutter.package }}"
+# DVC folds a line of dvc.lock at 80 columns, which one does reach where the package has a long name.
+FOLD = r"""{{ " \n      " if cookiecutter.package | length > 35 else " " }}"""
+MACHINERY = TEMPLATE / "src" / "{{cookiecutter.package}}" / "repro"
 
 RESULTS = """\
 # What a run must give: one row per (content address, environment class). `repro check` compares:
@@ -43,18 +48,30 @@ ROW = """\
 
 def main() -> None:
     """Bake, run, take over."""
+    list_machinery()
+    if "--list" in sys.argv:
+        return
     venv = f"VENV={Path(sys.argv[1]).absolute()}" if len(sys.argv) > 1 else "VENV=.venv"
     with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
-        environ = os.environ | {"GIT_CEILING_DIRECTORIES": folder}
-        subprocess.run(["cookiecutter", "--no-input", str(ROOT), "-o", folder], check=True, env=environ)
-        project = Path(folder) / BAKED
-        subprocess.run(["make", "repro", venv], cwd=project, env=environ)  # its verdict is what we are here to renew
+        project = bake(Path(folder))
+        subprocess.run(["make", "repro", venv], cwd=project)  # its verdict is what we are here to renew
         take_over(project)
+
+
+def list_machinery() -> None:
+    """Write machinery.sha256, which `sha256sum --check` reads."""
+    digests = {
+        path.relative_to(MACHINERY).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in MACHINERY.rglob("*.py")
+    }
+    lines = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(digests.items()))
+    (MACHINERY / "machinery.sha256").write_text(lines)
 
 
 def take_over(project: Path) -> None:
     """Write the outcome of the finished run in `project` into the template."""
-    (TEMPLATE / "dvc.lock").write_text((project / "dvc.lock").read_text().replace(PACKAGE, JINJA))
+    lock = (project / "dvc.lock").read_text().replace(PACKAGE, JINJA)
+    (TEMPLATE / "dvc.lock").write_text(lock.replace(f"{JINJA}.train --ranks", f"{JINJA}.train{FOLD}--ranks"))
 
     run = project / "artifacts"
     address = json.loads((run / "address.json").read_text())
