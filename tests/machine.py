@@ -1,10 +1,7 @@
-"""What tests need of the machine itself: commands that must succeed, and packages that may have to be installed."""
+"""What tests need of the machine itself: commands that must succeed, ports, and patience."""
 
-import fcntl
-import os
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +9,7 @@ from typing import Any
 
 import pytest
 
-PATIENCE = 180  # seconds, for what takes a few
+PATIENCE = 600  # seconds, for what takes a few: the machine may be busy
 
 
 def sh(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -22,16 +19,6 @@ def sh(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]
     if done.returncode:
         pytest.fail(f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done
-
-
-def install(*packages: str) -> None:
-    """Install Debian packages; tests that run side by side wait for one another."""
-    if os.geteuid():
-        pytest.fail(f"only root can install what this test needs: apt-get install {' '.join(packages)}")
-    with (Path(tempfile.gettempdir()) / "repro-template-apt.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        sh("apt-get", "update", "-qq")
-        sh("apt-get", "install", "--yes", "-qq", "--no-install-recommends", *packages)
 
 
 def free_port() -> int:

@@ -1,86 +1,18 @@
-"""`repro verify`: every way to train gives the same bits, and one that does not is named."""
+"""Your training: its bits depend on no other run, number of processes or kill. `make verify` tries more ways."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import subprocess
+import sys
 from typing import Any
 
-import pytest
-from conftest import PACKAGE
-from project.config import Config
-from project.repro.errors import Failure
-from project.repro.lab import launched
-from project.repro.lab import verify as verify_module
-from project.repro.lab.verify import ONCE, WAYS, Row, verify
-from warm import Warm
+from conftest import PACKAGE, ROOT
 
-Verify = Callable[..., dict[str, Row]]
+WAYS = "once more", "2 ranks", "killed and resumed"
 
 
-@pytest.fixture
-def verified(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Verify]:
-    """A function that verifies with warm trainings, one rank of which may be at fault; the rows by name."""
-    fault: list[str] = []
-
-    def start(words: list[str], project: Path = tmp_path) -> Warm:
-        ranks = [int(word.partition("=")[2]) for word in words if word.startswith("--nproc-per-node=")]
-        arguments = words[words.index(f"{PACKAGE}.train") + 1 :]
-        script = Path(__file__).with_name("faulty.py") if fault else None
-        before = [*fault, str(tmp_path), PACKAGE] if fault else []
-        files = {"out": tmp_path / "out", "err": tmp_path / "err"}
-        return Warm(*before, *arguments, **files, ranks=ranks[0] if ranks else None, script=script)
-
-    def run(words: list[str], project: Path = tmp_path) -> str:
-        if start(words).wait(240):
-            raise Failure((tmp_path / "err").read_text())
-        return ""
-
-    monkeypatch.setattr(verify_module, "FOLDER", tmp_path / "verify")
-    monkeypatch.setattr(launched, "start", start)
-    monkeypatch.setattr(launched, "run", run)
-
-    def verified(*at_fault: str, places: int = 4, settings: Config = config, **keys: Any) -> dict[str, Row]:
-        fault[:] = at_fault
-        asked = {"train.epochs": 1, "data.prepared": str(prepared)} | keys
-        return {row.name: row for row in verify(settings, places, asked, lambda text: None)}
-
-    yield verified
-
-
-def test_every_way_gives_the_same_bits(verified: Verify):
-    rows = verified()
-    assert list(rows) == [ONCE.name, *(way.name for way in WAYS)]
-    assert {name: row.verdict for name, row in rows.items()} == dict.fromkeys(rows, "EQUAL")
-    assert len({row.weights for row in rows.values()}) == 1
-    assert {name for name, row in rows.items() if not row.trace} == {"no trace"}
-
-
-def test_rank_that_computes_otherwise_is_seen_in_its_rows_alone(verified: Verify, monkeypatch: pytest.MonkeyPatch):
-    ways = [way for way in WAYS if way.name in ("once more", "2 ranks", "1 loader worker")]
-    monkeypatch.setattr(verify_module, "WAYS", ways)
-    rows = verified("gradient", "1")
-    assert {name: row.verdict for name, row in rows.items()} == {
-        "one process": "EQUAL",
-        "once more": "EQUAL",
-        "1 loader worker": "EQUAL",
-        "2 ranks": "DIFFERS",
-    }
-
-
-def test_training_that_fails_is_told(verified: Verify):
-    (row,) = verified(**{"train.learning_rate": 1e30, "train.warmup": 0.0, "model.name": "transformer"}).values()
-    assert row.verdict.startswith("FAILED: ") and "the gradient is not finite" in row.verdict
-
-
-def test_more_ranks_than_places_are_not_tried_and_said_so(verified: Verify, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(verify_module, "WAYS", [way for way in WAYS if way.name in ("2 ranks", "4 ranks")])
-    rows = verified(places=2)
-    assert rows["2 ranks"].verdict == "EQUAL" and rows["4 ranks"].verdict.startswith("not tried: 2 places")
-
-
-def test_world_sizes_are_not_compared_where_they_decide_bits(
-    verified: Verify, config: Config, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(verify_module, "WAYS", [way for way in WAYS if way.name == "2 ranks"])
-    stock = config.model_copy(update={"parallel": config.parallel.model_copy(update={"reduce": "ddp"})})
-    rows = verified(settings=stock, **{"parallel.reduce": "ddp"})
-    assert rows["2 ranks"].verdict.startswith("not tried: with parallel.reduce=ddp")
+def test_short_trainings_give_the_same_bits(config: Any):
+    only = [word for way in WAYS for word in ("--only", way)]
+    command = [sys.executable, "-m", PACKAGE, "verify", "--set", f"data.prepared={config.data.prepared}", *only]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith(("one process", *WAYS))]
+    assert len(rows) == len(WAYS) + 1 and all(row.endswith("EQUAL") for row in rows), done.stdout

@@ -1,0 +1,116 @@
+"""Generated projects as the tests handle them, and a committed copy of the template to generate them from."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from bake import ROOT, VENV, command
+
+PROJECT = "{{cookiecutter.project}}"
+
+Answers = Mapping[str, str]
+Environment = Mapping[str, str]
+
+
+def run(*command: str | Path, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command; what it prints, errors included, is in `stdout`."""
+    pipe, merge = subprocess.PIPE, subprocess.STDOUT
+    done = subprocess.run(command, stdout=pipe, stderr=merge, text=True, encoding="utf-8", check=False, **options)
+    assert not check or done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}"
+    return done
+
+
+def cookiecutter(
+    template: Path | str, out: Path, answers: Answers, *, before: tuple[str, ...] = (), **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Generate as a user does, without questions; `before` is a command that runs this one."""
+    return run(*before, *command(template, out, answers), check=False, **options)
+
+
+@dataclass(frozen=True)
+class BakedProject:
+    """A generated project, and what was printed while it was generated."""
+
+    path: Path
+    log: str
+    env: Environment
+
+    def run(self, *command: str | Path) -> str:
+        """Run a command in the project and return what it prints."""
+        return run(*command, cwd=self.path, env=self.env).stdout
+
+    def has_file(self, name: str) -> bool:
+        """Say whether the project has this file."""
+        return (self.path / name).is_file()
+
+    def text(self, name: str) -> str:
+        """Return the text of a file."""
+        return (self.path / name).read_text(encoding="utf-8")
+
+    def files(self) -> dict[str, tuple[bool, bytes]]:
+        """Return whether it is executable, and its bytes, for each file outside .git."""
+        found = {path.relative_to(self.path): path for path in self.path.rglob("*") if path.is_file()}
+        return {
+            str(name): (os.access(path, os.X_OK), path.read_bytes())
+            for name, path in sorted(found.items())
+            if name.parts[0] != ".git"
+        }
+
+    def texts(self) -> dict[str, str]:
+        """Return the text of each file that is text."""
+        return {name: data.decode() for name, (_, data) in self.files().items() if b"\0" not in data}
+
+    def commit(self) -> str:
+        """Return the id of the newest commit."""
+        return self.run("git", "rev-parse", "HEAD").strip()
+
+
+class Bake(Protocol):
+    """The type of the `bake` fixture."""
+
+    def __call__(self, source: Path | str | None = None, /, **answers: str) -> BakedProject: ...
+
+
+def tracked() -> list[str]:
+    """Return the names of the files that the template's next commit holds."""
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).stdout
+    return [name for name in listed.split("\0") if (ROOT / name).is_file()]
+
+
+def weights(out: Path) -> str:
+    """Return the SHA-256 of a finished run's weights."""
+    return hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
+
+
+def commit_all(repository: Path, env: Environment) -> None:
+    """Commit everything in a repository, ignored files too."""
+    git = ("git", "-C", repository, "-c", "user.name=tester", "-c", "user.email=tester@example.invalid")
+    run(*git, "add", "--all", "--force", env=env)
+    run(*git, "commit", "--message", "change", env=env)
+
+
+def copy_template(target: Path, env: Environment) -> Path:
+    """Copy the template's tracked files into a git repository of one commit."""
+    for name in tracked():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target / name)
+    run("git", "init", "--initial-branch=main", target, env=env)
+    commit_all(target, env)
+    return target
+
+
+@dataclass(frozen=True)
+class InstalledProject(BakedProject):
+    """A generated project with its environment, and the names of both."""
+
+    python: Path
+    package: str
+
+    def make(self, *arguments: str) -> str:
+        """Run make with the shared environment and return what it printed."""
+        return self.run("make", "--no-print-directory", *arguments, f"VENV={VENV}")

@@ -1,0 +1,166 @@
+"""A training of several ranks, one of which is at fault.
+
+`Faulty` starts ranks with this file instead of `-m <package>.train`; each then runs what stands at the end:
+the fault, where it is its turn, and the same training.
+
+    tests/faulty.py FAULT RANK FOLDER <package> ARGUMENTS-OF-TRAIN
+"""
+
+import json
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from warm import GRACE, Warm
+
+FLIPPED_AFTER = 7  # steps
+WRONG_FROM = 18  # the gradient that counts of the first shard that rank 1 of 2 computes twice, shard 4
+
+
+def flip(tensor: Any, bit: int = 12) -> None:
+    """Change one bit of the largest element: a zero could round to the zero that it was."""
+    import torch
+
+    tensor.detach().view(-1).view(torch.int32)[tensor.abs().argmax()] ^= 1 << bit
+
+
+def library(package: str) -> None:
+    """Another version of numpy, as far as anybody can see."""
+    import numpy
+
+    numpy.__version__ = "0.0.1"
+
+
+def variable(package: str) -> None:
+    """A variable that may change bits on a GPU."""
+    os.environ["NCCL_ALGO"] = "Ring"
+
+
+def code(package: str) -> None:
+    """The project in the folder that OTHER names."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        del sys.modules[name]
+    sys.path.insert(0, str(Path(os.environ["OTHER"], "src")))
+
+
+def arguments(package: str) -> None:
+    """More arguments, those in OTHER."""
+    sys.argv += os.environ["OTHER"].split()
+
+
+def initial_weights(package: str) -> None:
+    """One bit of the first weights."""
+    model = import_module(f"{package}.model")
+    built = model.build
+
+    def build(*arguments: Any) -> Any:
+        network = built(*arguments)
+        flip(network.head.weight)
+        return network
+
+    model.build = build
+
+
+def weights(package: str) -> None:
+    """A bit in memory flips between two steps."""
+    import torch
+
+    step, done = torch.optim.AdamW.step, 0
+
+    @wraps(step)
+    def stepped(self: torch.optim.AdamW, *arguments: Any) -> Any:
+        nonlocal done
+        result, done = step(self, *arguments), done + 1
+        if done == FLIPPED_AFTER:
+            flip(self.param_groups[0]["params"][-1])
+        return result
+
+    torch.optim.AdamW.step = stepped  # type: ignore[method-assign]
+
+
+def gradient(package: str) -> None:
+    """The hardware miscalculates one gradient once."""
+    model = import_module(f"{package}.model")
+    built, calls = model.build, 0
+
+    def wrong(correct: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        other = correct.clone()
+        if calls == WRONG_FROM:
+            flip(other)
+        return other
+
+    def build(*arguments: Any) -> Any:
+        network = built(*arguments)
+        network.head.weight.register_hook(wrong)
+        return network
+
+    model.build = build
+
+
+def nothing(package: str) -> None:
+    """No fault."""
+
+
+FAULTS: dict[str, Callable[[str], None]] = {
+    f.__name__: f for f in (library, variable, code, arguments, initial_weights, weights, gradient, nothing)
+}
+
+
+class Faulty:
+    """One run to its end: what it told, each rank's exit code, and how many steps it recorded."""
+
+    def __init__(
+        self,
+        package: str,
+        folder: Path,
+        fault: str,
+        at: int,
+        ranks: int,
+        *settings: str,
+        grace: float = GRACE,
+        **env: str,
+    ) -> None:
+        self.out = folder / "run"
+        (folder / "codes").mkdir(parents=True)
+        sets = [text for setting in ("train.epochs=1", *settings) for text in ("--set", setting)]
+        arguments = [fault, str(at), str(folder / "codes"), package, *sets, "--out", str(self.out)]
+        logs = {"out": folder / "out", "err": folder / "err"}
+        self.code = Warm(*arguments, **logs, ranks=ranks, env=env, script=Path(__file__), grace=grace).wait()
+        self.told = logs["err"].read_text()
+        self.codes = {int(path.name): path.read_text() for path in (folder / "codes").iterdir()}
+
+    def steps(self) -> int:
+        """How many steps the run directory has recorded."""
+        path = self.out / "metrics.jsonl"
+        rows = path.read_text().splitlines() if path.is_file() else []
+        return len({json.loads(row)["step"] for row in rows})
+
+    def lines(self, first: str) -> list[list[str]]:
+        """The lines that begin with a word, as columns."""
+        columns = (line.split() for line in self.told.splitlines())
+        return [line for line in columns if line and line[0] == first]
+
+
+if __name__ == "__main__":
+    chosen, at, codes, package, *rest = sys.argv[1:]
+    rank, code_left = os.environ.get("RANK", "0"), "0"
+    sys.argv = ["train", *rest]
+    if rank == at:
+        FAULTS[chosen](package)
+    try:
+        runpy.run_module(f"{package}.train", run_name="__main__", alter_sys=True)
+    except SystemExit as left:
+        code_left = str(left.code or 0)
+        raise
+    except BaseException as error:
+        code_left = type(error).__name__
+        raise
+    finally:
+        Path(codes, rank).write_text(code_left)

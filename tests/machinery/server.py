@@ -1,0 +1,124 @@
+"""An MLflow server, and what its store must hold of a run."""
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from project.repro.files import read_json
+from project.repro.records import names, tracking
+from warm import PATIENCE
+
+SERVING = tracking.QUIET | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # seven processes less
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """Wait for something to become true, and return it."""
+    end = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < end, f"not true after {PATIENCE} s: {condition}"
+        time.sleep(0.05)
+    return value
+
+
+class Server:
+    """An MLflow server on an SQLite database, in a process group of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with closing(socket.create_server(("127.0.0.1", 0))) as free:
+            self.port = free.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        command = [
+            *("mlflow", "server", "--backend-store-uri", tracking.DEFAULT_URI, "--workers", "1"),
+            *("--artifacts-destination", "artifacts", "--host", "127.0.0.1", "--port", str(self.port)),
+        ]
+        with (self.folder / "log").open("a") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                cwd=self.folder,
+                env=os.environ | SERVING,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        until(self._healthy)
+
+    def _healthy(self) -> bool:
+        assert self._process.poll() is None, (self.folder / "log").read_text()
+        try:
+            return urllib.request.urlopen(f"{self.uri}/health", timeout=PATIENCE).status == 200
+        except OSError:
+            return False
+
+    def signal(self, number: signal.Signals) -> None:
+        os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+
+    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self.folder / "mlflow.db", timeout=PATIENCE)) as store:
+            return store.execute(query, values).fetchall()
+
+    def take_over(self, other: "Server") -> None:
+        """Copy the store of another server: making a new one takes seconds."""
+        stores = [closing(sqlite3.connect(each.folder / "mlflow.db")) for each in (other, self)]
+        with stores[0] as theirs, stores[1] as ours:
+            theirs.backup(ours)
+
+    def runs_of(self, folder: Path) -> list[str]:
+        """The MLflow runs that were made for the run recorded in a folder."""
+        identity = read_json(folder / names.RUN)["id"]
+        query = "SELECT run_uuid FROM tags WHERE key = 'repro.run' AND value = ?"
+        return [run for (run,) in self.rows(query, identity)]
+
+    def content(self, folder: Path) -> dict[str, list[tuple[Any, ...]]]:
+        """Every row that the store has about the run recorded in a folder."""
+        (run,) = self.runs_of(folder)
+        tables = {
+            "runs": "SELECT status, start_time, end_time FROM runs WHERE run_uuid = ?",
+            "metrics": "SELECT key, value, timestamp, step, is_nan FROM metrics WHERE run_uuid = ?",
+            "latest": "SELECT key, value, timestamp, step FROM latest_metrics WHERE run_uuid = ?",
+            "params": "SELECT key, value FROM params WHERE run_uuid = ?",
+            "tags": "SELECT key, value FROM tags WHERE run_uuid = ?",
+            "datasets": "SELECT name, digest, dataset_profile FROM datasets JOIN inputs"
+            " ON source_id = dataset_uuid WHERE destination_id = ?",
+        }
+        return {name: sorted(self.rows(query, run)) for name, query in tables.items()}
+
+    def artifacts(self, folder: Path) -> dict[str, Path]:
+        (run,) = self.runs_of(folder)
+        (root,) = (self.folder / "artifacts").glob(f"*/{run}/artifacts")
+        return {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
+
+
+def logged(folder: Path) -> Counter[tuple[str, float, int, int, int]]:
+    """The metrics of the local record, as rows of the store."""
+    rows = [json.loads(line) for line in (folder / names.METRIC_ROWS).read_text().splitlines()]
+    metrics = [(key, value, row["time"], row["step"], 0) for row in rows for key, value in row["metrics"].items()]
+    return Counter(metrics)
+
+
+def assert_complete(server: Server, folder: Path) -> None:
+    """The store has one run for this record, with every row of it exactly once."""
+    content = server.content(folder)
+    facts = read_json(folder / names.RUN)
+    assert Counter(content["metrics"]) == logged(folder)
+    assert content["params"] == sorted((key, str(value)) for key, value in facts["config"].items())
+    assert content["runs"] == [("FINISHED", facts["started"], facts["ended"])]
+    assert len(content["datasets"]) == 1
+    assert tracking.read_state(folder)["complete"]

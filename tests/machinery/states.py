@@ -1,0 +1,62 @@
+"""A small training, and the snapshots of it that the tests on checkpoints save."""
+
+import json
+from collections.abc import Callable
+
+import torch
+from project.repro.training.checkpoint import Snapshot, take
+from torch import nn
+
+ORIGIN = {"address": "a" * 64, "environment": "e" * 64}
+FILES = {"model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"}
+
+Optimizer = Callable[..., torch.optim.Optimizer]
+OPTIMIZERS: dict[str, Optimizer] = {
+    "fused AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
+    "SGD with momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "plain SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "AMSGrad": lambda parameters: torch.optim.Adam(parameters, lr=0.01, amsgrad=True, betas=(0.8, 0.99)),
+}
+
+
+class Training:
+    """A small model with buffers, trained on numbers of its own."""
+
+    def __init__(self, optimizer: Optimizer = OPTIMIZERS["fused AdamW"]) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+        matrices, vectors = ([p for p in self.model.parameters() if (p.ndim > 1) == many] for many in (True, False))
+        self.optimizer = optimizer([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0}])
+        self.done = 0
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            torch.manual_seed(self.done)
+            self.optimizer.zero_grad()
+            self.model(torch.randn(16, 4)).square().mean().backward()
+            for group in self.optimizer.param_groups:
+                group["lr"] = 0.01 / (self.done + 3)
+            self.optimizer.step()
+            self.done += 1
+
+    def take(self) -> Snapshot:
+        return take(self.done, self.model, self.optimizer)
+
+
+def snapshot(steps: int) -> Snapshot:
+    training = Training()
+    training.step(steps)
+    return training.take()
+
+
+def assert_equal(one: Snapshot, other: Snapshot) -> None:
+    assert one.step == other.step
+    for these, those in ((one.model, other.model), (one.optimizer, other.optimizer)):
+        assert sorted(these) == sorted(those)
+        for name in these:
+            assert these[name].dtype == those[name].dtype and torch.equal(these[name], those[name]), name
+    assert json.dumps(one.values, sort_keys=True) == json.dumps(other.values, sort_keys=True)
+
+
+def silent(message: str) -> None:
+    raise AssertionError(f"nothing was to be told, but: {message}")

@@ -1,0 +1,224 @@
+"""Checkpoints: what is read is what was taken, bit by bit; a crash at any instant costs no older one."""
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from project.repro.asked import manifest
+from project.repro.training import checkpoint
+from project.repro.training.checkpoint import found, newest, put, read, take, write
+from states import FILES, OPTIMIZERS, ORIGIN, Training, assert_equal, silent, snapshot
+from torch import nn
+
+# ---- what is read is what was taken
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_state_comes_back_bit_by_bit_and_goes_on_alike(kind: str, tmp_path: Path):
+    kept, resumed = Training(OPTIMIZERS[kind]), Training(OPTIMIZERS[kind])
+    kept.step(5)
+    put(read(write(kept.take(), tmp_path, ORIGIN, keep=1)), resumed.model, resumed.optimizer)
+    resumed.done = 5
+    for steps in (0, 5):
+        kept.step(steps)
+        resumed.step(steps)
+        assert_equal(kept.take(), resumed.take())
+    without = [
+        [{k: v for k, v in group.items() if k != "params"} for group in training.optimizer.param_groups]
+        for training in (kept, resumed)
+    ]
+    assert without[0] == without[1]
+
+
+def test_shared_weights_come_back(tmp_path: Path):
+    def tied() -> nn.Module:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        model[1].weight = model[0].weight
+        return model
+
+    one, other = tied(), tied()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (one, other)]
+    put(read(write(take(1, one, optimizers[0]), tmp_path, ORIGIN, 1)), other, optimizers[1])
+    assert torch.equal(one[1].weight, other[1].weight) and other[1].weight is other[0].weight
+
+
+def test_snapshot_is_a_copy():
+    training = Training()
+    training.step(3)
+    taken, again = training.take(), training.take()
+    training.step(2)
+    assert_equal(taken, again)
+    assert not torch.equal(taken.model["0.weight"], training.take().model["0.weight"])
+    assert taken.values["param_groups"][0]["lr"] != training.optimizer.param_groups[0]["lr"]
+
+
+def test_same_state_gives_the_same_bytes(tmp_path: Path):
+    places = [write(snapshot(2), tmp_path / name, ORIGIN, 1) for name in ("a", "b")]
+    assert places[0].name == places[1].name
+
+
+def test_there_is_no_pickle(tmp_path: Path):
+    path = write(snapshot(2), tmp_path, ORIGIN, 1)
+    assert {file.name for file in path.iterdir()} == FILES
+    for file in path.iterdir():
+        content = file.read_bytes()
+        assert content[:2] not in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), file
+        if file.suffix == ".json":
+            json.loads(content)
+        else:
+            length = int.from_bytes(content[:8], "little")
+            sizes = [entry["data_offsets"][1] for name, entry in json.loads(content[8 : 8 + length]).items()]
+            assert 8 + length + max(sizes) == len(content), f"{file} holds more than tensors"
+
+
+def test_no_pickle_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def no(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("a pickle")
+
+    for name in ("load", "loads", "dump", "dumps", "Pickler", "Unpickler"):
+        monkeypatch.setattr(pickle, name, no)
+    monkeypatch.setattr(torch, "load", no)
+    monkeypatch.setattr(torch, "save", no)
+    write(snapshot(2), tmp_path, ORIGIN, 1)
+    there = newest(tmp_path, silent)
+    assert there
+    put(there, Training().model, Training().optimizer)
+    assert_equal(there, snapshot(2))
+
+
+def test_only_the_newest_stay(tmp_path: Path):
+    for steps in (1, 2, 3, 4, 5):
+        write(snapshot(steps), tmp_path, ORIGIN, keep=2)
+    assert [path.name[:9] for path in tmp_path.iterdir() if path.name[0] != "."] == [
+        path.name[:9] for path in tmp_path.iterdir()
+    ], "something half written is left"
+    assert [int(path.name[:9]) for path in found(tmp_path)] == [4, 5]
+
+
+def test_writing_a_state_again_leaves_it_whole(tmp_path: Path):
+    first = write(snapshot(2), tmp_path, ORIGIN, 1)
+    assert write(snapshot(2), tmp_path, ORIGIN, 1) == first
+    assert_equal(read(first), snapshot(2))
+    assert list(tmp_path.iterdir()) == [first]
+
+
+# ---- a crash at any instant
+
+
+class Crash(BaseException):
+    """Stands for the end of the process: nothing that handles errors may run after it."""
+
+
+# Every call by which `write` touches the disk: (module, attribute).
+OPERATIONS = (
+    *((checkpoint, name) for name in ("save_file", "write_json", "sync")),
+    *((manifest, name) for name in ("write", "sha256_file")),
+    *((Path, name) for name in ("mkdir", "rename", "replace", "write_text")),
+    *((os, name) for name in ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir", "open")),
+    (shutil, "rmtree"),
+)
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, before: Callable[[str, tuple[Any, ...]], None]) -> None:
+    """Call `before` with each disk operation's name and arguments, before and after it happens."""
+
+    def wrap(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            before(name, arguments)
+            result = original(*arguments, **options)
+            before(f"{name} done", arguments)
+            return result
+
+        return wrapped
+
+    for owner, attribute in OPERATIONS:
+        name = f"{owner.__name__.rpartition('.')[2]}.{attribute}"
+        monkeypatch.setattr(owner, attribute, wrap(name, getattr(owner, attribute)))
+
+
+def crashing(instant: int, folder: Path) -> int:
+    """In a child process: write, and end for good at one instant, with exit code 9; 0: it came through."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            count = iter(range(10**9))
+
+            def before(name: str, arguments: tuple[Any, ...]) -> None:
+                if next(count) == instant:
+                    os._exit(9)
+
+            with pytest.MonkeyPatch.context() as patch:
+                watched(patch, before)
+                write(snapshot(2), folder, ORIGIN, keep=1)
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_crash_at_any_instant_leaves_a_whole_checkpoint(tmp_path: Path):
+    torch.set_num_threads(1)
+    older, newer = snapshot(1), snapshot(2)
+    write(older, tmp_path / "template", ORIGIN, 1)
+    kept, instant = [], 0
+    while True:
+        folder = tmp_path / str(instant)
+        shutil.copytree(tmp_path / "template", folder)
+        code = crashing(instant, folder)
+        there = newest(folder, silent)  # not even a damaged one is left for it to skip
+        assert there and there.step in (1, 2), f"instant {instant}"
+        assert_equal(there, older if there.step == 1 else newer)
+        write(newer, folder, ORIGIN, 1)  # what comes next clears what the crash has left
+        assert [path.name[:9] for path in folder.iterdir() if not path.name.startswith("damaged-")] == ["000000002"]
+        if code == 0:
+            break
+        assert code == 9
+        kept.append(there.step)
+        instant += 1
+    assert kept == sorted(kept) and set(kept) == {1, 2}, kept
+    assert len(kept) > 60, "hardly an operation was watched"
+
+
+WRITTEN: dict[str, Callable[[tuple[Any, ...]], str]] = {
+    "checkpoint.save_file": lambda arguments: arguments[1].name,
+    "checkpoint.write_json": lambda arguments: arguments[0].name,
+    "manifest.write": lambda arguments: manifest.NAME,
+}
+
+
+def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_older_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    old = write(snapshot(1), tmp_path, ORIGIN, 1)
+    events: list[tuple[str, str]] = []
+
+    def before(name: str, arguments: tuple[Any, ...]) -> None:
+        if name == "os.fsync":
+            events.append(("sync", Path(f"/proc/self/fd/{arguments[0]}").readlink().name))
+        if name == "shutil.rmtree" and arguments[0] == old:
+            events.append(("drop", old.name))
+        if name == "Path.rename done":
+            events.append(("named", arguments[1].name))
+        if name in WRITTEN:
+            events.append(("written", WRITTEN[name](arguments)))
+
+    watched(monkeypatch, before)
+    new = write(snapshot(2), tmp_path, ORIGIN, 1)
+    named = events.index(("named", new.name))
+    synced = {what for kind, what in events[:named] if kind == "sync"}
+    aside = ".000000002.part"
+    assert synced >= {*FILES, aside}, "all files and their folder come before the rename"
+    order = [what for kind, what in events[:named] if kind == "sync"]
+    assert order[-1] == aside, "the folder after its files"
+    for name in FILES:
+        places = [i for i, event in enumerate(events[:named]) if event == ("sync", name)]
+        assert places and places[-1] > events.index(("written", name)), "nothing is written after it was synced"
+    dropped = events.index(("drop", old.name))
+    assert ("sync", tmp_path.name) in events[named:dropped], "new name synced, old one dropped"

@@ -1,0 +1,193 @@
+"""The numeric environment: what changes bits changes its digest, and secrets stay out of every record."""
+
+import json
+import os
+from typing import Any
+
+import pytest
+import torch
+from conftest import PACKAGE, SECRETS, WORD, Trained, python
+from project.config import Config
+from project.repro.asked.address import digest
+from project.repro.asked.settings import Compute, Determinism
+from project.repro.credentials import without_credentials
+from project.repro.machine import switches
+from project.repro.machine.canary import RELEASED
+from project.repro.machine.environment import environment_class, numeric_environment, record, variables
+
+STRICT = Determinism(cpu="portable", relax=())
+PLAIN = Compute(precision="float32", compile=False)
+CPU = torch.device("cpu")
+
+
+def environment() -> dict[str, Any]:
+    switches.apply(STRICT)
+    return numeric_environment(STRICT, CPU)
+
+
+def test_it_has_the_fields_that_decide_bits():
+    seen = environment()
+    assert set(seen) == {
+        *("torch", "cuda", "numpy", "python", "image", "device", "cpu", "threads", "switches", "variables")
+    }
+    assert seen["torch"]["version"] == torch.__version__ and seen["threads"] == 1
+    assert seen["switches"] == switches.effective()
+    assert digest(seen) == digest(environment())
+
+
+# ---- variables
+
+RELEVANT = {
+    "NCCL_ALGO": "Ring",
+    "TORCH_CUDNN_V8_API_DISABLED": "1",
+    "CUBLAS_WORKSPACE_CONFIG": ":16:8",
+    "MKL_CBWR": "AVX2",
+    "OMP_NUM_THREADS": "2",
+    "KMP_AFFINITY": "compact",
+    "NVIDIA_TF32_OVERRIDE": "1",
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "REPRO_IMAGE": "registry/image@sha256:0",
+}
+UNRELATED = {
+    "HOME": "/elsewhere",
+    "PATH_TO_DATA": "/data",
+    "LANG": "C",
+    "SLURM_JOB_ID": "1",
+    "MASTER_PORT": "1234",
+    "CUDA_VISIBLE_DEVICES": "",
+    "TORCH_HOME": "/cache",
+    "TORCH_LOGS": "+dynamo",
+    "NCCL_DEBUG": "INFO",
+    "NCCL_SOCKET_IFNAME": "eth0",
+    "NCCL_IB_HCA": "mlx5_0",
+    "NCCL_IB_GID_INDEX": "3",
+    "TORCHINDUCTOR_CACHE_DIR": "/cache",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+}
+
+
+@pytest.mark.parametrize("name", RELEVANT)
+def test_relevant_variable_changes_the_digest(name: str, monkeypatch: pytest.MonkeyPatch):
+    before = environment()
+    monkeypatch.setenv(name, RELEVANT[name])
+    assert digest(numeric_environment(STRICT, CPU)) != digest(before)
+
+
+@pytest.mark.parametrize("name", UNRELATED)
+def test_unrelated_variable_does_not_change_the_digest(name: str, monkeypatch: pytest.MonkeyPatch):
+    before = environment()
+    monkeypatch.setenv(name, UNRELATED[name])
+    assert numeric_environment(STRICT, CPU) == before
+
+
+def test_switch_left_off_changes_the_digest():
+    before = environment()
+    torch.backends.cudnn.benchmark = True
+    after = numeric_environment(STRICT, CPU)
+    switches.apply(STRICT)
+    assert digest(after) != digest(before)
+    assert {name for name in before if before[name] != after[name]} == {"switches"}
+
+
+# ---- secrets
+
+URLS = {
+    "https://user:pa55word@host/x": "https://host/x",
+    "https://pa55word@host:8080/x": "https://host:8080/x",
+    "https://user:pa55word@with-at@host": "https://host",
+    "postgresql+psycopg2://me:pa55word@db/m": "postgresql+psycopg2://db/m",
+    "https://host/x?token=pa55word&y=1": "https://host/x",
+    "postgresql://host/db?user=me&password=pa55word": "postgresql://host/db",
+    "from http://a:pa55word@b/c to s3://d:pa55word@e/f": "from http://b/c to s3://e/f",
+    "'https://user:pa55word@host/x'": "'https://host/x'",
+    "sqlite:////a/b.db": "sqlite:////a/b.db",
+    "https://host/x": "https://host/x",
+    "me@host: what?": "me@host: what?",
+    ":4096:8": ":4096:8",
+}
+
+
+@pytest.mark.parametrize("text", URLS)
+def test_urls_lose_their_credentials_and_nothing_else_changes(text: str):
+    assert without_credentials(text) == URLS[text]
+
+
+SECRET_NAMES = [
+    *("NCCL_FAKE_TOKEN", "TORCH_SECRET", "PYTORCH_API_KEY", "OMP_PASSWORD", "MKL_PASSWD", "GLOO_AUTH"),
+    *("TRITON_CREDENTIALS", "TORCHINDUCTOR_KEY_FILE"),
+]
+
+
+@pytest.mark.parametrize("name", SECRET_NAMES)
+def test_variable_with_the_name_of_a_secret_is_hidden(name: str):
+    assert variables({name: WORD}) == {name: "(hidden)"}
+
+
+def test_only_listed_variables_are_read():
+    assert variables({"AWS_SECRET_ACCESS_KEY": WORD, "MKL": WORD, "DATABASE_URL": WORD, "MY_NCCL_ALGO": WORD}) == {}
+    assert variables({"TORCH_URL": SECRETS["TORCH_URL"]}) == {"TORCH_URL": "https://host/x"}
+
+
+def files_with(word: str, trained: Trained) -> list[str]:
+    """The files of a run directory that hold a word."""
+    assert trained.out.is_dir()
+    return [path.name for path in trained.out.rglob("*") if path.is_file() and word.encode() in path.read_bytes()]
+
+
+def test_no_record_of_a_run_holds_a_secret(offline: Trained):
+    assert offline.done.returncode == 0, offline.done.stderr
+    names = {path.name for path in offline.out.iterdir()}
+    assert {"environment.json", "run.json", "address.json", "tracking.log", "tracking.json"} <= names
+    assert files_with(WORD, offline) == []
+    assert WORD not in offline.done.stdout + offline.done.stderr
+
+
+def test_the_search_finds_what_is_there(offline: Trained):
+    assert "environment.json" in files_with("TORCH_URL", offline)
+    assert "tracking.log" in files_with("127.0.0.1", offline)  # the server that is down was tried
+    assert "tracking.json" in files_with("http://127.0.0.1:1", offline)
+
+
+def test_repro_env_prints_what_a_run_records_and_no_secret(offline: Trained):
+    done = python("-m", PACKAGE, "env", env=SECRETS)
+    assert done.returncode == 0 and WORD not in done.stdout + done.stderr
+    printed, recorded = json.loads(done.stdout), json.loads((offline.out / "environment.json").read_text())
+    for name in ("environment", "class", "preimage"):
+        assert printed[name] == recorded[name]
+    assert recorded["preimage"]["variables"]["NCCL_FAKE_TOKEN"] == "(hidden)"
+    assert recorded["preimage"]["variables"]["TORCH_URL"] == "https://host/x"
+    assert "AWS_SECRET_ACCESS_KEY" not in json.dumps(recorded)
+
+
+# ---- the class
+
+
+def released(**changes: Any) -> dict[str, Any]:
+    """The environment of a machine in the portable class."""
+    seen = environment()
+    return seen | {"cpu": seen["cpu"] | {"arithmetic": RELEASED}} | changes
+
+
+def is_portable(seen: dict[str, Any], compute: Compute = PLAIN) -> bool:
+    return environment_class(seen, compute) == f"cpu-portable/torch-{torch.__version__}"
+
+
+def test_class_is_portable_for_the_released_arithmetic_alone():
+    assert is_portable(released())
+    assert not is_portable(released(cpu=released()["cpu"] | {"arithmetic": "0" * 64}))
+    assert not is_portable(released(threads=2))
+    assert not is_portable(released(device="cuda"))
+    assert not is_portable(released(), Compute(precision="bfloat16", compile=False))
+    assert not is_portable(released(), Compute(precision="float32", compile=True))
+
+
+def test_outside_the_portable_class_each_environment_is_its_own():
+    one, other = released(threads=2), released(threads=3)
+    assert environment_class(one, PLAIN) == f"cpu/{digest(one)[:16]}" != environment_class(other, PLAIN)
+
+
+def test_what_helps_a_reader_stays_out_of_the_digest(config: Config):
+    made = record(environment(), config.compute, world_size=4)
+    assert made["environment"] == digest(made["preimage"])
+    assert made["informational"]["world_size"] == 4 and made["informational"]["cores"] == os.cpu_count()
+    assert "host" not in made["preimage"] and made["informational"]["host"]

@@ -1,0 +1,232 @@
+"""What one forgets when one writes a loop of one's own: each slip ends the run at once, with a line that names it.
+
+Whole loops stand in loops.py, those with a slip in slips.py.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from attempt import inside
+from loops import STEPS, WHOLE, Loop, Parts, draws, each_step, good, plain
+from project import PROJECT
+from project.config import Config
+from project.repro import launch
+from project.repro.asked.settings import Parallel
+from project.repro.errors import Refused
+from project.repro.records import names
+from project.repro.run import Run
+from project.repro.step import Step
+from project.repro.training.parallel import OrderFree, Stock, gradients_of
+from project.repro.training.sampling import Plan
+from project.repro.training.world import World
+from slips import GAVE_NONE, SLIPS, backward_twice, bare_model, second_optimizer
+from torch import Tensor, nn
+
+REDUCERS = "order_free", "ddp"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a stage ended."""
+
+    code: int
+    told: str
+    out: Path
+
+    def rows(self) -> list[tuple[int, dict[str, float]]]:
+        """What it logged."""
+        rows = map(json.loads, (self.out / names.METRIC_ROWS).read_text().splitlines())
+        return [(row["step"], row["metrics"]) for row in rows]
+
+
+@pytest.fixture
+def attempt(config: Config, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """A function that runs a loop as the stage `train` runs its own."""
+
+    def attempt(loop: Loop, reduce: str = "order_free", workers: int = 0, out: str = "run", **keys: Any) -> Ended:
+        asked = inside(config, prepared, workers)
+        asked = asked.model_copy(update={"parallel": asked.parallel.model_copy(update={"reduce": reduce}), **keys})
+
+        def stage(config: Config, out: Path) -> None:
+            with Run(PROJECT, config, out) as run:
+                loop(run, Parts(run))
+
+        capsys.readouterr()
+        code = 0
+        try:
+            launch.call(PROJECT, stage, asked, tmp_path / out)
+        except SystemExit as ended:
+            code = ended.code
+        return Ended(code, capsys.readouterr().err, tmp_path / out)
+
+    return attempt
+
+
+@pytest.mark.parametrize("reduce", REDUCERS)
+@pytest.mark.parametrize("loop", WHOLE, ids=lambda loop: loop.__name__)
+def test_whole_loop_is_not_refused(loop: Loop, reduce: str, attempt: Callable[..., Ended]):
+    ended = attempt(loop, reduce)
+    assert (ended.code, ended.told) == (0, "")
+    assert json.loads((ended.out / names.METRICS).read_text())["steps"] == STEPS
+
+
+def test_metrics_may_be_tensors_and_stay_whole_numbers_where_they_are(attempt: Callable[..., Ended]):
+    metrics = json.loads((attempt(plain).out / names.METRICS).read_text())
+    assert {name: type(value) for name, value in metrics.items()} == {"loss": float, "samples": int, "steps": int}
+
+
+@pytest.mark.parametrize("reduce", REDUCERS)
+@pytest.mark.parametrize(("loop", "told"), SLIPS, ids=[loop.__name__ for loop, _ in SLIPS])
+def test_slip_is_refused_in_a_line_that_names_it(loop: Loop, told: str, reduce: str, attempt: Callable[..., Ended]):
+    ended = attempt(loop, reduce)
+    assert ended.code == 2
+    assert ended.told.startswith(told) and ended.told.count("\n") == 1, ended.told
+
+
+def test_bare_model_is_refused_where_the_network_is_another(attempt: Callable[..., Ended]):
+    ended = attempt(bare_model, "ddp")
+    assert ended.code == 2 and ended.told.startswith(GAVE_NONE) and ended.told.count("\n") == 1
+    assert attempt(bare_model, "order_free", out="other").code == 0  # where it is the same
+
+
+def stopped(body: Callable[[Step, Parts], None]) -> Loop:
+    """The loop of this body, with SIGTERM in its second step."""
+
+    def loop(run: Run, parts: Parts) -> None:
+        for step in parts.steps(run):
+            body(step, parts)
+            run._terminated = step.number == 1  # all that the handler does
+
+    return loop
+
+
+def test_slip_after_a_resume_costs_nothing_that_was_saved(attempt: Callable[..., Ended]):
+    """The run goes on where it was, once the slip is mended."""
+    assert attempt(stopped(good)).code == 143
+    for loop in (backward_twice, second_optimizer):
+        ended = attempt(loop)
+        assert ended.code == 2
+        assert [path.name[:9] for path in (ended.out / names.CHECKPOINTS).iterdir()] == ["000000002"]
+    ended, alone = attempt(plain), attempt(plain, out="alone")
+    assert ended.code == alone.code == 0
+    assert (ended.out / names.WEIGHTS).read_bytes() == (alone.out / names.WEIGHTS).read_bytes()
+
+
+# ---- what the machinery does in place of the one who forgets: it seeds what is drawn outside the loss function
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The numbers that a loop draws: in one process, as rank 0 of two, and interrupted and resumed."""
+
+    alone: Any
+    rank: Any
+    resumed: Any
+
+
+@pytest.fixture
+def drawn(attempt: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> Callable[[], Drawn]:
+    """A function that lets the same loop draw in these three ways."""
+
+    def drawn() -> Drawn:
+        alone = attempt(each_step(draws), out="alone").rows()
+        assert attempt(stopped(draws), out="resumed").code == 143
+        resumed = attempt(each_step(draws), out="resumed").rows()
+        with monkeypatch.context() as patch:
+            patch.setattr(Plan, "mine", lambda plan, world: range(plan.shards // 2))
+            return Drawn(alone, attempt(each_step(draws), out="rank").rows(), resumed)
+
+    return drawn
+
+
+def test_numbers_that_the_loop_draws_do_not_depend_on_rank_or_kill(drawn: Callable[[], Drawn]):
+    numbers = drawn()
+    assert numbers.alone == numbers.rank == numbers.resumed
+    assert len({value for _, row in numbers.alone[:STEPS] for value in row.values()}) == 3 * STEPS
+
+
+def test_numbers_that_the_loop_draws_would_depend_on_both(drawn: Callable[[], Drawn], monkeypatch: pytest.MonkeyPatch):
+    seed = Step._seed
+
+    def shards_only(step: Step, shard: int) -> None:
+        if shard < step._training.plan.shards:
+            seed(step, shard)
+
+    monkeypatch.setattr(Step, "_seed", shards_only)
+    numbers = drawn()
+    assert numbers.alone != numbers.rank and numbers.alone != numbers.resumed
+
+
+def test_model_made_before_the_run_follows_from_the_seed(config: Config, prepared: Path, tmp_path: Path):
+    made = []
+
+    def stage(config: Config, out: Path) -> None:
+        made.append(nn.Linear(4, 4).weight)
+
+    for seed in (0, 0, 1):
+        torch.manual_seed(len(made))
+        launch.call(PROJECT, stage, inside(config, prepared).model_copy(update={"seed": seed}), tmp_path)
+    assert torch.equal(made[0], made[1]) and not torch.equal(made[0], made[2])
+
+
+# ---- below the loop: shards and sums, for those who call them themselves
+
+ALONE = World(0, 1, torch.device("cpu"))
+SHARDS = range(4)
+
+
+@pytest.fixture(params=REDUCERS)
+def gradients(request: pytest.FixtureRequest) -> Iterator[OrderFree | Stock]:
+    """Each way of summing the gradients of a small model over four shards."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    settings = Parallel(global_batch=4, shards=len(SHARDS), reduce=request.param, lsb=-44, timeout_seconds=60)
+    yield gradients_of(nn.Linear(4, 1), settings, ALONE)
+    dist.destroy_process_group()
+
+
+def loss(gradients: OrderFree | Stock) -> Tensor:
+    return gradients.module(torch.ones(1, 4)).sum()
+
+
+def test_each_shard_once_and_one_reduction_are_not_refused(gradients: OrderFree | Stock):
+    for _ in range(2):
+        for _ in gradients.shards(SHARDS):
+            gradients.add(partial(loss, gradients))
+        gradients.reduce()
+
+
+def test_shard_that_is_left_out_is_refused(gradients: OrderFree | Stock):
+    with pytest.raises(Refused, match=r"^shard 2 was never added: call add\(\) for each shard, before the next one$"):
+        for shard in gradients.shards(SHARDS):
+            if shard != 2:
+                gradients.add(partial(loss, gradients))
+
+
+def test_last_shards_that_are_left_out_are_refused(gradients: OrderFree | Stock):
+    for shard in gradients.shards(SHARDS):
+        gradients.add(partial(loss, gradients))
+        if shard == 1:
+            break
+    with pytest.raises(Refused, match=r"^shard 2 was never added"):
+        gradients.reduce()
+
+
+def test_shard_that_is_added_twice_is_refused(gradients: OrderFree | Stock):
+    with pytest.raises(Refused, match=r"^shard 0 was added twice: add the loss of each shard once$"):
+        for _ in gradients.shards(SHARDS):
+            gradients.add(partial(loss, gradients))
+            gradients.add(partial(loss, gradients))
+
+
+def test_sum_that_is_never_reduced_is_refused(gradients: OrderFree | Stock):
+    for _ in gradients.shards(SHARDS):
+        gradients.add(partial(loss, gradients))
+    with pytest.raises(Refused, match=r"^gradients were added but never reduced: call reduce"):
+        next(gradients.shards(SHARDS))

@@ -1,0 +1,133 @@
+"""The locks: complete, hashed, naming no place, and the same on CPU and CUDA but for what torch brings."""
+
+import io
+import re
+import shutil
+import urllib.request
+from pathlib import Path
+
+import bump
+import pytest
+from check_locks import CPU, CUDA, ROOT, TORCH_CPU, misfits, parse, read_locks, seconds
+from write_locks import HEADER, TORCH_HEADER, LockError, render, torch_hashes
+
+FILES = {CPU: HEADER, TORCH_CPU: TORCH_HEADER, CUDA: HEADER}
+
+# What is changed in which file, and how the line begins that must then be found.
+PROJECT = "pyproject.toml"
+PLANTED = {
+    "bound out of reach": (PROJECT, '"numpy>=[^"]*"', '"numpy>=99"', "numpy: pyproject.toml wants >=99"),
+    "new dependency": (PROJECT, '"numpy>', '"new", "numpy>', "new: wanted by pyproject.toml, missing"),
+    "dependency gone": (PROJECT, ' *"rfc8785[^"]*",', "", "rfc8785: a direct dependency in the cpu lock"),
+    "new extra": (PROJECT, '"dvc>', '"dvc[s3]>', "dvc: the cuda lock was not made for 'dvc[s3]"),
+    "pin gone": (CUDA, r"(?m)^pydantic==.*\n( .*\n)+", "", "pydantic: wanted by pyproject.toml, missing"),
+    "versions apart": (CPU, r"(?m)^rich==\S+", "rich==15.99", "rich: the cpu lock has 15.99, the cuda"),
+    "torch apart": (TORCH_CPU, r"torch==\S+", "torch==2.99+cpu", "torch: the cpu lock has 2.99, the cuda"),
+    "stranger": (CUDA, r"\Z", "zz==1\n    # via dvc\n", "zz: only in the cuda lock, asked for by ['dvc']"),
+    "another CUDA": ("Dockerfile", r"cuda:13\.0\.", "cuda:13.1.", "Dockerfile: the base has CUDA 13.1, torch in"),
+    "another major": ("Dockerfile", r"cuda:13\.0\.", "cuda:12.8.", "Dockerfile: the base has CUDA 12.8, torch in"),
+    "base by tag": ("Dockerfile", "@sha256:[0-9a-f]+", "", "Dockerfile: BASE_IMAGE is not nvidia/cuda:VERSION"),
+    "another Ubuntu": (
+        "Dockerfile",
+        r"ubuntu24\.04",
+        "ubuntu26.04",
+        "Dockerfile: nobody noted which Python",
+    ),
+    "another Python": (PROJECT, r">=3\.11,<3\.14", ">=3.13", "Dockerfile: Ubuntu 24.04 has Python 3.12, pyproject"),
+    "no snapshot": ("Dockerfile", r"APT_SNAPSHOT=\w+", "APT_SNAPSHOT=", "Dockerfile: APT_SNAPSHOT is not a moment"),
+    "other moment": ("Dockerfile", r"EPOCH=\d+", "EPOCH=1", "Dockerfile: SOURCE_DATE_EPOCH is not APT_SNAPSHOT's 17"),
+    "hash gone": (TORCH_CPU, r" \\\n    --hash=\S+", "", "torch: no hash in the cpu lock"),
+}
+
+
+def test_locks_fit_pyproject_and_each_other() -> None:
+    assert misfits() == []
+
+
+@pytest.mark.parametrize(("file", "pattern", "replacement", "finding"), PLANTED.values(), ids=PLANTED)
+def test_check_finds_a_planted_misfit(tmp_path: Path, file: str, pattern: str, replacement: str, finding: str) -> None:
+    for name in ("pyproject.toml", "Dockerfile"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
+    changed, count = re.subn(pattern, lambda _: replacement, (tmp_path / file).read_text())
+    assert count
+    (tmp_path / file).write_text(changed)
+    found = misfits(tmp_path)
+    assert any(line.startswith(finding) for line in found), found
+
+
+DIGEST = "sha256:" + "0" * 64
+NEXT = f"nvidia/cuda:13.0.3-cudnn-runtime-ubuntu24.04@{DIGEST}"
+
+
+def test_bump_changes_its_lines_and_nothing_else() -> None:
+    before = (ROOT / "Dockerfile").read_text()
+    after = bump.put(before, {"base": NEXT, "snapshot": "20270101T000000Z", "epoch": "1798761600"})
+    changed = [line for line, old in zip(after.splitlines(), before.splitlines(), strict=True) if line != old]
+    assert changed == [
+        f"ARG BASE_IMAGE={NEXT}",
+        "ARG APT_SNAPSHOT=20270101T000000Z",
+        "ARG SOURCE_DATE_EPOCH=1798761600",
+    ]
+    assert seconds("20270101T000000Z") == "1798761600"
+
+
+def test_bump_tells_what_changed() -> None:
+    assert bump.changes({"torch": "1", "gone": "2", "same": "3"}, {"torch": "4", "same": "3", "new": "5"}) == [
+        "gone: 2 -> none",
+        "new: none -> 5",
+        "torch: 1 -> 4",
+    ]
+
+
+def test_bump_takes_a_base_by_digest_only() -> None:
+    assert bump.with_digest(NEXT) == NEXT
+    with pytest.raises(bump.BumpError, match="cudnn-runtime-ubuntuRELEASE"):
+        bump.with_digest(f"debian:bookworm@{DIGEST}")
+
+
+def test_cuda_lock_adds_only_what_torch_brings() -> None:
+    locks = read_locks()
+    added = locks["cuda"].keys() - locks["cpu"].keys()
+    askers = {asker for name in added for asker in locks["cuda"][name].via}
+    assert askers <= added | {"torch"}
+    assert {"triton", "nvidia-nccl-cu13"} <= added
+    assert not locks["cpu"].keys() - locks["cuda"].keys()
+
+
+def test_every_pin_has_hashes() -> None:
+    assert [pin.name for lock in read_locks().values() for pin in lock.values() if not pin.hashes] == []
+
+
+def test_torch_cpu_has_a_wheel_for_every_python() -> None:
+    (torch,) = parse((ROOT / TORCH_CPU).read_text())
+    assert torch.version.endswith("+cpu")
+    assert len(set(torch.hashes)) == 3
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_lock_names_no_place(file: str) -> None:
+    text = (ROOT / file).read_text()
+    assert "/" not in text  # neither a path nor a URL
+    assert re.search(r"\.(com|dev|io|net|org)\b", text) is None
+
+
+@pytest.mark.parametrize("line", ["--index-url there", "numpy @ file:///x.whl", "numpy>=2", "-e ."])
+def test_lock_holds_nothing_but_pins(line: str) -> None:
+    with pytest.raises(ValueError, match="neither a pin nor a hash"):
+        parse(f"{line}\n")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_lock_is_written_byte_for_byte_as_it_stands(file: str) -> None:
+    text = (ROOT / file).read_text()
+    assert render(parse(text), FILES[file]) == text
+
+
+def test_torch_hashes_come_from_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = '<a href="/torch-2.14.0%2Bcpu-cp{0}-cp{0}-manylinux_2_28_x86_64.whl#sha256={0:0>64}">wheel</a>\n'
+    pages = {"there/torch/": "".join(map(wheel.format, (311, 312, 313))), "gap/torch/": wheel.format(311)}
+    monkeypatch.setattr(urllib.request, "urlopen", lambda page, timeout: io.BytesIO(pages[page].encode()))
+    assert torch_hashes("2.14.0+cpu", "there/") == tuple(f"sha256:{tag:0>64}" for tag in (311, 312, 313))
+    with pytest.raises(LockError, match=r"gap/torch/ has no cp312 wheel of 2\.14\.0"):
+        torch_hashes("2.14.0+cpu", "gap")

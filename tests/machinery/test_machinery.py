@@ -1,0 +1,210 @@
+"""The judge is judged: machinery that is not as released is named, in receipts and by those who read them."""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from clone import project_in
+from conftest import PACKAGE, PROJECT
+from project.repro.asked.manifest import sha256_file
+from project.repro.errors import Refused
+from project.repro.project import Project
+from project.repro.records.machinery import LIST, judged, machinery, template_version
+
+OURS = Project(PROJECT / "src" / PACKAGE)
+VERSION = template_version(OURS)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Project:
+    """A project with this machinery, to be tampered with."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(OURS.machinery, tmp_path / "src" / PACKAGE / "repro", ignore=ignored)
+    shutil.copyfile(PROJECT / "pyproject.toml", tmp_path / "pyproject.toml")
+    return project_in(tmp_path)
+
+
+def append(path: Path, text: str = "# a remark\n") -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_machinery_as_released_is_judged_so():
+    stated = machinery(OURS).stated()
+    assert stated["modified"] == [] and stated["template"] == VERSION != "unknown"
+    assert judged(OURS, stated) == [f"machinery as released by template {VERSION} ({stated['digest'][:16]})"]
+
+
+def test_list_is_read_by_sha256sum():
+    done = subprocess.run(
+        ["sha256sum", "--check", "--strict", LIST], cwd=OURS.machinery, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and not done.stderr
+    assert "lab/verify.py: OK\n" in done.stdout and LIST not in done.stdout
+
+
+# ---- what was modified is named
+
+
+def edited(repro: Path) -> str:
+    append(repro / "lab" / "verify.py")
+    return "lab/verify.py"
+
+
+def added(repro: Path) -> str:
+    append(repro / "lab" / "new.py")
+    return "lab/new.py"
+
+
+def removed(repro: Path) -> str:
+    (repro / "lab" / "verify.py").unlink()
+    return "lab/verify.py"
+
+
+def bytecode_beside_sources(repro: Path) -> str:
+    """Python runs it once its source is gone."""
+    append(repro / "lab" / "verify.pyc")
+    return "lab/verify.pyc"
+
+
+def line_of_the_list(repro: Path) -> str:
+    path = repro / LIST
+    path.write_text(path.read_text().replace(f"{sha256_file(repro / 'cli.py')}  cli.py", f"{'0' * 64}  cli.py"))
+    return "cli.py"
+
+
+def line_less(repro: Path) -> str:
+    path = repro / LIST
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if "cli.py" not in line))
+    return "cli.py"
+
+
+def line_that_says_nothing(repro: Path) -> str:
+    append(repro / LIST, "as released, believe me\n")
+    return LIST
+
+
+def no_list(repro: Path) -> str:
+    (repro / LIST).unlink()
+    return LIST
+
+
+def empty_list(repro: Path) -> str:
+    (repro / LIST).write_text("")
+    return LIST
+
+
+TAMPERED = [
+    edited,
+    added,
+    removed,
+    bytecode_beside_sources,
+    line_of_the_list,
+    line_less,
+    line_that_says_nothing,
+    no_list,
+    empty_list,
+]
+
+
+@pytest.mark.parametrize("tamper", TAMPERED, ids=lambda tamper: tamper.__name__)
+def test_modification_is_named_by_the_receipt_and_by_the_judge(copy: Project, tamper: Callable[[Path], str]):
+    name = tamper(copy.machinery)
+    stated = machinery(copy).stated()
+    assert stated["modified"] == [name]
+    digest = stated["digest"][:16]
+    assert judged(OURS, stated) == [f"machinery of template {VERSION} ({digest}) with modified files: {name}"]
+    whole = machinery(OURS).stated()
+    assert judged(copy, whole)[1:] == [f"this project judges with modified machinery: {name}"]
+
+
+def test_many_modified_files_are_counted(copy: Project):
+    """As with line ends of another system."""
+    files = sorted(copy.machinery.rglob("*.py"))
+    for path in files:
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    stated = machinery(copy).stated()
+    assert len(stated["modified"]) == len(files)
+    sentence, own = judged(copy, stated)
+    more = f"{', '.join(stated['modified'][:5])} and {len(files) - 5} more"
+    assert sentence.endswith(f"with modified files: {more}") and own.endswith(f"modified machinery: {more}")
+
+
+def test_what_changes_no_file_of_the_machinery_is_no_modification(copy: Project, tmp_path: Path):
+    (copy.machinery / "__pycache__").mkdir()
+    append(copy.machinery / "__pycache__" / "gone.pyc")
+    append(copy.machinery / "lab" / "verify.py~")
+    append(copy.package / "model.py")
+    listing = copy.machinery / LIST
+    listing.write_bytes(listing.read_bytes().replace(b"\n", b"\r\n"))
+    shutil.move(copy.machinery / "cli.py", tmp_path / "cli.py")
+    (copy.machinery / "cli.py").symlink_to(tmp_path / "cli.py")
+    assert machinery(copy) == machinery(OURS)
+    append(tmp_path / "cli.py")
+    assert machinery(copy).modified == ("cli.py",)
+
+
+def test_folder_that_is_a_link_is_refused(copy: Project, tmp_path: Path):
+    shutil.move(copy.machinery / "lab", tmp_path / "lab")
+    (copy.machinery / "lab").symlink_to(tmp_path / "lab")
+    with pytest.raises(Refused, match="lab: a link to a folder"):
+        machinery(copy)
+
+
+# ---- what a receipt claims
+
+
+def test_claim_of_no_modification_with_another_digest_is_found():
+    stated = machinery(OURS).stated() | {"digest": "0" * 64}
+    (sentence,) = judged(OURS, stated)
+    assert sentence.startswith(f"machinery {'0' * 16} is not as released by template {VERSION} (")
+    assert sentence.endswith("though the receipt names no modified file")
+
+
+def test_code_and_list_edited_together_are_found_by_who_has_another_list(copy: Project):
+    """Within one project nobody can know; the digest is printed so that people can compare it."""
+    append(copy.machinery / "lab" / "verify.py")
+    lines = (f"{sha256_file(path)}  {path.relative_to(copy.machinery)}\n" for path in copy.machinery.rglob("*.py"))
+    (copy.machinery / LIST).write_text("".join(lines))
+    stated = machinery(copy).stated()
+    assert judged(copy, stated) == [f"machinery as released by template {VERSION} ({stated['digest'][:16]})"]
+    assert "is not as released" in judged(OURS, stated)[0]
+
+
+def test_receipt_of_another_template_cannot_be_checked_here():
+    stated = machinery(OURS).stated() | {"template": "0.0.1", "digest": "1" * 64}
+    (sentence,) = judged(OURS, stated)
+    assert sentence.startswith(
+        f"machinery as released by template 0.0.1 ({'1' * 16}), says the receipt; this project is"
+    )
+    assert f"of template {VERSION} and cannot check it" in sentence
+
+
+def test_lost_list_cannot_check_a_receipt(copy: Project):
+    no_list(copy.machinery)
+    sentence = judged(copy, machinery(OURS).stated())[0]
+    assert sentence.endswith(f"says the receipt; {LIST} is lost or damaged here, so that it cannot be checked")
+
+
+@pytest.mark.parametrize(
+    "stated", [None, {}, "as released", [], {"template": "0.1.0", "digest": "0", "modified": None}]
+)
+def test_receipt_that_states_nothing_readable_is_told(stated: object):
+    assert judged(OURS, stated) == ["machinery: the receipt states nothing of it"]
+
+
+FORGED = "0.1.0\nweights are as stated"
+
+
+@pytest.mark.parametrize("forged", [{"template": FORGED}, {"digest": FORGED}, {"modified": [FORGED]}])
+def test_statement_cannot_pass_for_lines_of_the_judge(forged: dict[str, object]):
+    stated = machinery(OURS).stated() | forged
+    assert judged(OURS, stated) == ["machinery: the receipt states something unreadable of it"]
+
+
+def test_project_without_a_version_says_so(copy: Project):
+    for text in ("", "[tool]\nrepro = 1\n", "no toml"):
+        (copy.root / "pyproject.toml").write_text(text)
+        assert machinery(copy).template == "unknown"

@@ -1,0 +1,175 @@
+"""Data: what is missing, truncated or altered stops the run, with its name and both hashes."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import PACKAGE, PROJECT, python
+from project.config import Config
+from project.prepare import prepare
+from project.repro.asked import manifest
+from project.repro.errors import Refused
+
+
+def places(**keys: Path) -> list[str]:
+    """Command-line arguments that set keys of `data`."""
+    return [text for key, path in keys.items() for text in ("--set", f"data.{key}={path}")]
+
+
+FILES = {"a.npy": b"first" * 100, "b.npy": b"second" * 100, "deep/c.npy": b"third"}
+
+
+def make(folder: Path, names: list[str]) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(FILES[name])
+    manifest.write(folder)
+    return folder
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    """A folder of files with its manifest."""
+    return make(tmp_path / "whole", list(FILES))
+
+
+def test_manifest_lists_path_size_and_hash_of_every_file(whole: Path):
+    assert manifest.require_whole(whole) == {
+        "files": [
+            {"path": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            for name, data in sorted(FILES.items())
+        ]
+    }
+
+
+def test_order_of_writing_does_not_matter(whole: Path, tmp_path: Path):
+    other = make(tmp_path / "other", list(reversed(FILES)))
+    assert (whole / manifest.NAME).read_bytes() == (other / manifest.NAME).read_bytes()
+
+
+def test_writing_twice_changes_nothing(whole: Path):
+    before = (whole / manifest.NAME).read_bytes()
+    manifest.write(whole)
+    assert (whole / manifest.NAME).read_bytes() == before
+
+
+def flip_one_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+FAULTS: dict[str, Callable[[Path], None]] = {
+    "missing": Path.unlink,
+    "truncated": truncate,
+    "altered": flip_one_bit,
+    "grown": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "empty": lambda path: path.write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", FILES)
+def test_file_that_is_not_whole_is_refused(whole: Path, name: str, fault: str):
+    FAULTS[fault](whole / name)
+    with pytest.raises(Refused) as refused:
+        manifest.require_whole(whole)
+    wanted = hashlib.sha256(FILES[name]).hexdigest()
+    if fault == "missing":
+        told = f"{whole / name}: missing; wanted SHA-256 {wanted}. "
+    else:
+        data = (whole / name).read_bytes()
+        seen = hashlib.sha256(data).hexdigest()
+        told = f"{whole / name}: SHA-256 {seen} ({len(data)} bytes) seen, {wanted} wanted"
+    assert str(refused.value).startswith(told) and len(str(refused.value).splitlines()) == 1
+
+
+def test_missing_or_broken_manifest_is_refused(whole: Path):
+    truncate(whole / manifest.NAME)  # only the newline
+    manifest.require_whole(whole)
+    truncate(whole / manifest.NAME)
+    with pytest.raises(Refused, match="not JSON: truncated or altered"):
+        manifest.require_whole(whole)
+    (whole / manifest.NAME).unlink()
+    with pytest.raises(Refused, match="missing"):
+        manifest.require_whole(whole)
+
+
+def test_prepared_files_of_this_project_verify_and_repeat(config: Config, prepared: Path, tmp_path: Path):
+    again = tmp_path / "again"
+    done = python("-m", f"{PACKAGE}.prepare", *places(prepared=again), "--set", "seed=99")
+    assert done.returncode == 0, done.stderr
+    assert manifest.require_whole(again) == manifest.require_whole(prepared)  # the split does not depend on the seed
+    sizes = {entry["path"]: entry["size"] for entry in manifest.read(prepared)["files"]}
+    assert set(sizes) == {f"{part}-{what}.npy" for part in ("train", "test") for what in ("images", "labels")}
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_prepare_refuses_a_bad_dataset_file_and_touches_nothing(
+    config: Config, tmp_path: Path, prepared: Path, fault: str
+):
+    raw, folder = tmp_path / "raw.csv.gz", tmp_path / "prepared"
+    shutil.copy(PROJECT / config.data.raw, raw)
+    shutil.copytree(prepared, folder)
+    FAULTS[fault](raw)
+    before = contents(tmp_path)
+    places = {"raw": str(raw), "prepared": str(folder)}
+
+    with pytest.raises(Refused, match=config.data.sha256) as refused:
+        prepare(config.data.model_copy(update=places), tmp_path)
+
+    assert f"{raw}: " in str(refused.value) and f"dvc checkout --force {raw}.dvc" in str(refused.value)
+    assert fault == "missing" or manifest.sha256_file(raw) in str(refused.value)
+    assert contents(tmp_path) == before
+
+
+def test_prepare_ends_with_a_line_and_exit_code_2(config: Config, tmp_path: Path, prepared: Path):
+    raw, folder = tmp_path / "raw.csv.gz", tmp_path / "prepared"
+    shutil.copy(PROJECT / config.data.raw, raw)
+    shutil.copytree(prepared, folder)
+    flip_one_bit(raw)
+    before = contents(tmp_path)
+    done = python("-m", f"{PACKAGE}.prepare", *places(raw=raw, prepared=folder))
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
+    assert done.stderr.startswith(f"{raw}: SHA-256 {manifest.sha256_file(raw)} ")
+    assert f"{config.data.sha256} wanted: it is truncated or altered. Restore it" in done.stderr
+    assert contents(tmp_path) == before
+
+
+def test_training_refuses_altered_prepared_files(tmp_path: Path, prepared: Path):
+    folder, out = tmp_path / "prepared", tmp_path / "run"
+    shutil.copytree(prepared, folder)
+    flip_one_bit(folder / "test-images.npy")
+    done = python("-m", f"{PACKAGE}.train", *places(prepared=folder), "--out", out)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert f"{folder / 'test-images.npy'}: SHA-256" in done.stderr and not out.exists()
+
+
+def test_evaluate_without_weights_is_refused(tmp_path: Path, prepared: Path):
+    done = python("-m", f"{PACKAGE}.evaluate", *places(prepared=prepared), "--out", tmp_path)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert f"{tmp_path / 'model.safetensors'}: missing. Train first" in done.stderr
+
+
+def test_pointer_of_the_dataset_file_agrees_with_params_yaml(config: Config):
+    """DVC's MD5 and params.yaml's SHA-256 speak of the same bytes."""
+    raw = PROJECT / config.data.raw
+    pointer = (PROJECT / f"{config.data.raw}.dvc").read_text()
+    assert manifest.sha256_file(raw) == config.data.sha256
+    assert f"md5: {hashlib.md5(raw.read_bytes()).hexdigest()}" in pointer
+    assert f"size: {raw.stat().st_size}" in pointer
+
+
+def test_manifest_is_plain_json(whole: Path):
+    assert json.loads((whole / manifest.NAME).read_text()) == manifest.read(whole)

@@ -1,0 +1,303 @@
+"""Gradients: exact sums, whatever the order; ranges, buffers and odd modules. One process, no ranks."""
+
+import itertools
+import random
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from project.repro.asked.settings import Parallel
+from project.repro.errors import Refused
+from project.repro.training import parallel
+from project.repro.training.parallel import OrderFree, gradients_of, nonfinite
+from project.repro.training.world import World
+from torch import Tensor, nn
+
+ALONE = World(0, 1, torch.device("cpu"))
+SHARDS = 4
+SETTINGS = Parallel(global_batch=32, shards=SHARDS, reduce="order_free", lsb=-44, timeout_seconds=60)
+UNIT = 2.0**-44
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def batch(step: int) -> list[Tensor]:
+    """The inputs of each shard of a step: (8, 6)."""
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randn(8, 6, generator=generator) for _ in range(SHARDS)]
+
+
+def loss_of(model: nn.Module, inputs: Tensor, scale: float = 1.0, **options: bool) -> Tensor:
+    return model(inputs, **options).pow(2).mean() * scale
+
+
+def sums_of(model: nn.Module, order: list[int], scale: float = 1.0) -> Tensor:
+    """The float64 sums themselves after running the shards in `order`, as one rank would."""
+    gradients = OrderFree(model, SETTINGS, ALONE)
+    inputs = batch(0)
+    for shard in gradients.shards(order):
+        gradients.add(partial(loss_of, model, inputs[shard], scale))
+    return torch.cat(gradients._sums)
+
+
+def test_gradient_is_the_exact_mean_of_the_rounded_shards():
+    model, reference = network(), network()
+    gradients = OrderFree(model, SETTINGS, ALONE)
+    for step in range(3):  # more than one: nothing of a step may leak into the next
+        before = [b.clone() for b in reference.buffers()]
+        expected = [torch.zeros(p.shape, dtype=torch.float64) for p in reference.parameters()]
+        losses = []
+        for inputs in batch(step):
+            for buffer, old in zip(reference.buffers(), before, strict=True):
+                buffer.copy_(old)
+            reference.zero_grad()
+            loss = reference(inputs).pow(2).mean()
+            (loss / SHARDS).backward()
+            losses.append(loss.double())
+            for total, p in zip(expected, reference.parameters(), strict=True):
+                total += (p.grad.double() / UNIT).round() * UNIT
+        for buffer, old in zip(reference.buffers(), before, strict=True):
+            buffer.copy_(old)
+
+        for shard in gradients.shards(range(SHARDS)):
+            gradients.add(partial(loss_of, model, batch(step)[shard]))
+        mean_loss = gradients.reduce()
+
+        assert torch.equal(mean_loss, torch.stack(losses).mean())
+        for p, total in zip(model.parameters(), expected, strict=True):
+            assert torch.equal(p.grad, total.float())
+        gradients.discard()  # the reference has no mean of buffers, so keep both at the start
+
+
+def test_order_of_shards_does_not_change_the_sums():
+    sums = [sums_of(network(), list(order)) for order in itertools.permutations(range(SHARDS))]
+    assert all(torch.equal(sums[0], other) for other in sums)
+
+
+def test_partition_over_ranks_does_not_change_the_sums():
+    whole = sums_of(network(), [0, 1, 2, 3])
+    for parts in ([[0], [1, 2, 3]], [[0, 1], [2, 3]], [[3], [2], [1], [0]], [[0, 2], [1], [3]]):
+        assert torch.equal(whole, sum(sums_of(network(), part) for part in parts))
+
+
+def spread_values() -> list[Tensor]:
+    """Values over 40 binary orders of magnitude: what a sum that rounds cannot add in any order alike."""
+    generator = torch.Generator().manual_seed(7)
+    size = torch.randint(-40, 0, (16, 4096), generator=generator)
+    return list(torch.ldexp(torch.randn(16, 4096, generator=generator), size))
+
+
+def differing_orders(values: list[Tensor]) -> int:
+    """How many elements some order of addition changes."""
+    shuffler, totals = random.Random(0), []
+    for _ in range(20):
+        order = shuffler.sample(values, len(values))
+        totals.append(sum(order[1:], order[0]).clone())
+    return int(torch.stack([total != totals[0] for total in totals]).any(0).sum())
+
+
+def test_order_of_shards_does_not_change_sums_of_wide_spread():
+    values = spread_values()
+    settings = Parallel(global_batch=16, shards=16, reduce="order_free", lsb=-44, timeout_seconds=60)
+    shuffler, sums = random.Random(0), []
+    for _ in range(10):
+        weight = nn.ParameterList([torch.zeros(4096)])
+        gradients = OrderFree(weight, settings, ALONE)
+        for shard in gradients.shards(shuffler.sample(range(16), 16)):
+            gradients.add(lambda shard=shard, weight=weight: (weight[0] * values[shard]).sum())
+        sums.append(torch.cat(gradients._sums))
+    assert all(torch.equal(sums[0], other) for other in sums)
+
+
+def test_rounding_first_makes_float64_sums_exact_and_nothing_else_does():
+    values = spread_values()
+    rounded = [(value.double() / UNIT).round() for value in values]
+    assert differing_orders(rounded) == 0
+    assert differing_orders([value.double() for value in values]) > 0  # float64 alone
+    assert differing_orders(values) > 0  # float32
+
+
+def one_gradient(value: float, shards: int = SHARDS, lsb: int = -44) -> tuple[Tensor, list[str]]:
+    """The reduced gradient of a parameter whose every shard contributes `value`."""
+    model = nn.Linear(1, 1, bias=False)
+    settings = Parallel(global_batch=shards, shards=shards, reduce="order_free", lsb=lsb, timeout_seconds=60)
+    gradients = OrderFree(model, settings, ALONE)
+    for _ in gradients.shards(range(shards)):
+        gradients.add(lambda: model(torch.full((1, 1), value * shards)).sum())
+    gradients.reduce()
+    return model.weight.grad, nonfinite(model)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4, 5, 8, 64])
+@pytest.mark.parametrize("lsb", [-44, -30])
+def test_largest_value_adds_exactly_and_the_next_is_reported(shards: int, lsb: int):
+    settings = Parallel(global_batch=shards, shards=shards, reduce="order_free", lsb=lsb, timeout_seconds=60)
+    limit = torch.tensor(2.0 ** (settings.limit_exponent + lsb))
+    below = torch.nextafter(limit, torch.tensor(0.0)).item()
+    gradient, names = one_gradient(below, shards, lsb)
+    if shards & (shards - 1) == 0:  # else below * shards is rounded before it gets here
+        assert gradient.item() == below * shards
+    assert names == []
+    gradient, names = one_gradient(limit.item(), shards, lsb)
+    assert gradient.isinf().all() and names == ["weight"]
+
+
+def test_float64_parameters_keep_their_precision():
+    model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    gradients = OrderFree(model, SETTINGS, ALONE)
+    value = 1 + 2.0**-40  # not a float32
+    for _ in gradients.shards(range(SHARDS)):
+        gradients.add(lambda: model(torch.full((1, 1), value, dtype=torch.float64)).sum())
+    gradients.reduce()
+    assert model.weight.grad.item() == value
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_nonfinite_value_in_one_shard_is_named(value: float, shard: int):
+    model = network()
+    gradients = OrderFree(model, SETTINGS, ALONE)
+    for current in gradients.shards(range(SHARDS)):
+        scale = value if current == shard else 1.0
+        gradients.add(partial(loss_of, model, batch(0)[current], scale))
+    gradients.reduce()
+    assert nonfinite(model) == [name for name, _ in model.named_parameters()]
+
+
+def test_finite_gradients_are_not_named():
+    model = network()
+    gradients = OrderFree(model, SETTINGS, ALONE)
+    for shard in gradients.shards(range(SHARDS)):
+        gradients.add(partial(loss_of, model, batch(0)[shard]))
+    gradients.reduce()
+    assert nonfinite(model) == []
+
+
+def test_running_statistics_move_by_the_mean_of_the_shards_changes():
+    model = network()
+    start = model[1].running_mean.clone()
+    changes = []
+    for inputs in batch(0):
+        alone = network()
+        alone(inputs)
+        changes.append(((alone[1].running_mean - start).double() / SHARDS / UNIT).round() * UNIT)
+    gradients = OrderFree(model, SETTINGS, ALONE)
+    for shard in gradients.shards(range(SHARDS)):
+        gradients.add(partial(loss_of, model, batch(0)[shard]))
+    gradients.reduce()
+    assert torch.equal(model[1].running_mean, start + sum(changes).float())
+    assert model[1].num_batches_tracked == 1
+
+
+class Odd(nn.Module):
+    """Buffers that are no statistics, and parameters that are tied, unused, or used in some shards only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.unused, self.sometimes = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.tied = nn.Linear(6, 6)
+        self.tied.weight = self.first.weight
+        self.register_buffer("mask", torch.tensor([0.0, float("-inf"), float("inf"), float("nan"), -0.0, 1.0]))
+        self.register_buffer("flags", torch.tensor([True, False]))
+        self.register_buffer("positions", torch.arange(6))
+
+    def forward(self, inputs: Tensor, extra: bool) -> Tensor:
+        hidden = self.tied(self.first(inputs))
+        return self.sometimes(hidden) if extra else hidden
+
+
+def odd_step(order: list[int], bucket: int, monkeypatch: pytest.MonkeyPatch) -> Odd:
+    monkeypatch.setattr(parallel, "BUCKET", bucket)
+    model = Odd()
+    gradients = OrderFree(model, SETTINGS, ALONE)
+    for _ in range(2):
+        for shard in gradients.shards(order):
+            gradients.add(partial(loss_of, model, batch(0)[shard], extra=shard == 2))
+        gradients.reduce()
+    return model
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The bit pattern, so that NaN equals itself and -0.0 is not 0.0."""
+    return tensor.view(torch.int32) if tensor.dtype == torch.float32 else tensor
+
+
+def test_odd_modules_give_the_same_bits_in_any_order_and_any_buckets(monkeypatch: pytest.MonkeyPatch):
+    one = odd_step([0, 1, 2, 3], 1 << 22, monkeypatch)
+    for order, bucket in (([3, 2, 1, 0], 1 << 22), ([2, 3, 0, 1], 1), ([0, 1, 2, 3], 40)):
+        other = odd_step(order, bucket, monkeypatch)
+        for (name, p), q in zip(one.named_parameters(), other.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad), name
+    assert torch.equal(one.unused.weight.grad, torch.zeros(6, 6))
+    assert one.sometimes.weight.grad.any()
+    for (name, buffer), fresh in zip(one.named_buffers(), Odd().buffers(), strict=True):
+        assert torch.equal(bits(buffer), bits(fresh)) or name == "mask"
+    finite = ~one.mask.isnan()
+    assert torch.equal(bits(one.mask[finite]), bits(Odd().mask[finite]))
+
+
+def test_two_backward_passes_for_one_shard_are_refused():
+    model = network()
+    gradients = OrderFree(model, SETTINGS, ALONE)
+
+    def twice(inputs: Tensor) -> Tensor:
+        (loss_of(model, inputs) / SHARDS).backward()
+        return loss_of(model, inputs)
+
+    with pytest.raises(Refused, match=r"the loss function called backward\(\)"):
+        for shard in gradients.shards(range(SHARDS)):
+            gradients.add(partial(twice, batch(0)[shard]))
+
+
+def test_gradient_that_comes_after_its_sum_was_sent_is_refused():
+    model = network()
+    gradients = OrderFree(model, SETTINGS, ALONE)
+    for shard in gradients.shards(range(SHARDS)):
+        gradients.add(partial(loss_of, model, batch(0)[shard]))
+    with pytest.raises(RuntimeError, match="two backward passes"):
+        loss_of(model, batch(0)[0]).backward()
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    """A process group, on which DistributedDataParallel insists."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("reduce", ["order_free", "ddp"])
+def test_discard_restores_buffers_and_drops_gradients(reduce: str):
+    model = network()
+    gradients = gradients_of(model, SETTINGS.model_copy(update={"reduce": reduce}), ALONE)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for shard in gradients.shards(range(SHARDS)):
+        gradients.add(partial(loss_of, gradients.module, batch(0)[shard]))
+    gradients.reduce()
+    assert not torch.equal(model[1].running_mean, before["1.running_mean"])
+    gradients.discard()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_stock_gradients_are_the_mean_of_the_shards():
+    every = {
+        reduce: gradients_of(network(), SETTINGS.model_copy(update={"reduce": reduce}), ALONE)
+        for reduce in ("order_free", "ddp")
+    }
+    for step in range(2):
+        for gradients in every.values():
+            for shard in gradients.shards(range(SHARDS)):
+                gradients.add(partial(loss_of, gradients.module, batch(step)[shard]))
+            gradients.reduce()
+        exact, stock = (gradients.module.parameters() for gradients in every.values())
+        for one, other in zip(exact, stock, strict=True):
+            torch.testing.assert_close(other.grad, one.grad)  # rounded in another order: close, not equal

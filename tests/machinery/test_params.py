@@ -1,0 +1,248 @@
+"""params.yaml and --set: typed, checked at once, and refused in plain words."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import PACKAGE, PROJECT, python
+from project.config import Config
+from project.repro.asked.params import load
+from project.repro.errors import Refused
+
+PARAMS = (PROJECT / "params.yaml").read_text()
+
+
+def with_overrides(*overrides: str) -> dict[str, Any]:
+    return load(Config, PROJECT / "params.yaml", overrides).flat()
+
+
+def refusal_of(path: Path, *overrides: str) -> list[str]:
+    """The lines in which a file or an override is refused."""
+    with pytest.raises(Refused) as refused:
+        load(Config, path, overrides)
+    return str(refused.value).splitlines()
+
+
+@pytest.fixture
+def edited(tmp_path: Path) -> Callable[[str, str], Path]:
+    """A function that writes params.yaml with the line of a key replaced, and returns its path."""
+
+    def edit(key: str, line: str) -> Path:
+        text, found = re.subn(rf"^{key}:.*$", line, PARAMS, count=1, flags=re.MULTILINE)
+        assert found
+        (tmp_path / "params.yaml").write_text(text)
+        return tmp_path / "params.yaml"
+
+    return edit
+
+
+def test_params_yaml_is_valid(config: Config):
+    assert config.flat()["model.name"] == config.model.name
+
+
+# ---- --set, where it is right
+
+TYPED = {
+    "seed=7": 7,
+    "train.learning_rate=1e-3": 0.001,
+    "train.learning_rate=1": 1.0,
+    "model.dropout=0": 0.0,
+    "model.name=transformer": "transformer",
+    "compute.compile=true": True,
+    "determinism.relax=[nnpack, all]": ["nnpack", "all"],
+    "determinism.relax=[]": [],
+    "tracking.uri=http://127.0.0.1:5000": "http://127.0.0.1:5000",
+    "tracking.uri=": "",
+    "tracking.experiment=2026": "2026",
+    "tracking.experiment=null": "null",
+    "tracking.experiment=a=b": "a=b",
+    "data.raw=[odd": "[odd",
+}
+
+
+@pytest.mark.parametrize("override", TYPED)
+def test_override_is_typed_by_the_config(override: str):
+    value = with_overrides(override)[override.partition("=")[0]]
+    assert (value, type(value)) == (TYPED[override], type(TYPED[override]))
+
+
+def test_override_changes_its_key_only(config: Config):
+    assert with_overrides("model.depth=5") == config.flat() | {"model.depth": 5}
+
+
+def test_last_override_wins():
+    assert with_overrides("seed=1", "model.depth=5", "seed=2")["seed"] == 2
+
+
+# ---- --set, where it is wrong
+
+WRONG = {
+    "seed=one": "--set seed: 'one' given, a whole number wanted",
+    "seed=1.5": "--set seed: 1.5 given, a whole number wanted",
+    "seed=": "--set seed: '' given, a whole number wanted",
+    "seed=null": "--set seed: None given, a whole number wanted",
+    "seed=-1": "--set seed: -1 given, 0 or more wanted",
+    f"seed={2**53}": f"--set seed: {2**53} given, a number less than {2**53} wanted",
+    "seed": "--set seed: wanted KEY=VALUE, for example --set seed=1",
+    "=1": "--set : unknown key; known keys: seed, device, model.name",
+    "sede=1": "--set sede: unknown key; did you mean seed?",
+    "model.nmae=convnet": "--set model.nmae: unknown key; did you mean model.name?",
+    "learning_rate=1": "--set learning_rate: unknown key; did you mean train.learning_rate?",
+    "model=convnet": "--set model: unknown key; did you mean model.name?",
+    "model.name.x=1": "--set model.name.x: unknown key; did you mean model.name?",
+    "model.name=resnet": "--set model.name: 'resnet' given, 'convnet' or 'transformer' wanted",
+    "model.width=12": "--set model.width: 12 given, a multiple of 8 wanted",
+    "model.width=[8]": "--set model.width: [8] given, a whole number wanted",
+    "model.width={a: 8}": "--set model.width: a whole number wanted",
+    "model.dropout=1": "--set model.dropout: 1 given, a number less than 1.0 wanted",
+    "train.learning_rate=fast": "--set train.learning_rate: 'fast' given, a number wanted",
+    "train.learning_rate=.nan": "--set train.learning_rate: nan given, a finite number wanted",
+    "train.clip_norm=.inf": "--set train.clip_norm: inf given, a finite number wanted",
+    "train.warmup=1.1": "--set train.warmup: 1.1 given, 1.0 or less wanted",
+    "data.sha256=abc": "--set data.sha256: 'abc' given, text of the form ^[0-9a-f]{64}$ wanted",
+    "parallel.global_batch=65 parallel.shards=8": "global_batch=65 does not divide into shards=8 equal parts",
+    "parallel.shards=8 parallel.global_batch=64 parallel.lsb=-50": "with shards=8; -49 or more is wanted",
+    "compute.compile=maybe": "--set compute.compile: 'maybe' given, true or false wanted",
+    "determinism.relax=all": "--set determinism.relax: 'all' given, a list wanted",
+    "determinism.cpu=fast": "--set determinism.cpu: 'fast' given, 'portable' or 'native' wanted",
+    "loader.workers=-1": "--set loader.workers: -1 given, 0 or more wanted",
+}
+
+
+@pytest.mark.parametrize("override", WRONG)
+def test_wrong_override_is_refused_in_a_line(override: str):
+    several = override.split() if override.count("=") > 1 else [override]
+    (line,) = refusal_of(PROJECT / "params.yaml", *several)
+    assert WRONG[override] in line
+
+
+def test_all_problems_are_told_at_once():
+    lines = refusal_of(PROJECT / "params.yaml", "sede=1", "model.nmae=x", "model.width=3", "train.epochs=0")
+    assert len(lines) == 4
+    for line, key in zip(lines, ("sede", "model.nmae", "model.width", "train.epochs"), strict=True):
+        assert f"{key}: " in line
+
+
+URIS = ["https://me:pa55@host/x", "https://t0ken-pa55@host", "postgresql://me:p@pa55@host/database"]
+
+
+@pytest.mark.parametrize("uri", URIS)
+def test_credentials_in_the_tracking_uri_are_refused_without_showing_them(uri: str):
+    (line,) = refusal_of(PROJECT / "params.yaml", f"tracking.uri={uri}")
+    assert "Set the environment variable MLFLOW_TRACKING_URI instead" in line
+    assert "pa55" not in line
+    (line,) = refusal_of(PROJECT / "params.yaml", f"tracking.url={uri}")
+    assert "did you mean tracking.uri?" in line and "pa55" not in line
+
+
+# ---- the file, where it is wrong
+
+# key, what stands in place of its line, what is told
+EDITS = {
+    "missing key": ("  width", "", "model.width: missing; add the key"),
+    "unknown key": ("seed", "seed: 0\nsede: 1", "sede: unknown key; did you mean seed?"),
+    "unknown nested key": (
+        "  depth",
+        "  depth: 1\n  dept: 1",
+        "model.dept: unknown key; did you mean model.depth",
+    ),
+    "wrong type": ("seed", "seed: [0]", "seed: [0] given, a whole number wanted"),
+    "section without keys": ("  workers", "", "loader: None given, a group of keys wanted"),
+    "duplicate key": ("seed", "seed: 0\nseed: 1", 'not YAML: while constructing a mapping in "<unicode'),
+    "tab": ("seed", "\tseed: 0", "not YAML: while scanning for the next token found character"),
+    "open bracket": ("seed", "seed: [0", "not YAML: "),
+    "two documents": ("seed", "seed: 0\n---\n", "not YAML: expected a single document"),
+    "python object": ("seed", "seed: !!python/object:os.system {}", "not YAML: could not determine"),
+    "date": ("seed", "seed: 2026-01-01", "seed: datetime.date(2026, 1, 1) given, a whole number wanted"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_wrong_file_is_refused_with_its_name(edited: Callable[[str, str], Path], edit: str):
+    key, line, wanted = EDITS[edit]
+    path = edited(key, line)
+    (told,) = refusal_of(path)
+    assert told.startswith(f"{path}: ") and wanted in told
+
+
+@pytest.mark.parametrize("typo", ["lodaer", "Loader"])
+def test_misspelt_name_is_matched_with_the_one_that_is_missing(edited: Callable[[str, str], Path], typo: str):
+    missing, unknown = refusal_of(edited("loader", f"{typo}:"))
+    assert "loader: missing" in missing and f"{typo}: unknown key; did you mean loader?" in unknown
+
+
+CONTENTS = {
+    b"": "NoneType seen, a mapping of keys wanted",
+    b"- 1\n": "list seen, a mapping of keys wanted",
+    b"text\n": "str seen, a mapping of keys wanted",
+    b"seed: 0  # caf\xe9\n": "not YAML: 'utf-8' codec can't decode byte 0xe9",
+    b"seed: \0\n": "not YAML: unacceptable character",
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_what_is_no_mapping_is_refused(tmp_path: Path, content: bytes):
+    path = tmp_path / "params.yaml"
+    path.write_bytes(content)
+    (line,) = refusal_of(path)
+    assert line.startswith(f"{path}: {CONTENTS[content]}")
+
+
+@pytest.mark.parametrize("ending", ["\r\n", "\n\n"])
+def test_line_endings_do_not_matter(tmp_path: Path, config: Config, ending: str):
+    path = tmp_path / "params.yaml"
+    path.write_bytes(PARAMS.replace("\n", ending).encode())
+    assert load(Config, path) == config
+
+
+def test_missing_file_is_refused(tmp_path: Path):
+    path = tmp_path / "params.yaml"
+    assert refusal_of(path) == [f"{path}: missing. Run from the project's root, where params.yaml lies."]
+
+
+# ---- as a user meets it: exit code 2, a line or two per problem, no traceback
+
+COMMANDS = {
+    ("--set", "sede=1"): (1, "--set sede: unknown key; did you mean seed?"),
+    ("--set", "seed=x", "--set", "model.width=3"): (2, "--set model.width: 3 given, a multiple of 8 wanted"),
+    ("--set", "determinism.relax=[nnpakc]"): (1, "determinism.relax: unknown switch 'nnpakc'; known: all, "),
+    ("--sett", "seed=1"): (2, "No such option"),
+    ("--set",): (1, "requires an argument"),
+    ("--out", "params.yaml"): (1, "Directory 'params.yaml' is a file"),
+    ("seed=1",): (1, "unexpected extra argument (seed=1)"),
+}
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_user_meets_a_line_and_exit_code_2(arguments: tuple[str, ...]):
+    lines, wanted = COMMANDS[arguments]
+    done = python("-m", f"{PACKAGE}.train", *arguments)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert wanted in done.stderr and len(done.stderr.splitlines()) <= lines
+
+
+def test_contradicting_variable_is_refused_by_name():
+    done = python("-m", f"{PACKAGE}.train", env={"OMP_NUM_THREADS": "4"})
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert "OMP_NUM_THREADS=4 is set, 1 is wanted" in done.stderr
+    assert "--set 'determinism.relax=[OMP_NUM_THREADS]'" in done.stderr
+
+
+def test_command_outside_the_project_is_refused(tmp_path: Path):
+    done = python("-m", f"{PACKAGE}", "address", cwd=tmp_path)
+    assert done.returncode == 2 and "params.yaml: missing. Run from the project's root" in done.stderr
+
+
+def test_only_one_rank_of_a_host_speaks():
+    for rank, lines in (("0", 1), ("1", 0)):
+        done = python("-m", f"{PACKAGE}.train", "--set", "sede=1", env={"LOCAL_RANK": rank, "RANK": rank})
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, lines)
+
+
+@pytest.mark.parametrize("stage", ["prepare", "train", "evaluate"])
+def test_help_names_the_stage(stage: str):
+    done = python("-m", f"{PACKAGE}.{stage}", "--help")
+    assert done.returncode == 0 and f"Usage: python -m {PACKAGE}.{stage}" in done.stdout
+    assert all(option in done.stdout for option in ("--set KEY=VALUE", "--out"))

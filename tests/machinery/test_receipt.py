@@ -1,0 +1,188 @@
+"""A receipt states what happened, and no byte of it can be changed unseen."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import rfc8785
+from conftest import PACKAGE, SECRETS, WORD, Trained, python, trained
+from project import PROJECT as OURS
+from project.config import Config
+from project.repro.asked.address import digest
+from project.repro.asked.manifest import sha256_file
+from project.repro.errors import Failure, Refused
+from project.repro.files import read_json
+from project.repro.lab import verify_receipt
+from project.repro.records import names
+from project.repro.records.machinery import judged, machinery
+from project.repro.run import Run
+
+ADA = "ada@example.org"
+
+
+def key(folder: Path, name: str) -> Path:
+    """A new ssh key without a passphrase."""
+    path = folder / name
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", path], check=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with Ada's key, another one, and a file that allows Ada's alone."""
+    folder = tmp_path_factory.mktemp("keys")
+    public = key(folder, "ada").with_suffix(".pub").read_text()
+    key(folder, "mallory")
+    (folder / "signers").write_text(f'{ADA} namespaces="repro-receipt" {public}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def signed(prepared: Path, keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A run whose receipt is signed, with secrets in its environment."""
+    out = tmp_path_factory.mktemp("signed") / "run"
+    settings = "tracking.enabled=false", f"receipt.key={keys / 'ada'}"
+    ended = trained(out, prepared, *settings, **SECRETS)
+    assert ended.done.returncode == 0 and ended.done.stderr == ""
+    return ended
+
+
+@pytest.fixture
+def run(signed: Trained, tmp_path: Path) -> Path:
+    """A copy of its run directory, to be damaged."""
+    return Path(shutil.copytree(signed.out, tmp_path / "run"))
+
+
+def test_receipt_states_what_the_records_say(signed: Trained):
+    content = (signed.out / names.RECEIPT).read_bytes()
+    statement = json.loads(content)
+    assert content == rfc8785.dumps(statement)
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert statement["subject"] == [{"name": "model.safetensors", "digest": {"sha256": signed.weights}}]
+    stated, facts = statement["predicate"], read_json(signed.out / names.RUN)
+    assert {name: stated[name] for name in ("address", "parts", "preimage")} == read_json(signed.out / names.ADDRESS)
+    assert stated["metrics"] == read_json(signed.out / names.METRICS)
+    assert stated["trace"] == facts["tags"]["repro.trace"] and stated["config"] == facts["config"]
+    assert stated["informational"]["host"] and stated["informational"]["seconds"] > 0
+    assert facts["tags"]["repro.receipt"] == sha256_file(signed.out / names.RECEIPT)
+    assert f"receipt    {facts['tags']['repro.receipt']}" in signed.done.stdout
+
+
+def test_receipt_holds_no_secret(signed: Trained):
+    assert WORD.encode() not in (signed.out / names.RECEIPT).read_bytes()
+
+
+def test_whole_receipt_of_a_known_signer_is_proved(run: Path, keys: Path):
+    done = python("-m", PACKAGE, "verify-receipt", run, "--signers", keys / "signers")
+    assert done.returncode == 0, done.stderr
+    name, of_machinery, weights, signer = done.stdout.splitlines()
+    assert name == f"receipt {sha256_file(run / names.RECEIPT)}: whole" and weights.endswith(": as stated")
+    assert [of_machinery] == judged(OURS, machinery(OURS).stated()) and signer == f"signed by {ADA}"
+
+
+def test_refusal_is_one_line_without_a_traceback(run: Path, keys: Path):
+    (run / names.RECEIPT).write_bytes((run / names.RECEIPT).read_bytes()[:-1])
+    done = python("-m", PACKAGE, "verify-receipt", run, "--signers", keys / "signers")
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "altered" in done.stderr
+
+
+def spaced(content: bytes) -> bytes:
+    return content.replace(b",", b", ", 1)
+
+
+def another_metric(content: bytes) -> bytes:
+    statement = json.loads(content)
+    statement["predicate"]["metrics"]["accuracy"] = 0.99
+    return rfc8785.dumps(statement)
+
+
+def another_seed(content: bytes) -> bytes:
+    statement = json.loads(content)
+    statement["predicate"]["preimage"]["seed"] = 1
+    return rfc8785.dumps(statement)
+
+
+def another_seed_hashed_anew(content: bytes) -> bytes:
+    statement = json.loads(another_seed(content))
+    stated = statement["predicate"]
+    stated["parts"] = {name: digest(part) for name, part in stated["preimage"].items()}
+    stated["address"] = digest(stated["preimage"])
+    return rfc8785.dumps(statement)
+
+
+REASONS = {
+    spaced: "it is not canonical JSON",
+    another_seed: "address is not the hash of its preimage",
+    another_metric: f"not what {ADA} signed",
+    another_seed_hashed_anew: f"not what {ADA} signed",
+}
+
+
+@pytest.mark.parametrize("change", REASONS, ids=lambda change: change.__name__)
+def test_changed_byte_is_refused_with_the_reason(change: Callable[[bytes], bytes], run: Path, keys: Path):
+    path = run / names.RECEIPT
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(Failure, match=REASONS[change]):
+        verify_receipt.report(OURS, run, keys / "signers")
+
+
+def test_other_weights_than_stated_are_refused(run: Path):
+    content = bytearray((run / names.WEIGHTS).read_bytes())
+    content[-1] ^= 1
+    (run / names.WEIGHTS).write_bytes(content)
+    with pytest.raises(Failure, match="the receipt states "):
+        verify_receipt.report(OURS, run, None)
+
+
+def sign(run: Path, key: Path, namespace: str = "repro-receipt") -> None:
+    (run / names.SIGNATURE).unlink()
+    subprocess.run(["ssh-keygen", "-q", "-Y", "sign", "-n", namespace, "-f", key, run / names.RECEIPT], check=True)
+
+
+def test_unknown_signer_is_refused(run: Path, keys: Path):
+    sign(run, keys / "mallory")
+    with pytest.raises(Failure, match="signed by a key that is not among"):
+        verify_receipt.report(OURS, run, keys / "signers")
+
+
+def test_wrong_key_of_a_known_signer_is_refused(run: Path, keys: Path, tmp_path: Path):
+    """Mallory's signature under a receipt whose readers trust Ada's name with another key."""
+    sign(run, keys / "mallory")
+    other = (keys / "mallory.pub").read_text()
+    (tmp_path / "signers").write_text(f'{ADA} namespaces="another-purpose" {other}')
+    with pytest.raises(Failure):
+        verify_receipt.report(OURS, run, tmp_path / "signers")
+
+
+def test_signature_for_another_purpose_is_refused(run: Path, keys: Path):
+    sign(run, keys / "ada", namespace="git")
+    with pytest.raises(Failure):
+        verify_receipt.report(OURS, run, keys / "signers")
+
+
+def test_missing_signature_is_refused_where_signers_are_named(run: Path, keys: Path):
+    (run / names.SIGNATURE).unlink()
+    assert verify_receipt.report(OURS, run, None)[-1] == "not signed"
+    with pytest.raises(Refused, match="a signature wanted"):
+        verify_receipt.report(OURS, run, keys / "signers")
+
+
+def test_configured_key_that_is_missing_stops_before_the_run(config: Config, prepared: Path, tmp_path: Path):
+    from attempt import inside
+
+    settings = inside(config, prepared)
+    settings = settings.model_copy(update={"receipt": settings.receipt.model_copy(update={"key": "nowhere"})})
+    with pytest.raises(Refused, match="nowhere is missing"), Run(OURS, settings, tmp_path / "run"):
+        raise AssertionError("it began")
+    assert not (tmp_path / "run").exists()
+
+
+def test_key_that_cannot_sign_costs_the_signature_and_not_the_run(prepared: Path, tmp_path: Path):
+    (tmp_path / "key").write_text("no key at all")
+    (tmp_path / "key").chmod(0o600)
+    ended = trained(tmp_path / "run", prepared, "tracking.enabled=false", f"receipt.key={tmp_path / 'key'}")
+    assert ended.done.returncode == 0 and "is not signed: " in ended.done.stderr
+    assert verify_receipt.report(OURS, tmp_path / "run", None)[-1] == "not signed"

@@ -1,0 +1,149 @@
+"""A recorded run is made again from its receipt: its commit, its uncommitted code, its data, its config."""
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clone import command, project_in
+from conftest import PACKAGE, python
+from project import PROJECT as OURS
+from project.repro.asked.manifest import sha256_file
+from project.repro.errors import Refused
+from project.repro.lab import replay as replay_module
+from project.repro.records import names
+from project.repro.records.receipt import Receipt, read
+
+CLASS = "cpu-portable/torch-1.2.3"
+
+
+def state(project: Path) -> dict[str, Any]:
+    """The user's work tree and git's view of it: each file but those that a replay may write."""
+    files = [path for path in project.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    own = [path for path in files if path.relative_to(project).parts[0] not in (".git", "build", "artifacts-replay")]
+    status = subprocess.run(["git", "status", "--porcelain"], cwd=project, capture_output=True, text=True).stdout
+    trees = subprocess.run(["git", "worktree", "list"], cwd=project, capture_output=True, text=True).stdout
+    return {"files": {str(path): (path.stat().st_mtime_ns, sha256_file(path)) for path in own}} | {
+        "status": status,
+        "trees": trees,
+        "head": (project / ".git" / "HEAD").read_text(),
+    }
+
+
+def test_receipt_of_uncommitted_code_keeps_what_a_run_reads_of_it(project: Path):
+    receipt = read(project / "artifacts")
+    assert receipt.stated["code"]["dirty"] and receipt.patch
+    patch = receipt.patch.read_text()
+    assert "WIDER = 1.25" in patch and "from .added import WIDER" in patch
+    assert "nothing that a run reads" not in patch
+
+
+def test_run_is_reproduced_on_two_ranks_and_the_work_tree_left_alone(project: Path):
+    before = state(project)
+    done = command(project, PACKAGE, "replay", "artifacts/receipt.json", "--ranks", "2")
+    assert done.returncode == 0, done.stderr + done.stdout
+    weights = sha256_file(project / "artifacts" / names.WEIGHTS)
+    assert done.stdout.startswith("machinery as released by template ")
+    assert done.stdout.splitlines()[-1].startswith(f"REPRODUCED: weights {weights}, trace root ")
+    assert sha256_file(project / "artifacts-replay" / names.WEIGHTS) == weights
+    assert state(project) == before and not list((project / "build").glob("replay-*"))
+
+
+def test_missing_data_comes_from_dvc_and_another_run_is_told(project: Path, tmp_path: Path):
+    """A receipt that states other weights, on a clone whose data file is gone but for DVC's cache."""
+    clone = Path(shutil.copytree(project, tmp_path / "clone"))
+    raw = next((clone / "data" / "raw").glob("*.gz"))
+    cached = clone / ".dvc" / "cache" / "files" / "md5"
+    assert python("-m", "dvc", "add", "--quiet", raw, cwd=clone).returncode == 0 and cached.is_dir()
+    raw.unlink()
+    run = clone / "artifacts"
+    statement = json.loads((run / names.RECEIPT).read_bytes())
+    statement["subject"][0]["digest"]["sha256"] = "0" * 64
+    statement["predicate"]["trace"] = "0" * 48
+    write(run, statement)
+    done = command(clone, PACKAGE, "replay", run / names.RECEIPT)
+    assert done.returncode == 1, done.stderr + done.stdout
+    assert "missing or other data here; asking DVC for it" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(f"DIFFERS: weights {'0' * 64} there, ")
+
+
+def write(run: Path, statement: Any) -> None:
+    import rfc8785
+
+    (run / names.RECEIPT).write_bytes(rfc8785.dumps(statement))
+
+
+def test_lost_data_is_refused_with_the_hash_wanted(project: Path, tmp_path: Path):
+    clone = Path(shutil.copytree(project, tmp_path / "clone"))
+    next((clone / "data" / "raw").glob("*.gz")).unlink()
+    done = command(clone, PACKAGE, "replay")
+    wanted = read(clone / "artifacts").stated["config"]["data.sha256"]
+    assert done.returncode == 2 and f"missing; wanted SHA-256 {wanted}" in done.stderr
+    assert "Traceback" not in done.stderr and not list((clone / "build").glob("replay-*"))
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [({"commit": None}, "made outside git"), ({"commit": "0" * 40}, "not in this repository; get it with: git fetch")],
+)
+def test_code_that_is_not_to_be_had_is_refused(
+    code: dict[str, Any], reason: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    receipt = read(project / "artifacts")
+    stated = receipt.stated | {"code": receipt.stated["code"] | code}
+    monkeypatch.setattr(replay_module, "read", lambda path: replace(receipt, stated=stated))
+    with pytest.raises(Refused, match=reason):
+        replay_module.replay(project_in(project), project / "artifacts", tmp_path / "out", None, print)
+
+
+def test_lost_patch_is_told(project: Path, tmp_path: Path):
+    shutil.copyfile(project / "artifacts" / names.RECEIPT, tmp_path / names.RECEIPT)
+    done = command(project, PACKAGE, "replay", tmp_path / names.RECEIPT)
+    assert done.returncode == 1 and "the receipt is of uncommitted code" in done.stderr
+
+
+# ---- verdicts
+
+
+def outcome(weights: str, name: str = CLASS, accuracy: float = 0.99, trace: str | None = "t") -> Receipt:
+    metrics = {"accuracy": accuracy, "test_loss": 0.05}
+    stated = {"environment": {"class": name}, "metrics": metrics, "trace": trace}
+    return Receipt("name", Path("nowhere", names.RECEIPT), weights, stated)
+
+
+OTHER = "cuda/0123456789abcdef"
+VERDICTS = [
+    (outcome("w"), True, "REPRODUCED: weights w, trace root t"),
+    (outcome("w", OTHER), True, "REPRODUCED: weights w, trace root t"),
+    (outcome("w", trace="u"), False, "DIFFERS: weights w there, w here; trace root t there, u here"),
+    (outcome("v"), False, "DIFFERS: weights w there, v here"),
+    (outcome("v", OTHER), True, f"ENVIRONMENT DIFFERS: {CLASS} there, {OTHER} here; bits are not promised. metrics w"),
+    (outcome("v", OTHER, accuracy=0.5), False, "METRICS DIFFER: accuracy 0.5000 (expected 0.9900 +- 0.02)"),
+]
+
+
+@pytest.mark.parametrize(("again", "holds", "words"), VERDICTS)
+def test_verdict(again: Receipt, holds: bool, words: str):
+    told: list[str] = []
+    assert replay_module._compare(OURS, outcome("w"), again, Path("nowhere"), told.append) is holds
+    assert words in told[-1]
+
+
+def test_run_without_a_trace_is_compared_by_its_weights():
+    told: list[str] = []
+    untraced = outcome("w", trace=None)
+    assert replay_module._compare(OURS, untraced, untraced, Path("nowhere"), told.append)
+    assert told == ["REPRODUCED: weights w"]
+
+
+def test_environment_variables_of_the_replay_are_its_own(project: Path):
+    """A contradiction is refused where the run is made, before it computes anything."""
+    done = python(
+        "-m", PACKAGE, "replay", "--ranks", "1", cwd=project,
+        env={"PYTHONPATH": str(project / "src"), "MKL_CBWR": "AVX2"},
+    )  # fmt: skip
+    assert done.returncode == 1 and "MKL_CBWR" in done.stderr and os.environ["MKL_CBWR"] != "AVX2"

@@ -1,0 +1,469 @@
+"""`repro check`: whether a run gave what the locks expect, in words and in the exit code."""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clone import git, project_in
+from conftest import PACKAGE, PROJECT, python
+from project.config import Config
+from project.repro.asked import manifest
+from project.repro.asked.address import content_address, digest
+from project.repro.asked.manifest import sha256_file
+from project.repro.errors import Failure, Refused
+from project.repro.files import read_json, write_json
+from project.repro.lab.results import accept, check
+from project.repro.project import Project
+from project.repro.records import receipt
+from ruamel.yaml import YAML
+
+CLASS, OTHER_CLASS = "cpu-portable/torch-1.2.3", "cuda/0123456789abcdef"
+PARTS = ("config", "code", "data", "lock", "seed")
+METRICS = {"accuracy": 0.99, "test_loss": 0.05, "steps": 23}
+SOURCE = "a result from elsewhere"
+
+
+LOCK = "schema: '2.0'\nstages:\n  train:\n    outs: [{path: run/model.safetensors}]\n"
+
+
+@dataclass
+class Case:
+    """A project with its locks and its data, a finished run in it, and what params.yaml asks for."""
+
+    project: Project
+    config: Config
+
+    @property
+    def run(self) -> Path:
+        return self.project.root / "run"
+
+    @property
+    def address(self) -> dict[str, Any]:
+        """What the run's address.json holds."""
+        return read_json(self.run / "address.json")
+
+    def finished(self, metrics: dict[str, float], environment: str = CLASS, world_size: int = 1) -> None:
+        """Write the records of a run of the project as it stands."""
+        data = manifest.read(Path(self.config.data.prepared))
+        address = content_address(self.project, self.config, data, world_size)
+        preimage = {"cpu": "any"}
+        stated = {"class": environment, "environment": digest(preimage), "preimage": preimage, "informational": {}}
+        facts = {"config": self.config.flat(), "code": {"commit": None, "patch": None}, "started": 0}
+        records = {"address": address.record(), "environment": stated, "metrics": metrics, "run": facts}
+        for name, record in records.items():
+            write_json(self.run / f"{name}.json", record)
+        weights = sha256_file(self.run / "model.safetensors")
+        receipt.write(self.run, receipt.statement(self.project, self.run, weights, None))
+
+    def expected(self, *parts: str) -> None:
+        """Write a results.lock that expects this run; with `parts`, of an address in which these are others."""
+        there = self.address
+        row = {
+            "source": SOURCE,
+            "address": "b" * 64 if parts else there["address"],
+            "parts": there["parts"] | dict.fromkeys(parts, "f" * 64),
+            "environment": CLASS,
+            "weights": sha256_file(self.run / "model.safetensors"),
+            "metrics": METRICS,
+        }
+        lock = {"tolerance": {"accuracy": 0.02, "test_loss": 0.01}, "results": [row]}
+        YAML().dump(lock, self.project.root / "results.lock")
+
+    def check(self, config: Config | None = None) -> tuple[list[bool], str]:
+        """What each verdict says, as called from code."""
+        verdicts = check(self.project, config or self.config, self.run)
+        return [verdict.holds for verdict in verdicts], "\n".join(verdict.sentence for verdict in verdicts)
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`repro check`, run in the project."""
+        env = {"PYTHONPATH": str(self.project.root / "src")}
+        return python("-m", PACKAGE, "check", self.run, *arguments, cwd=self.project.root, env=env)
+
+
+@pytest.fixture
+def case(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    """A run that gave exactly what is expected."""
+    root = tmp_path / "project"
+    ignored = shutil.ignore_patterns("__pycache__")
+    for part in (f"src/{PACKAGE}", "requirements"):
+        shutil.copytree(PROJECT / part, root / part, ignore=ignored)
+    shutil.copyfile(PROJECT / "params.yaml", root / "params.yaml")
+    shutil.copytree(prepared, root / config.data.prepared)
+    case = Case(project_in(root), config)
+    monkeypatch.chdir(root)
+    case.run.mkdir()
+    (case.run / "model.safetensors").write_bytes(b"weights" * 100)
+    case.finished(METRICS)
+    case.expected()
+    (root / "dvc.lock").write_text(LOCK)
+    git(root, "init", "--quiet")
+    git(root, "add", "dvc.lock")
+    git(root, "commit", "--quiet", "--message", "start")
+    return case
+
+
+def flip_one_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+# ---- the same address and environment class: bits
+
+
+def test_equal_bits_are_reproduced(case: Case):
+    holds, text = case.check()
+    assert holds == [True, True]
+    assert f"reproduced bit for bit: {SOURCE} (weights {sha256_file(case.run / 'model.safetensors')})" in text
+    assert "the outputs are those of the committed dvc.lock" in text
+
+
+def test_one_flipped_bit_of_the_weights_differs(case: Case):
+    expected = sha256_file(case.run / "model.safetensors")
+    flip_one_bit(case.run / "model.safetensors")
+    case.finished(METRICS)
+    holds, text = case.check()
+    assert holds == [False, True]
+    assert f"DIFFERS: weights {sha256_file(case.run / 'model.safetensors')}, expected {expected}" in text
+
+
+# ---- the same address, another class: metrics
+
+
+@pytest.mark.parametrize(
+    ("metrics", "holds"),
+    [
+        (METRICS, True),
+        (METRICS | {"accuracy": 0.971}, True),
+        (METRICS | {"accuracy": 0.969}, False),
+        (METRICS | {"accuracy": 1.0}, True),
+        (METRICS | {"test_loss": 0.0611}, False),
+        (METRICS | {"test_loss": float("nan")}, False),
+        (METRICS | {"steps": 24}, True),  # no tolerance is given for it
+    ],
+)
+def test_in_another_class_metrics_are_compared(case: Case, metrics: dict[str, float], holds: bool):
+    flip_one_bit(case.run / "model.safetensors")
+    case.finished(metrics, OTHER_CLASS)
+    verdicts, text = case.check()
+    assert verdicts == [holds]
+    assert text.startswith("metrics within tolerance: " if holds else "METRICS DIFFER: ")
+    assert f"accuracy {metrics['accuracy']:.4f} (expected 0.9900 +- 0.02)" in text
+    assert f"class {OTHER_CLASS}, the result of class {CLASS}" in text
+
+
+# ---- another address than any in results.lock
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_unknown_address_names_the_part_that_differs(case: Case, part: str):
+    case.expected(part)
+    holds, text = case.check()
+    assert holds == [True, True]
+    address = case.address["address"]
+    assert f"content address {address[:16]} has no expected result in results.lock; another {part} than" in text
+
+
+def test_all_parts_that_differ_are_named(case: Case):
+    case.expected("code", "seed")
+    assert "another code and seed than" in case.check()[1]
+
+
+# ---- another address than the project has now: whatever the locks say, the run is stale
+
+
+def another_sample(case: Case) -> None:
+    folder = Path(case.config.data.prepared)
+    content = (folder / "test-images.npy").read_bytes()
+    (folder / "test-images.npy").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    manifest.write(folder)
+
+
+def another_pin(case: Case) -> None:
+    with (case.project.root / "requirements" / "cpu.txt").open("a") as lock:
+        lock.write("another==1.0\n")
+
+
+def a_remark(case: Case) -> None:
+    with (case.project.package / "model.py").open("a") as model:
+        model.write("# a remark\n")
+
+
+def a_new_file(case: Case) -> None:
+    (case.project.package / "words.txt").write_text("one\n")
+
+
+CHANGES = {
+    "data.test-images.npy": another_sample,
+    "lock.cpu.txt": another_pin,
+    "code.model.py": a_remark,
+    "code.words.txt": a_new_file,
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_run_of_a_project_that_changed_since_is_stale(case: Case, field: str):
+    change: Callable[[Case], None] = CHANGES[field]
+    change(case)
+    holds, text = case.check()
+    assert holds == [False] and len(text.splitlines()) == 1
+    assert text.startswith(f"STALE: {case.run} is not a run of the project as it stands now ({field}: ")
+    assert text.count(" then, ") == 1 and "Train again: make repro" in text
+    case.finished(METRICS)
+    assert case.check()[0] == [True, True]  # trained again
+
+
+def test_another_value_of_a_key_makes_a_run_stale_and_both_are_named(case: Case):
+    train = case.config.train.model_copy(update={"clip_norm": 2.0})
+    holds, text = case.check(case.config.model_copy(update={"train": train}))
+    assert holds == [False] and "(config.train.clip_norm: 1 then, 2 now)" in text
+
+
+def test_neutral_key_makes_no_run_stale(case: Case):
+    loader = case.config.loader.model_copy(update={"workers": 2})
+    assert case.check(case.config.model_copy(update={"loader": loader}))[0] == [True, True]
+
+
+@pytest.mark.parametrize(("key", "value"), [("cpu", "native"), ("relax", ("tf32",))])
+def test_key_of_the_environment_makes_a_run_stale(case: Case, key: str, value: Any):
+    """The content address lacks it, but DVC would train again."""
+    determinism = case.config.determinism.model_copy(update={key: value})
+    holds, text = case.check(case.config.model_copy(update={"determinism": determinism}))
+    assert holds == [False] and f"(determinism.{key}: " in text
+
+
+def test_many_differences_are_counted(case: Case):
+    train = {"clip_norm": 2.0, "warmup": 0.5, "decay": 0.5, "epochs": 7, "weight_decay": 0.5, "learning_rate": 1.0}
+    text = case.check(case.config.model_copy(update={"train": case.config.train.model_copy(update=train)}))[1]
+    assert text.count(" then, ") == 4 and " and 2 more)" in text
+
+
+def test_world_size_of_a_run_with_stock_ddp_makes_it_not_stale(case: Case):
+    parallel = case.config.parallel.model_copy(update={"reduce": "ddp"})
+    case.config = case.config.model_copy(update={"parallel": parallel})
+    case.finished(METRICS, world_size=4)
+    case.expected()
+    assert case.check()[0] == [True, True]
+
+
+def test_altered_data_is_refused(case: Case):
+    flip_one_bit(Path(case.config.data.prepared) / "test-images.npy")
+    with pytest.raises(Refused, match=r"test-images\.npy: SHA-256 .* seen"):
+        case.check()
+
+
+# ---- dvc.lock
+
+
+def test_dvc_lock_that_was_rewritten_is_found(case: Case):
+    (case.project.root / "dvc.lock").write_text(LOCK.replace("}", ", md5: 2}"))
+    holds, text = case.check()
+    assert holds == [True, False] and "the outputs are not those of the committed dvc.lock" in text
+
+
+def test_layout_of_dvc_lock_does_not_matter(case: Case):
+    (case.project.root / "dvc.lock").write_text(
+        "stages: {train: {outs: [{path: run/model.safetensors}]}}\nschema: '2.0'\n"
+    )
+    assert case.check()[0] == [True, True]
+
+
+def test_run_elsewhere_has_nothing_to_do_with_dvc_lock(case: Case):
+    (case.project.root / "dvc.lock").write_text(LOCK.replace("run/", ""))
+    assert case.check()[0] == [True]
+
+
+def test_dvc_lock_that_was_never_committed_is_found(case: Case):
+    git(case.project.root, "rm", "--quiet", "--cached", "dvc.lock")
+    git(case.project.root, "commit", "--quiet", "--allow-empty", "--message", "without")
+    holds, text = case.check()
+    assert holds == [True, False] and "dvc.lock: not committed" in text
+
+
+# ---- files of another run than the one whose receipt lies beside them: DVC and git bring back single files
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def hashed_anew(path: Path) -> None:
+    """A forged address with a digest to match."""
+    preimage = read_json(path)["preimage"] | {"seed": 1}
+    parts = {name: digest(part) for name, part in preimage.items()}
+    write_json(path, {"address": digest(preimage), "parts": parts, "preimage": preimage})
+
+
+FOREIGN = [
+    ("model.safetensors", flip_one_bit),
+    ("model.safetensors", Path.unlink),
+    ("metrics.json", lambda path: write_json(path, METRICS | {"accuracy": 1.0})),
+    ("metrics.json", lambda path: write_json(path, {"accuracy": 0.99})),
+    ("metrics.json", lambda path: write_json(path, [])),
+    ("metrics.json", Path.unlink),
+    ("address.json", lambda path: write_json(path, read_json(path) | {"address": "0" * 64})),
+    ("address.json", hashed_anew),
+    ("address.json", cut_short),
+    ("address.json", Path.unlink),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), FOREIGN)
+def test_file_of_another_run_is_named_and_not_accepted(case: Case, name: str, change: Callable[[Path], None]):
+    change(case.run / name)
+    holds, text = case.check()
+    assert holds == [False] and text.startswith(f"FOREIGN: {name} in {case.run}: not of the run whose receipt.json")
+    before = (case.project.root / "results.lock").read_text()
+    with pytest.raises(Failure, match=f"FOREIGN: {name}"):
+        accept(case.project, case.run, "wishful")
+    assert (case.project.root / "results.lock").read_text() == before
+
+
+def test_metrics_that_are_no_numbers_are_those_of_the_run(case: Case):
+    case.finished(METRICS | {"test_loss": float("nan")})
+    assert case.check()[0] == [True, True]
+
+
+def test_all_foreign_files_are_named_and_staleness_too(case: Case):
+    """As after going back to an older commit, whose weights and metrics DVC and git have brought back."""
+    flip_one_bit(case.run / "model.safetensors")
+    write_json(case.run / "metrics.json", METRICS | {"accuracy": 0.5})
+    a_remark(case)
+    holds, text = case.check()
+    foreign, stale = text.splitlines()
+    assert holds == [False, False] and stale.startswith("STALE: ")
+    assert foreign.startswith("FOREIGN: model.safetensors, metrics.json in ")
+
+
+def test_altered_receipt_is_refused(case: Case):
+    cut_short(case.run / "receipt.json")
+    with pytest.raises(Failure, match="altered"):
+        case.check()
+
+
+# ---- what is missing
+
+
+def test_unfinished_run_is_refused(case: Case):
+    (case.run / "receipt.json").unlink()
+    with pytest.raises(Refused, match="missing; the receipt of a finished run is wanted") as refused:
+        case.check()
+    assert str(refused.value).startswith(str(case.run / "receipt.json"))
+
+
+@pytest.mark.parametrize("name", ["results.lock", "dvc.lock"])
+def test_missing_lock_is_refused(case: Case, name: str):
+    (case.project.root / name).unlink()
+    with pytest.raises(Refused, match=f"missing. Restore it with: git checkout {name}"):
+        case.check()
+
+
+@pytest.mark.parametrize("text", ["tolerance: {}\nresults: []\n", "tolerance:\nresults:\n"])
+def test_result_is_accepted_where_none_is_yet(case: Case, text: str):
+    (case.project.root / "results.lock").write_text(text)
+    holds, said = case.check()
+    assert holds == [True, True] and "has no expected result in results.lock" in said
+    accept(case.project, case.run, "the first")
+    assert "reproduced bit for bit: the first" in case.check()[1]
+
+
+def test_code_of_another_project_is_refused(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Refused, match=r"repro check is asked in .*, but with the code in .*PYTHONPATH=src"):
+        case.check()
+
+
+# ---- the tolerance
+
+TOLERANCES = {
+    "{accuracy: 0.02}": "tolerance is of accuracy; the run has accuracy, test_loss",
+    "{accuracy: 0.02, test_loss: 0.01, f1: 0.1}": "tolerance is of accuracy, f1, test_loss; the run has ",
+    "{}": "tolerance is of none; the run has accuracy, test_loss, the expected result accuracy, test_loss. N",
+    "": "tolerance is of none; ",
+    "{accuracy: 2%, test_loss: 0.01}": "tolerance of accuracy: '2%' seen, a number wanted",
+}
+
+
+@pytest.mark.parametrize("tolerance", TOLERANCES)
+def test_tolerance_of_other_metrics_is_refused_in_one_line(case: Case, tolerance: str):
+    case.finished(METRICS, OTHER_CLASS)
+    path = case.project.root / "results.lock"
+    lock = YAML(typ="safe").load(path.read_text()) | {"tolerance": YAML(typ="safe").load(tolerance)}
+    YAML().dump(lock, path)
+    done = case.command()
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert done.stderr.startswith("results.lock: ") and TOLERANCES[tolerance] in done.stderr
+
+
+@pytest.mark.parametrize("metrics", [{"accuracy": 0.99}, METRICS | {"f1": 0.5}])
+def test_run_of_other_metrics_than_the_expected_one_is_refused(case: Case, metrics: dict[str, float]):
+    case.finished(metrics, OTHER_CLASS)
+    with pytest.raises(Refused, match="metrics cannot be compared"):
+        case.check()
+
+
+# ---- the command
+
+
+def test_command_tells_by_its_exit_code(case: Case):
+    done = case.command()
+    assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 2)
+
+    flip_one_bit(case.run / "model.safetensors")
+    done = case.command()
+    assert done.returncode == 1 and "FOREIGN: model.safetensors" in done.stdout
+
+    case.finished(METRICS)
+    done = case.command()
+    assert done.returncode == 1 and "DIFFERS: weights" in done.stdout
+
+    done = case.command("--set", "seed=1")
+    assert done.returncode == 1 and done.stdout.startswith("STALE: ") and "(seed: 0 then, 1 now)" in done.stdout
+
+    shutil.rmtree(case.run)
+    done = case.command()
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert done.stderr.startswith(f"{case.run}: missing; the receipt of a finished run is wanted. Train again: ")
+
+
+# ---- accept
+
+
+def test_accepted_result_is_expected_from_then_on(case: Case):
+    before = (PROJECT / "results.lock").read_text()  # with its comments
+    (case.project.root / "results.lock").write_text(before)
+    a_remark(case)  # no released result is of this code
+    case.finished(METRICS)
+    assert "no expected result" in case.check()[1]
+    told = accept(case.project, case.run, "a new network")
+    assert told.startswith(f"results.lock expects weights {sha256_file(case.run / 'model.safetensors')} of content")
+    assert (case.project.root / "results.lock").read_text().startswith(before)
+    assert "reproduced bit for bit: a new network" in case.check()[1]
+    flip_one_bit(case.run / "model.safetensors")
+    case.finished(METRICS)
+    assert case.check()[0] == [False, True]
+
+
+def test_another_class_of_the_same_address_is_accepted_beside_it(case: Case):
+    case.finished(METRICS, OTHER_CLASS)
+    accept(case.project, case.run, "on a GPU")
+    assert "reproduced bit for bit: on a GPU" in case.check()[1]
+
+
+def test_accepting_what_is_expected_changes_nothing(case: Case):
+    before = (case.project.root / "results.lock").read_text()
+    assert "already" in accept(case.project, case.run, "again")
+    assert (case.project.root / "results.lock").read_text() == before
+
+
+def test_other_bits_than_expected_are_not_accepted(case: Case):
+    before = (case.project.root / "results.lock").read_text()
+    flip_one_bit(case.run / "model.safetensors")
+    case.finished(METRICS)
+    with pytest.raises(Failure, match="this breaks the contract"):
+        accept(case.project, case.run, "wishful")
+    assert (case.project.root / "results.lock").read_text() == before

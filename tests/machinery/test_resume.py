@@ -1,0 +1,129 @@
+"""Killed and resumed, on any world size, a run ends with the bits of the run that was never killed."""
+
+import os
+import random
+import signal
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attempt import STEPS, Finish, result
+from project.repro.files import read_json
+from victim import Start
+from warm import PATIENCE
+
+EVERY_STEP = "checkpoint.every=1", "checkpoint.keep=2"
+
+# ---- SIGKILL
+
+
+def test_killed_again_and_again_on_changing_world_sizes(start: Start, whole: dict[str, Any]):
+    """Four processes, one, three; every second time while a checkpoint is being written."""
+    dice = random.Random(3)
+    for ranks in (4, None, 3):
+        victim = start(*EVERY_STEP, ranks=ranks)
+        rows = dice.randint(2, 5)
+        assert victim.until(lambda v=victim, n=rows: v.news() >= n), victim.log.read_text()
+        if ranks != 4:
+            assert victim.until(victim.writing), victim.log.read_text()
+        victim.kill()
+        assert 0 < victim.rows() < STEPS, "killed too late to prove anything"
+    victim = start(*EVERY_STEP)
+    assert victim.end() == 0, victim.log.read_text()
+    assert result(victim.out) == whole
+    assert victim.log.read_text().count("resumed ") == 3
+
+
+def test_killed_while_writing_the_first_checkpoint(start: Start, finish: Finish):
+    victim = start(*EVERY_STEP)
+    assert victim.until(victim.writing), victim.log.read_text()
+    victim.kill()
+    finish(every=5)
+
+
+def test_tracked_and_killed_is_one_run_with_each_step_once(
+    start: Start, whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/runs.db")
+    monkeypatch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", str(tmp_path / "mlruns"))  # else it lies in the project
+    tracked = "tracking.enabled=true", "tracking.wait_seconds=900"
+
+    def rows() -> list[tuple[Any, ...]]:
+        return query(tmp_path / "runs.db", "SELECT key, step, value FROM metrics")
+
+    first = start(*tracked, *EVERY_STEP)
+    assert first.until(lambda: first.rows() >= 4)
+    first.process.send_signal(signal.SIGSTOP)  # while the upload, which is slow to start, comes so far
+    assert first.until(lambda: len(rows()) >= 12), "nothing was uploaded"
+    first.kill()
+    second = start(*tracked, *EVERY_STEP, ranks=2)
+    assert second.until(lambda: second.news() >= 3)
+    second.kill(follower=False)  # it finds its training gone
+    assert second.rows() < STEPS, "killed too late to prove anything"
+    third = start(*tracked)
+    assert third.end() == 0, third.log.read_text()
+    assert result(third.out) == whole
+
+    assert query(tmp_path / "runs.db", "SELECT status FROM runs") == [("FINISHED",)]
+    wanted = sorted((key, step, value) for step, metrics in whole["rows"] for key, value in metrics.items())
+    assert sorted(rows()) == wanted
+    assert set(Counter(row[:2] for row in rows()).values()) == {1}
+
+
+def query(database: Path, text: str) -> list[tuple[Any, ...]]:
+    try:
+        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=PATIENCE)) as store:
+            return store.execute(text).fetchall()
+    except sqlite3.OperationalError:
+        return []  # not made yet
+
+
+# ---- SIGTERM
+
+
+def test_sigterm_saves_that_very_step_and_ends_with_143(
+    start: Start, finish: Finish, capsys: pytest.CaptureFixture[str]
+):
+    victim = start("checkpoint.every=1000")
+    assert victim.until(lambda: victim.rows() >= 5)
+    victim.process.send_signal(signal.SIGTERM)
+    assert victim.end() == 143
+    done = victim.rows()
+    assert 5 <= done < STEPS
+    (saved,) = victim.checkpoints()
+    assert int(saved.name[:9]) == done
+    assert victim.log.read_text().splitlines()[-1].startswith(f"stopped by SIGTERM after step {done}; ")
+    assert "Traceback" not in victim.log.read_text()
+    assert read_json(victim.out / "run.json")["status"] == "KILLED"
+    finish(workers=0, every=7)
+    assert f"after step {done}\n" in capsys.readouterr().out
+
+
+def test_sigterm_to_torchrun_saves_too(start: Start, finish: Finish):
+    victim = start("checkpoint.every=1000", ranks=2, restarts=0)
+    assert victim.until(lambda: victim.rows() >= 5)
+    victim.process.send_signal(signal.SIGTERM)
+    assert victim.end() != 0
+    (saved,) = victim.checkpoints()
+    assert int(saved.name[:9]) == victim.rows()
+    finish()
+
+
+# ---- one rank lost
+
+
+def test_torchrun_starts_again_by_itself_when_a_rank_is_killed(start: Start, whole: dict[str, Any]):
+    victim = start(*EVERY_STEP, ranks=3, restarts=2)
+    assert victim.until(lambda: victim.rows() >= 4)
+    (lost,) = [pid for pid in victim.pids() if b"\0RANK=2\0" in environment(pid)]
+    os.kill(lost, signal.SIGKILL)
+    assert victim.end() == 0, victim.log.read_text()
+    assert result(victim.out) == whole
+    assert "resumed " in victim.log.read_text()
+
+
+def environment(pid: int) -> bytes:
+    return b"\0" + Path(f"/proc/{pid}/environ").read_bytes()

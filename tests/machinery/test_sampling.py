@@ -1,0 +1,181 @@
+"""Which samples, when, and how: the same on any number of ranks and workers, from any step on."""
+
+import itertools
+import random
+import tracemalloc
+
+import numpy
+import pytest
+import torch
+from project.config import Config
+from project.repro.training import sampling
+from project.repro.training.order import Permutation
+from project.repro.training.sampling import Plan, Shards
+from project.repro.training.seeds import derive
+from project.repro.training.world import World
+from torch.utils.data import DataLoader
+
+SAMPLES, BATCH, SHARDS = 100, 24, 4
+
+
+def plan(seed: int = 0) -> Plan:
+    return Plan(SAMPLES, BATCH, SHARDS, seed)
+
+
+def world(rank: int, size: int) -> World:
+    return World(rank, size, torch.device("cpu"))
+
+
+def flat(plan: Plan, steps: int) -> list[sampling.Key]:
+    return [key for step in range(steps) for shard in range(SHARDS) for key in plan.keys(step, shard)]
+
+
+def test_every_sample_is_seen_exactly_once_per_epoch():
+    epochs = 6
+    keys = flat(plan(), plan().steps(epochs))
+    for epoch in range(epochs):
+        assert sorted(index for e, index in keys if e == epoch) == list(range(SAMPLES))
+    assert len(keys) % BATCH == 0 and len(keys) - epochs * SAMPLES < BATCH
+
+
+def test_batches_straddle_epochs_and_all_shards_have_one_size():
+    first_of_next = SAMPLES // BATCH
+    epochs = [epoch for shard in range(SHARDS) for epoch, _ in plan().keys(first_of_next, shard)]
+    assert set(epochs) == {0, 1} and epochs == sorted(epochs)
+    assert {len(plan().keys(s, shard)) for s in range(20) for shard in range(SHARDS)} == {BATCH // SHARDS}
+
+
+def test_epochs_are_shuffled_differently_and_by_the_seed():
+    def order(seed: int, epoch: int) -> list[int]:
+        return [index for e, index in flat(plan(seed), plan().steps(2)) if e == epoch]
+
+    assert order(0, 0) == order(0, 0)
+    assert len({tuple(order(seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
+
+
+@pytest.mark.parametrize("size", range(1, SHARDS + 1))
+def test_ranks_share_out_all_shards_once(size: int):
+    shares = [plan().mine(world(rank, size)) for rank in range(size)]
+    assert sorted(itertools.chain(*shares)) == list(range(SHARDS))
+    assert all(shares)
+
+
+def test_epoch_ends_are_counted_once_each():
+    ends = [step for step in range(plan().steps(6)) if plan().ends_epoch(step)]
+    assert ends == [-(-epoch * SAMPLES // BATCH) - 1 for epoch in range(1, 7)]
+    assert [s for s in range(plan().steps(6)) if plan().ends_epoch(s, every=3)] == [ends[2], ends[5]]
+
+
+class Drawing:
+    """A dataset whose transform draws from all three global generators, as users' transforms do."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        drawn = [float(index), random.random(), numpy.random.rand(), torch.rand(()).item()]
+        return torch.tensor(drawn, dtype=torch.float64)
+
+
+def loaded(config: Config, place: World, workers: int, start: int, stop: int) -> list[torch.Tensor]:
+    settings = config.model_copy(update={"loader": config.loader.model_copy(update={"workers": workers})})
+    return list(sampling.loader(Drawing(), plan(), settings, place, start, stop))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_worker_count_does_not_change_a_bit(config: Config, workers: int):
+    alone = loaded(config, world(0, 1), 0, 0, 6)
+    assert torch.equal(torch.stack(alone), torch.stack(loaded(config, world(0, 1), workers, 0, 6)))
+    assert len(torch.stack(alone)[..., 1:].unique()) == 3 * 6 * BATCH  # it draws, and never the same twice
+
+
+def test_without_the_seeding_the_worker_count_shows():
+    def drawn(workers: int) -> torch.Tensor:
+        torch.manual_seed(0)
+        loader = DataLoader(Drawing(), batch_size=10, num_workers=workers, generator=torch.Generator())
+        return torch.stack(list(loader))[..., 3]
+
+    assert not torch.equal(drawn(0), drawn(1))
+
+
+def test_world_size_does_not_change_a_bit(config: Config):
+    whole = torch.stack(loaded(config, world(0, 1), 0, 0, 4)).view(4, SHARDS, -1)
+    for size in (2, 3, 4):
+        for rank in range(size):
+            mine = plan().mine(world(rank, size))
+            part = torch.stack(loaded(config, world(rank, size), 0, 0, 4)).view(4, len(mine), -1)
+            assert torch.equal(part, whole[:, mine.start : mine.stop])
+
+
+def test_loader_starts_anywhere(config: Config):
+    whole = loaded(config, world(0, 1), 0, 0, 9)
+    later = loaded(config, world(0, 1), 2, 5, 9)
+    assert torch.equal(torch.stack(whole[5 * SHARDS :]), torch.stack(later))
+
+
+def test_iterating_leaves_the_global_generator_to_the_items(config: Config):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    iter(sampling.loader(Drawing(), plan(), config, world(0, 1), 0, 1))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+# ---- a dataset of which no list would fit into memory
+
+FAR = 10**10
+MIDDLE = FAR // BATCH // 2
+STEPS = {"the first": 0, "in the middle": MIDDLE, "between two epochs": FAR // BATCH, "in a later one": 7 * MIDDLE}
+
+
+class Far:
+    """10^10 samples, each its own index."""
+
+    def __len__(self) -> int:
+        return FAR
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(index)
+
+
+def peak(samples: int) -> int:
+    """Bytes that a plan needs at most, with the samples of a step in the middle of its first epoch."""
+    tracemalloc.start()
+    far = Plan(samples, BATCH, SHARDS, 0)
+    assert all(far.keys(samples // BATCH // 2, shard) for shard in range(SHARDS))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return most
+
+
+def test_memory_does_not_grow_with_the_dataset():
+    peak(10**3)  # whatever Python makes once
+    few, many = peak(10**3), peak(FAR)
+    assert many < 100_000 and abs(many - few) < 2_000  # wider integers; an eight-byte entry for each would be 80 GB
+
+
+@pytest.mark.parametrize("start", STEPS.values(), ids=STEPS)
+def test_far_steps_hold_the_samples_of_their_positions(start: int):
+    orders = {epoch: Permutation(FAR, derive(0, "order", epoch)) for epoch in range(5)}
+    positions = [divmod(position, FAR) for position in range(start * BATCH, (start + 1) * BATCH)]
+    far = Plan(FAR, BATCH, SHARDS, 0)
+    keys = [key for shard in range(SHARDS) for key in far.keys(start, shard)]
+    assert keys == [(epoch, orders[epoch][position]) for epoch, position in positions]
+    assert len(set(keys)) == BATCH
+
+
+@pytest.mark.parametrize("start", STEPS.values(), ids=STEPS)
+def test_resumed_keys_are_those_of_a_run_that_went_on(start: int):
+    mine, first = range(1, 3), max(0, start - 4)
+    whole = list(Shards(Plan(FAR, BATCH, SHARDS, 0), mine, first, start + 4))
+    resumed = list(Shards(Plan(FAR, BATCH, SHARDS, 0), mine, start, start + 4))
+    assert resumed == whole[(start - first) * len(mine) :] and len(resumed) == 4 * len(mine)
+
+
+@pytest.mark.parametrize("start", STEPS.values(), ids=STEPS)
+def test_resuming_looks_for_the_samples_of_its_step_only(start: int, config: Config, scrambled: list[int]):
+    far = Plan(FAR, BATCH, SHARDS, config.seed)
+    shards = iter(sampling.loader(Far(), far, config, world(0, 1), start, far.steps(8)))
+    step = [next(shards) for _ in range(SHARDS)]
+    assert BATCH <= len(scrambled) < 3 * BATCH  # two walks on average, at most
+    wanted = [index for shard in range(SHARDS) for _, index in Plan(FAR, BATCH, SHARDS, config.seed).keys(start, shard)]
+    assert torch.cat(step).tolist() == wanted

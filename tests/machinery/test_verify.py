@@ -1,0 +1,95 @@
+"""`repro verify`: every way to train gives the same bits, and one that does not is named."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import PACKAGE
+from project import PROJECT as OURS
+from project.config import Config
+from project.repro.errors import Failure, Refused
+from project.repro.lab import trainings
+from project.repro.lab import verify as verify_module
+from project.repro.lab.verify import ONCE, WAYS, Row, chosen, train_in_all_ways
+from project.repro.project import Project
+from warm import Warm
+
+Verify = Callable[..., dict[str, Row]]
+
+
+@pytest.fixture
+def verified(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Verify]:
+    """A function that verifies with warm trainings, one rank of which may be at fault; the rows by name."""
+    fault: list[str] = []
+
+    def start(project: Project, words: list[str]) -> Warm:
+        ranks = [int(word.partition("=")[2]) for word in words if word.startswith("--nproc-per-node=")]
+        arguments = words[words.index(f"{PACKAGE}.train") + 1 :]
+        script = Path(__file__).with_name("faulty.py") if fault else None
+        before = [*fault, str(tmp_path), PACKAGE] if fault else []
+        files = {"out": tmp_path / "out", "err": tmp_path / "err"}
+        return Warm(*before, *arguments, **files, ranks=ranks[0] if ranks else None, script=script)
+
+    def run(project: Project, words: list[str]) -> str:
+        if start(project, words).wait():
+            raise Failure((tmp_path / "err").read_text())
+        return ""
+
+    monkeypatch.setattr(verify_module, "FOLDER", tmp_path / "verify")
+    monkeypatch.setattr(trainings, "start", start)
+    monkeypatch.setattr(trainings, "run", run)
+
+    def verified(
+        *at_fault: str,
+        places: int = 4,
+        settings: Config = config,
+        ways: Sequence[str] = (),
+        **keys: Any,
+    ) -> dict[str, Row]:
+        fault[:] = at_fault
+        asked = {"train.epochs": 1, "data.prepared": str(prepared)} | keys
+        rows = train_in_all_ways(OURS, settings, places, asked, lambda text: None, chosen(ways))
+        return {row.name: row for row in rows}
+
+    yield verified
+
+
+def test_every_way_gives_the_same_bits(verified: Verify):
+    rows = verified()
+    assert list(rows) == [ONCE.name, *(way.name for way in WAYS)]
+    assert {name: row.verdict for name, row in rows.items()} == dict.fromkeys(rows, "EQUAL")
+    assert len({row.weights for row in rows.values()}) == 1
+    assert {name for name, row in rows.items() if not row.trace} == {"no trace"}
+
+
+def test_rank_that_computes_otherwise_is_seen_in_its_rows_alone(verified: Verify):
+    rows = verified("gradient", "1", ways=("once more", "2 ranks", "1 loader worker"))
+    assert {name: row.verdict for name, row in rows.items()} == {
+        "one process": "EQUAL",
+        "once more": "EQUAL",
+        "1 loader worker": "EQUAL",
+        "2 ranks": "DIFFERS",
+    }
+
+
+def test_training_that_fails_is_told(verified: Verify):
+    (row,) = verified(**{"train.learning_rate": 1e30, "train.warmup": 0.0, "model.name": "transformer"}).values()
+    assert row.verdict.startswith("FAILED: ") and "the gradient is not finite" in row.verdict
+
+
+def test_more_ranks_than_places_are_not_tried_and_said_so(verified: Verify):
+    rows = verified(places=2, ways=("2 ranks", "4 ranks"))
+    assert rows["2 ranks"].verdict == "EQUAL" and rows["4 ranks"].verdict.startswith("not tried: 2 places")
+
+
+def test_world_sizes_are_not_compared_where_they_decide_bits(verified: Verify, config: Config):
+    stock = config.model_copy(update={"parallel": config.parallel.model_copy(update={"reduce": "ddp"})})
+    rows = verified(settings=stock, ways=("2 ranks",), **{"parallel.reduce": "ddp"})
+    assert rows["2 ranks"].verdict.startswith("not tried: with parallel.reduce=ddp")
+
+
+def test_unknown_way_is_refused_with_those_that_are_known():
+    with pytest.raises(Refused, match="--only '5 ranks': no such way to train; known: once more; 1 loader worker; "):
+        chosen(["2 ranks", "5 ranks"])
+    assert [way.name for way in chosen(["2 ranks"])] == ["2 ranks"] and list(chosen([])) == list(WAYS)

@@ -1,0 +1,45 @@
+"""The machinery's tests, on a freshly generated project: groups of their files, side by side as classes are."""
+
+import re
+
+from bake import ROOT, in_venv
+from baked import InstalledProject, run
+
+TESTS = ROOT / "tests" / "machinery"
+REPORT = r"^\d+ passed( in|, \d+ warnings? in) "  # and nothing failed, nothing skipped
+
+
+class Group:
+    """Files that share what is slow to make: a server, a clone, a run."""
+
+    files: tuple[str, ...]
+
+    def test_machinery(self, project: InstalledProject) -> None:
+        """They pass, and none is skipped."""
+        env = in_venv(project.path, project.env) | {"REPRO_PROJECT": str(project.path)}
+        names = [f"test_{name}.py" for name in self.files]
+        printed = run("python", "-m", "pytest", *names, cwd=TESTS, env=env).stdout
+        assert re.search(REPORT, printed, re.MULTILINE), printed
+
+
+class TestRecords(Group):
+    """What is written down, and its way to a server."""
+
+    files = ("environment", "full_disk", "receipt", "results", "sync", "tracking")
+
+
+class TestRepeated(Group):
+    """Trainings that are killed, made again, or compared."""
+
+    files = ("diff", "interrupted", "replay", "resume", "values", "verify", "world")
+
+
+class TestRest(Group):
+    """Everything else."""
+
+    files = tuple(
+        sorted(
+            {path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py")}
+            - {*TestRecords.files, *TestRepeated.files}
+        )
+    )

@@ -1,0 +1,296 @@
+"""What enters the content address makes DVC train again, and until then `repro check` says STALE: nothing is silent."""
+
+import gzip
+import hashlib
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from bake import PACKAGE, VENV, in_venv
+from baked import Bake, BakedProject, Environment, run, weights
+
+CODE, RAW = f"src/{PACKAGE}", "data/raw/digits.csv.gz"
+NOT_COMPILED = {"PYTHONDONTWRITEBYTECODE": "1"}  # Python tells two edits within a second by their size alone
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A generated project that an owner has made theirs, trained through DVC and committed."""
+
+    path: Path
+    env: Environment
+    refusals: tuple[str, ...]  # what `dvc repro` said before dvc.yaml listed all that its stages use
+    asked: "subprocess.Popen[str]"  # a process that has loaded DVC and answers each line with the stages that changed
+
+    def dvc(self, *arguments: str) -> str:
+        return run("dvc", *arguments, cwd=self.path, env=self.env).stdout
+
+    def changed(self) -> list[str]:
+        """The stages that DVC would run again, without the evaluation."""
+        assert self.asked.stdin and self.asked.stdout
+        print(file=self.asked.stdin, flush=True)
+        return [name for name in json.loads(self.asked.stdout.readline()) if name in ("prepare", "train")]
+
+    def check(self) -> tuple[int, str]:
+        """The exit code of `repro check`, and what it says."""
+        done = run("python", "-m", PACKAGE, "check", cwd=self.path, env=self.env, check=False)
+        return done.returncode, done.stdout
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        edit(self.path / name, old, new)
+
+    def write(self, name: str, text: str = "# a remark\n") -> None:
+        """Append to a file, or make it."""
+        (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+        with (self.path / name).open("a") as file:
+            file.write(text)
+
+    def commit(self, message: str) -> None:
+        run("git", "add", "--all", cwd=self.path, env=self.env)
+        run("git", "commit", "--quiet", "--message", message, cwd=self.path, env=self.env)
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Put the project's files back afterwards."""
+        raw = (self.path / RAW).read_bytes()
+        yield
+        (self.path / RAW).write_bytes(raw)
+        run("git", "checkout", "--quiet", ".", cwd=self.path, env=self.env)
+        run("git", "clean", "-fdxq", "src", "requirements", cwd=self.path, env=self.env)
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text, f"{path} holds no {old!r}"
+    path.write_text(text.replace(old, new, 1))
+
+
+def repro(baked: BakedProject, env: Environment, check: bool) -> str:
+    """Train through DVC; the evaluation has nothing to do with it."""
+    return run("dvc", "repro", "train", cwd=baked.path, env=env, check=check).stdout
+
+
+ANSWERING = """
+import json, sys
+from dvc.repo import Repo
+for _ in sys.stdin:
+    with Repo(".") as repo:
+        print(json.dumps(sorted(repo.status())), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def pipeline(bake: Bake) -> Iterator[Pipeline]:
+    """One with a module that data.py imports, a key and a section of the owner's; a training takes a few seconds."""
+    baked = bake()
+    identity = {f"GIT_{who}_{what}": "tester" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    env = {**in_venv(baked.path, baked.env), **NOT_COMPILED, **identity}
+    del env["GIT_AUTHOR_DATE"], env["GIT_COMMITTER_DATE"]  # in a form that DVC does not read
+    (baked.path / CODE / "scale.py").write_text("SCALE = 16\n")
+    edit(
+        baked.path / CODE / "data.py",
+        "from .config import Data\n",
+        "from .config import Data\nfrom .scale import SCALE\n",
+    )
+    edit(
+        baked.path / CODE / "config.py",
+        "    epochs: PositiveInt\n",
+        "    epochs: PositiveInt\n    patience: PositiveInt\n",
+    )
+    section = 'class Owner(Section):\n    """The owner\'s."""\n\n    level: PositiveInt\n\n\nclass Config(Settings):'
+    edit(baked.path / CODE / "config.py", "class Config(Settings):", section)
+    edit(baked.path / CODE / "config.py", "    model: Model\n", "    model: Model\n    owner: Owner\n")
+    edit(baked.path / "params.yaml", "\n  epochs: 30 ", "\n  patience: 1\n  epochs: 1 ")
+    edit(baked.path / "params.yaml", "\nparallel:", "\nowner:\n  level: 1\n\nparallel:")
+    edit(baked.path / "params.yaml", "  enabled: true", "  enabled: false")
+    prepare = repro(baked, env, check=False)
+    edit(baked.path / "dvc.yaml", f"      - {CODE}/data.py\n", f"      - {CODE}/data.py\n      - {CODE}/scale.py\n")
+    train = repro(baked, env, check=False)
+    edit(baked.path / "dvc.yaml", "keys: &keys [seed,", "keys: &keys [owner, seed,")
+    repro(baked, env, check=True)
+    command, pipe = [VENV / "bin" / "python", "-c", ANSWERING], subprocess.PIPE
+    with subprocess.Popen(command, cwd=baked.path, env=env, stdin=pipe, stdout=pipe, text=True) as asked:
+        pipeline = Pipeline(baked.path, env, (prepare, train), asked)
+        pipeline.commit("trained")
+        yield pipeline
+
+
+def test_stage_that_uses_what_dvc_yaml_lacks_is_refused_by_name(pipeline: Pipeline) -> None:
+    prepare, train = pipeline.refusals
+    assert f"dvc.yaml: deps of stage prepare lack {CODE}/scale.py: a change there would not run it again." in prepare
+    assert "dvc.yaml: params of stage train lack owner: a change there would not run it again." in train
+    assert "Traceback" not in prepare.partition("torchrun")[0]
+
+
+# ---- what makes DVC train again, and a run stale
+
+
+def another_dataset(pipeline: Pipeline) -> None:
+    """One sample less, and params.yaml says so."""
+    raw = pipeline.path / RAW
+    before, content = raw.read_bytes(), gzip.decompress(raw.read_bytes())
+    raw.write_bytes(gzip.compress(content[: content.rindex(b"\n", 0, -1) + 1], mtime=0))
+    old, new = (hashlib.sha256(data).hexdigest() for data in (before, raw.read_bytes()))
+    pipeline.edit("params.yaml", old, new)
+
+
+Change = Callable[[Pipeline], None]
+BOTH, TRAIN = ["prepare", "train"], ["train"]
+
+# field that `repro check` names -> the change, and which stages run again before the evaluation
+CHANGES: dict[str, tuple[Change, list[str]]] = {
+    "code.losses.py": (lambda p: p.write(f"{CODE}/losses.py"), TRAIN),
+    "code.blocks/wide.py": (lambda p: p.write(f"{CODE}/blocks/wide.py"), TRAIN),
+    "code.constants.json": (lambda p: p.write(f"{CODE}/constants.json", "{}\n"), TRAIN),
+    "code.gone.pyc": (lambda p: p.write(f"{CODE}/gone.pyc"), TRAIN),
+    "code.scale.py": (lambda p: p.write(f"{CODE}/scale.py"), BOTH),
+    "code.repro/step.py": (lambda p: p.write(f"{CODE}/repro/step.py"), BOTH),
+    "config.train.patience": (lambda p: p.edit("params.yaml", "patience: 1", "patience: 2"), TRAIN),
+    "config.owner.level": (lambda p: p.edit("params.yaml", "level: 1", "level: 2"), TRAIN),
+    "config.data.shift": (lambda p: p.edit("params.yaml", "shift: 1", "shift: 2"), BOTH),
+    "config.data.sha256": (another_dataset, BOTH),
+    "determinism.cpu": (lambda p: p.edit("params.yaml", "cpu: portable", "cpu: native"), BOTH),
+    "seed": (lambda p: p.edit("params.yaml", "seed: 0", "seed: 1"), TRAIN),
+    "lock.cpu.txt": (lambda p: p.edit("requirements/cpu.txt", "--hash=sha256:", "--hash=sha256:0"), TRAIN),
+    "lock.another.txt": (lambda p: p.write("requirements/another.txt", "numpy==2.4.6\n"), TRAIN),
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_change_makes_dvc_train_again_and_the_run_stale(pipeline: Pipeline, field: str) -> None:
+    change, stages = CHANGES[field]
+    with pipeline.undone():
+        change(pipeline)
+        code, said = pipeline.check()
+        assert code == 1 and said.startswith("STALE: artifacts is not a run of the project as it stands now")
+        assert f"({field}: " in said and said.count(" then, ") == 1
+        assert pipeline.changed() == stages
+
+
+def test_what_changes_no_run_is_no_change(pipeline: Pipeline) -> None:
+    with pipeline.undone():
+        pipeline.edit("params.yaml", "every: 50", "every: 7")
+        pipeline.edit("params.yaml", "experiment: ", "experiment: another-")
+        pipeline.write(f"{CODE}/__pycache__/gone.cpython-311.pyc")
+        for name in ("repro/lab/results.py", "repro/lab/new.py", "repro/cli.py", "model.py~", ".model.py.swp"):
+            pipeline.write(f"{CODE}/{name}")
+        for name in ("README.md", "requirements/notes.md", "src/notes.md"):
+            pipeline.write(name)
+        (pipeline.path / CODE / ".#model.py").symlink_to("an.editors.lock")
+        assert pipeline.changed() == []
+        code, said = pipeline.check()
+        assert code == 0 and "STALE" not in said
+
+
+# ---- DVC and git bring back single files of a run
+
+
+def test_weights_without_the_record_of_their_run_are_never_passed_off(pipeline: Pipeline) -> None:
+    """Another run, then the way back to the first: the same code and keys, but the record is the other run's."""
+    first = weights(pipeline.path / "artifacts")
+    pipeline.dvc("exp", "run", "train", "-S", "train.learning_rate=0.003")
+    other = weights(pipeline.path / "artifacts")
+    code, said = pipeline.check()
+    assert other != first and "STALE" not in said and "FOREIGN" not in said
+
+    run("git", "checkout", "--quiet", ".", cwd=pipeline.path, env=pipeline.env)
+    said = pipeline.dvc("repro", "--dry")
+    assert "Running stage 'train'" in said and "Stage 'train' is cached" not in said  # though DVC has those weights
+    code, said = pipeline.check()
+    assert code == 1 and "FOREIGN: metrics.json in artifacts" in said
+    assert "STALE" in said and "(config.train.learning_rate: 0.003 then, 0.004 now)" in said
+
+    pipeline.dvc("checkout")
+    assert weights(pipeline.path / "artifacts") == first and pipeline.changed() == []
+    code, said = pipeline.check()
+    assert code == 1 and "FOREIGN: model.safetensors, metrics.json in artifacts" in said and "dvc repro --force" in said
+
+    run("dvc", "repro", "--force", "train", cwd=pipeline.path, env={**pipeline.env, "NPROC": "2"})
+    assert weights(pipeline.path / "artifacts") == first and pipeline.check()[0] == 0
+    assert run("git", "status", "--porcelain", cwd=pipeline.path, env=pipeline.env).stdout == ""
+
+
+def test_word_of_dvc_is_not_taken(pipeline: Pipeline) -> None:
+    """`dvc commit` says that the outputs are of whatever lies there."""
+    with pipeline.undone():
+        pipeline.write(f"{CODE}/model.py")
+        pipeline.dvc("commit", "--force")
+        assert pipeline.changed() == []
+        code, said = pipeline.check()
+        assert code == 1 and said.startswith("STALE") and "(code.model.py: " in said
+
+
+# ---- the address and DVC agree on which files count
+
+COUNTED = {
+    f"{CODE}/{name}": counted
+    for name, counted in {
+        "losses.py": True,
+        "blocks/deep/wide.py": True,
+        "words.json": True,
+        "kernel.so": True,
+        "gone.pyc": True,
+        "README.md": True,
+        "core": True,
+        "a b.py": True,
+        "é.py": True,
+        "#a.py#": True,
+        "a~b.py": True,
+        "lab": True,
+        "notes.egg-info/PKG-INFO": True,
+        "__pycache__.py": True,
+        "repro/new.py": True,
+        "repro/cli.pyx": True,
+        "repro/machinery.sha256.bak": True,
+        "blocks/repro/lab/a.py": True,
+        "blocks/repro/cli.py": True,
+        "repro/lab/new.py": False,
+        "repro/lab/deep/words.json": False,
+        "model.py~": False,
+        "blocks/~": False,
+        ".model.py.swp": False,
+        ".hidden/a.py": False,
+        "blocks/.ipynb_checkpoints/a.py": False,
+        "__pycache__/gone.cpython-311.pyc": False,
+        "blocks/__pycache__/gone.cpython-311.pyc": False,
+    }.items()
+} | {
+    "requirements/another.txt": True,
+    "requirements/notes.md": False,
+    "requirements/deep/another.txt": False,
+}
+
+SEEN = f"""
+import json
+from dvc.repo import Repo
+from dvc_data.hashfile.build import build
+from {PACKAGE} import PROJECT
+from {PACKAGE}.repro.asked.address import code, locks
+
+(stage,) = [stage for stage in Repo(".").index.stages if stage.addressing == "train"]
+dvc = set()
+for dep in stage.deps:
+    if dep.def_path in ("requirements", "{CODE}"):
+        tree = build(dep.cache, dep.fs_path, dep.fs, dep.hash_name, ignore=dep.dvcignore, dry_run=True)[2]
+        dvc |= {{"/".join((dep.def_path, *parts)) for parts, _, _ in tree}}
+ours = {{f"{CODE}/{{name}}" for name in code(PROJECT)}} | {{f"requirements/{{name}}" for name in locks(PROJECT)}}
+print(json.dumps([sorted(dvc), sorted(ours)]))
+"""
+
+
+def test_file_enters_the_address_if_and_only_if_dvc_hashes_it(pipeline: Pipeline) -> None:
+    with pipeline.undone():
+        for name in COUNTED:
+            pipeline.write(name)
+        target = shutil.copy(pipeline.path / "README.md", pipeline.path / "artifacts" / "linked.py")
+        (pipeline.path / CODE / "linked.py").symlink_to(target)
+        dvc, ours = json.loads(run("python", "-c", SEEN, cwd=pipeline.path, env=pipeline.env).stdout)
+        assert dvc == ours
+        assert {name: name in ours for name in COUNTED} == COUNTED
+        assert {f"{CODE}/linked.py", f"{CODE}/train.py", f"{CODE}/repro/run.py", "requirements/cuda.txt"} < set(ours)
+        assert f"{CODE}/repro/machinery.sha256" not in ours and f"{CODE}/repro/cli.py" not in ours

@@ -1,0 +1,167 @@
+"""A generated project whose files were replaced as its README says, "Make it yours": another network, other data.
+
+The files lie in `yours/`: gauges of tides in place of digits, items that are mappings, a regression, another metric, a
+training of so many steps, another section of keys.
+"""
+
+import hashlib
+import json
+import random
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from bake import VENV, in_venv
+from baked import Bake, InstalledProject, run
+
+YOURS = Path(__file__).parent / "yours"
+RAW = Path("data", "raw", "tides.tsv")
+SHORT = "train.steps=24"
+
+
+def table() -> str:
+    """The levels at three gauges, hour by hour: the dataset."""
+    numbers = random.Random(0)
+    rows = ([f"{numbers.uniform(-1, 1):.3f}" for _ in range(3)] for _ in range(120))
+    return "\n".join("\t".join(row) for row in [("north", "west", "south"), *rows]) + "\n"
+
+
+def change(path: Path, *changes: tuple[str, str]) -> None:
+    """Replace texts in a file, each of which stands there once."""
+    text = path.read_text()
+    for old, new in changes:
+        assert text.count(old) == 1, f"{path}: {old!r} stands there {text.count(old)} times"
+        text = text.replace(old, new)
+    path.write_text(text)
+
+
+@pytest.fixture(scope="module")
+def yours(bake: Bake, project: InstalledProject) -> InstalledProject:
+    """The project with its files replaced, committed, not yet run; `project` has made the environment."""
+    baked = bake()
+    env = in_venv(baked.path, baked.env)
+    yours = replace(project, path=baked.path, env=env)
+    root = baked.path
+
+    for path in YOURS.glob("*.py"):
+        shutil.copy(path, root / "src" / yours.package)
+    (root / RAW).write_text(table())
+    (root / "data" / "raw" / "digits.csv.gz").unlink()
+    yours.run("git", "rm", "--quiet", "data/raw/digits.csv.gz.dvc")
+    yours.run("dvc", "add", "--quiet", RAW)
+
+    shipped = yours.text("params.yaml")
+    machinery = shipped[shipped.index("\nparallel:") :]
+    sha256 = hashlib.sha256((root / RAW).read_bytes()).hexdigest()
+    keys = (YOURS / "params.yaml").read_text().replace("SHA256", sha256)
+    (root / "params.yaml").write_text(keys + machinery)
+    change(root / "params.yaml", ("train.epochs=1", SHORT), ("  enabled: true", "  enabled: false"))
+    change(root / "dvc.yaml", ("model, data, train,", "model, data, train, rate,"))
+    (root / "results.lock").write_text("tolerance:\n  mean_error: 0.01\nresults: []\n")
+    commit(yours)
+    return yours
+
+
+def commit(yours: InstalledProject) -> None:
+    """Commit all that git does not ignore."""
+    yours.run("git", "add", "--all")
+    owner = "-c", "user.name=owner", "-c", "user.email=owner@example.invalid"
+    yours.run("git", *owner, "commit", "--quiet", "--message", "ours")
+
+
+def make(yours: InstalledProject, *words: str) -> str:
+    """Run make in the environment as it is."""
+    return yours.make("--assume-old=environment", *words)
+
+
+def test_lint_passes(yours: InstalledProject) -> None:
+    """Ruff, mypy and import-linter, with the project's own settings."""
+    make(yours, "lint")
+
+
+def test_own_tests_pass(yours: InstalledProject) -> None:
+    """None of them asks for digits; one of them is a short `repro verify`."""
+    printed = make(yours, "test")
+    assert re.search(r"^\d+ passed in ", printed, re.MULTILINE), printed
+
+
+def test_pipeline_runs_once_and_its_result_is_accepted(yours: InstalledProject) -> None:
+    """What was reproduced is not run again, and expected from then on."""
+    yours.run("dvc", "repro")
+    metrics = json.loads(yours.text("artifacts/metrics.json"))
+    assert metrics.keys() == {"mean_error", "steps"} and metrics["steps"] == 48
+    assert json.loads(yours.text("artifacts/evaluation.json")) == {"mean_error": metrics["mean_error"]}
+    assert "Data and pipelines are up to date." in yours.run("dvc", "repro")
+
+    yours.run("repro", "accept", "artifacts", "--source", "the first run on tides")
+    commit(yours)
+    printed = yours.run("repro", "check")
+    assert "reproduced bit for bit: the first run on tides" in printed
+    assert "the outputs are those of the committed dvc.lock" in printed
+
+
+def test_continuous_integration_gets_the_data(yours: InstalledProject) -> None:
+    """The workflow as it was generated pulls them from the DVC remote, where the owner has pushed them."""
+    steps = yaml.safe_load(yours.text(".github/workflows/ci.yml"))["jobs"]["reproduce"]["steps"]
+    (fetch,) = (step["run"] for step in steps if "dvc pull" in step.get("run", ""))
+    yours.run("dvc", "push", "--quiet", f"{RAW}.dvc")
+    shutil.rmtree(yours.path / ".dvc" / "cache" / "files")
+    (yours.path / RAW).unlink()
+    (yours.path / ".venv").symlink_to(VENV)
+    yours.run("bash", "-e", "-c", fetch)
+    assert yours.text(str(RAW)) == table()
+
+
+# ---- the project's own tests find the faults that they are for
+
+# What is wrong: the file, a text there, what stands in its place; and the tests that fail of it.
+FAULTS = (
+    ("model.py", "    return Perceptron(", "    torch.seed()\n    return Perceptron(",
+     "two_models_of_one_seed_have_equal_weights same_shard_gives_equal_gradients_twice"),
+    ("data.py", "            window *= random.choice((-1, 1))", "            self.noise += 0.01",
+     "workers_change_no_sample item_depends_on_seed_epoch_and_index_alone"),
+    ("prepare.py", "levels[:early])", "levels[:early] + np.random.default_rng().random())",
+     "preparing_twice_gives_the_same_bytes"),
+    ("prepare.py", "    manifest.require_raw(Path(config.raw), config.sha256)\n", "", "altered_raw_data_are_refused"),
+    ("config.py", "Annotated[PositiveInt, NEUTRAL]", "Annotated[object, NEUTRAL]", "wrong_values_are_refused_by_name"),
+    ("params.yaml", "held_out: 0.25", "held_out: 0.0", "both_sets_hold_samples"),
+    ("params.yaml", "  # of SGD", "", "each_key_is_explained_beside_it"),
+    ("params.yaml", SHORT, "train.epochs=1", "shortened_training_fits_the_config short_trainings_give_the_same_bits"),
+    ("pyproject.toml", '"numpy>=2.1,<3"', '"numpy>=99"', "locks_fit_pyproject"),
+)  # fmt: skip
+STUCK = "    batch['next'].view(-1).put_(torch.tensor([0]), torch.tensor([0.0]))\n"  # which copy wins is not said
+
+
+@pytest.fixture
+def copy(yours: InstalledProject, tmp_path: Path) -> InstalledProject:
+    """A copy to plant faults in."""
+    copy = tmp_path / "copy"
+    shutil.copytree(yours.path, copy, ignore=shutil.ignore_patterns(".*", "build", "artifacts"))
+    return replace(yours, path=copy, env=in_venv(copy, yours.env))
+
+
+def failed(copy: InstalledProject, *files: str) -> set[str]:
+    """The project's own tests that fail."""
+    done = run(copy.python, "-m", "pytest", "-rfE", *files, cwd=copy.path, env=copy.env, check=False)
+    return set(re.findall(r"^FAILED \S+::test_(\w+)", done.stdout, re.MULTILINE))
+
+
+def place(copy: InstalledProject, name: str) -> Path:
+    """A file of the owner's."""
+    return copy.path / ("src/" + copy.package if name.endswith(".py") else "") / name
+
+
+def test_planted_faults_are_found(copy: InstalledProject) -> None:
+    """Each by the tests that are for it, and by no others."""
+    for name, old, new, _ in FAULTS:
+        change(place(copy, name), (old, new))
+    assert failed(copy) == {test for *_, tests in FAULTS for test in tests.split()}
+
+
+def test_operation_without_a_deterministic_kernel_is_found(copy: InstalledProject) -> None:
+    """By each test that computes a loss."""
+    change(place(copy, "train.py"), ("    return F.mse_loss(", STUCK + "    return F.mse_loss("))
+    assert "each_operation_has_a_deterministic_kernel" in failed(copy, "tests/test_model.py")

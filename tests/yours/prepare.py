@@ -1,0 +1,33 @@
+"""From the table of levels to early and late hours.
+
+python -m <package>.prepare
+"""
+
+from pathlib import Path
+
+from . import PROJECT
+from .config import Config, Data
+from .repro import launch
+
+if __name__ == "__main__":
+    CONFIG, OUT = launch.begin(PROJECT, Config)
+
+import numpy as np
+
+from .repro.asked import manifest
+
+
+def prepare(config: Data, out: Path) -> None:
+    """Check the raw file against its SHA-256 and write `data.prepared`; `out` is not used."""
+    manifest.require_raw(Path(config.raw), config.sha256)
+    levels = np.loadtxt(config.raw, delimiter="\t", dtype=np.float32, skiprows=1)
+    early = len(levels) - int(len(levels) * config.held_out)
+    folder = Path(config.prepared)
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(folder / "early.npy", levels[:early])
+    np.save(folder / "late.npy", levels[early:])
+    manifest.write(folder)
+
+
+if __name__ == "__main__":
+    launch.call(PROJECT, prepare, CONFIG, OUT, only="data")

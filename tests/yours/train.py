@@ -1,0 +1,45 @@
+"""The training loop: so many steps of SGD, whatever the epochs."""
+
+from pathlib import Path
+
+from . import PROJECT
+from .config import Config
+from .repro import launch
+
+if __name__ == "__main__":
+    CONFIG, OUT = launch.begin(PROJECT, Config, trains=True)
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from . import data
+from .evaluate import evaluate
+from .model import build
+from .repro.run import Run
+
+
+def train(config: Config, out: Path) -> None:
+    """One run, from config to receipt."""
+    with Run(PROJECT, config, out) as run:
+        train_set, test_set = data.load(config.data)
+        model = build(config).to(run.world.device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=config.rate.first, momentum=config.train.momentum)
+        for step in run.steps(model, optimizer, train_set, steps=config.train.steps):
+            loss = step.backward(shard_loss)
+            share = step.number / step.of
+            optimizer.param_groups[0]["lr"] = config.rate.first * (1 - share) + config.rate.last * share
+            optimizer.step()
+            step.log(loss=loss)
+            if (step.number + 1) % config.train.evaluate_every == 0 and not step.is_last:
+                step.log(mean_error=evaluate(model, test_set, run.world))
+        run.finish(mean_error=evaluate(model, test_set, run.world))
+
+
+def shard_loss(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """The mean loss of one shard, a scalar."""
+    return F.mse_loss(network(batch["levels"], batch["gauge"]), batch["next"])
+
+
+if __name__ == "__main__":
+    launch.call(PROJECT, train, CONFIG, OUT)

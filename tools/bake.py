@@ -1,0 +1,40 @@
+"""Generate a project out of this work tree, and run it in the environment that all generated projects share here."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+VENV = ROOT / "build" / "venv"  # one for the demo, the tests and the tools, so that it is made once
+TOOLS = Path(sys.executable).parent  # where cookiecutter is
+NAME, PACKAGE = "repro-project", "repro_project"  # of a project with the default answers
+
+
+def command(template: Path | str, out: Path, answers: Mapping[str, str]) -> list[str]:
+    """Return the command that generates a project into the folder `out`, without questions."""
+    given = [f"{name}={value}" for name, value in answers.items()]
+    return [str(TOOLS / "cookiecutter"), "--no-input", "--output-dir", str(out), str(template), *given]
+
+
+def bake(out: Path, **answers: str) -> Path:
+    """Generate a project into the folder `out`, in place of one that lies there; return the project's folder."""
+    project = out.absolute() / answers.get("project", NAME)
+    shutil.rmtree(project, ignore_errors=True)
+    # `out` may lie inside this repository; the project is a repository of its own all the same
+    environ = os.environ | {"GIT_CEILING_DIRECTORIES": str(out.absolute())}
+    subprocess.run(command(ROOT, out, answers), env=environ, check=True)
+    return project
+
+
+def in_venv(project: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of commands that use the shared environment and this project's code."""
+    return {**environ, "PATH": f"{VENV}/bin:{environ['PATH']}", "PYTHONPATH": str(project / "src")}
+
+
+def make_venv(project: Path) -> None:
+    """Make the shared environment from the project's locks, unless it is already what they say."""
+    make = ["make", "--no-print-directory", "environment", f"VENV={VENV}"]
+    subprocess.run(make, cwd=project, env=os.environ | {"LOCKS_ONLY": "1"}, check=True)
