@@ -2,14 +2,20 @@
 
 import json
 import re
+import shlex
+import shutil
 import tomllib
 from collections.abc import Callable
+from configparser import RawConfigParser
 from itertools import product
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import TOOLS, Answers, Bake, BakedProject
+from bake import TOOLS
+from baked import Answers, Bake, BakedProject, run
+from markdown_it import MarkdownIt
+from markdown_it.common.utils import escapeHtml
 
 # title of the text -> answer
 LICENSES = {
@@ -19,6 +25,47 @@ LICENSES = {
     "none": "",
 }
 CI = {"github": ".github/workflows/ci.yml", "gitlab": ".gitlab-ci.yml", "none": ""}
+
+# What must arrive as it is, wherever it lands; "touch executed" shows whether anything runs it.
+AWKWARD = [
+    "O'Brien",
+    'R&D "north"',
+    "100 % <b>",
+    "# hash: \\north\\u0041 #1 \\",
+    "- dash -- it's: 'quoted'",
+    "--exec=touch executed",
+    "* star **strong** _soft_ ~~struck~~ a*b*c",
+    "%(url)s %s %d",
+    "@at, $HOME ${HOME} $$(HOME) $(touch executed) $(shell touch executed) `touch executed`",
+    "''' \"\"\" '; touch executed; \"; touch executed && tee executed | touch executed > executed; \\ #",
+    "{a} {} }} %} #} {'b': {'c'}}",
+    "<script>alert('executed')</script> <!-- <?php ]]>",
+    "![a](https://a.b/c) [d](javascript:e) [^1] <https://f.g>",
+    "[a]: https://b.c/d_e_f?g=*h*&i=~j~",
+    "www.a.b/_c_ https://d.e/_f_ g@h_i.j",
+    "&lt;b&gt; &amp; &#35; &",
+    "> quote",
+    "+ plus = 3.",
+    "1. item",
+    "42",
+    "~~~ tilde",
+    "!!python/object/apply:os.system [touch executed]",
+    "null",
+    "Zażółć 大崎 伸弥 🦀 👩‍🔬 می‌خواهم\u00a0\ue000",
+]
+
+
+def everywhere(text: str) -> Answers:
+    """Return answers that hold a text wherever they may, and elsewhere as much of it as they may."""
+    server = re.sub(r"[^A-Za-z0-9._~:/!&()*+,;=\[\]-]", "", text)
+    folder = re.sub('["%]', "", text).strip()
+    return {
+        "description": text,
+        "author": text,
+        "dvc_remote": f"/mnt/{folder}",
+        "mlflow_tracking_uri": f"https://mlflow.example.org/{server}%20",
+    }
+
 
 SUPPORTED: dict[str, Answers] = {
     "defaults": {},
@@ -38,6 +85,22 @@ SUPPORTED: dict[str, Answers] = {
     "remote host": {"dvc_remote": "ssh://user@host:22/path"},
     "tracking server": {"mlflow_tracking_uri": "https://mlflow.example.org:5000/base"},
     "tracking database": {"mlflow_tracking_uri": "sqlite:////mnt/mlflow.db"},
+    **{text: everywhere(text) for text in AWKWARD},
+}
+
+# author -> the address that setuptools takes, and who makes the first commit: git keeps < and > out of names, and other
+# marks from their ends
+PEOPLE = {
+    "Grace O'Brien <grace@example.org>": ("grace@example.org", "Grace O'Brien <grace@example.org>"),
+    '"G", \\ @ Zoë 🦀 <g.o+x@e-x.org>': ("g.o+x@e-x.org", 'G", \\ @ Zoë 🦀 <g.o+x@e-x.org>'),
+    "<ada@example.org>": ("", "ada@example.org <noreply@example.invalid>"),
+    "Ada <ada>": ("", "Ada ada <noreply@example.invalid>"),
+    "Ada <ada@localhost>": ("", "Ada <ada@localhost>"),
+    "Ada <a@d@example.org>": ("", "Ada a@d@example.org <noreply@example.invalid>"),
+    "Ada <a..a@example.org>": ("", "Ada <a..a@example.org>"),
+    "Ada <zoë@example.org>": ("", "Ada zoë@example.org <noreply@example.invalid>"),
+    "Ada <a@b.org>, Bob <b@b.org>": ("", "Ada a@b.org, Bob b@b.org <noreply@example.invalid>"),
+    "...": ("", "repro-template 0.1.0 <noreply@example.invalid>"),
 }
 
 PARSERS: dict[str, Callable[[str], object]] = {
@@ -95,12 +158,62 @@ def test_answers_arrive(baked: BakedProject, answers: Answers) -> None:
     assert settings["description"] == answers.get("description", settings["description"])
     assert settings["scripts"]["repro"].startswith(f"{package}.")
     assert baked.has_file(f"src/{package}/train.py")
-    assert f"url = {answers.get('dvc_remote', 'remote')}\n" in baked.text(".dvc/config")
-    tracking = yaml.safe_load(baked.text("params.yaml"))["tracking"]
-    assert tracking["uri"] == answers.get("mlflow_tracking_uri", "")
+    dvc = RawConfigParser()
+    dvc.read_string(baked.text(".dvc/config"))
+    assert dvc["'remote \"storage\"'"]["url"] == f'"{answers.get("dvc_remote", "remote")}"'
+    uri = answers.get("mlflow_tracking_uri", "")
+    assert yaml.safe_load(baked.text("params.yaml"))["tracking"]["uri"] == uri
+    variables = yaml.safe_load(baked.text("deploy/kubernetes/trainjob.yaml"))["spec"]["trainer"]["env"]
+    assert not uri.startswith("http") or {"name": "MLFLOW_TRACKING_URI", "value": uri} in variables
     if "author" in answers:
         assert settings["authors"] == [{"name": answers["author"]}]
         assert f"Copyright (c) {answers['author']}\n" in baked.text("LICENSE")
+
+
+def test_readme_shows_the_description_as_it_was_typed(baked: BakedProject, answers: Answers) -> None:
+    """One paragraph, in which nothing is a tag, a link or any other mark."""
+    page = MarkdownIt("commonmark").render(baked.text("README.md"))
+    description = answers.get("description", "A PyTorch training project whose runs repeat bit for bit")
+    end = "" if description.endswith((".", "!", "?")) else "."
+    paragraph = f"<p>{escapeHtml(description + end)}</p>\n" if description else ""
+    assert f"</h1>\n{paragraph}<p>Training here " in page
+
+
+def test_scripts_are_well_formed(baked: BakedProject) -> None:
+    """The Makefile and the labels of the image too."""
+    scripts = [name for name in baked.files() if name.endswith((".sh", ".sbatch"))]
+    assert len(scripts) == 2
+    baked.run("bash", "-n", *scripts)
+    assert "awk" in baked.run("make", "--dry-run", "help", "setup", "repro", "ui", "image")
+    (labels,) = re.findall("^LABEL (.*)$", baked.text("Dockerfile").replace("\\\n", ""), re.MULTILINE)
+    assert all(re.fullmatch(r"org\.opencontainers\.image\.[a-z.]+=.+", label) for label in shlex.split(labels))
+
+
+def test_no_answer_was_executed(baked: BakedProject) -> None:
+    assert not [*baked.path.parent.rglob("executed*"), *Path().glob("executed*")]
+
+
+@pytest.mark.parametrize("author", PEOPLE)
+def test_author_with_an_address(bake: Bake, tmp_path: Path, author: str) -> None:
+    """The two come apart for the package and the first commit, and setuptools takes what comes out."""
+    address, signature = PEOPLE[author]
+    person = {"name": author.removesuffix(f" <{address}>"), "email": address} if address else {"name": author}
+    baked = bake(author=author)
+    assert tomllib.loads(baked.text("pyproject.toml"))["project"]["authors"] == [person]
+    assert f"Copyright (c) {author}\n" in baked.text("LICENSE")
+    assert baked.run("git", "log", "--format=%an <%ae>") == f"{signature}\n"
+    metadata = "import setuptools.build_meta as build; build.prepare_metadata_for_build_wheel('.')"
+    shutil.copytree(baked.path, tmp_path / "copy")
+    run(TOOLS / "python", "-c", metadata, cwd=tmp_path / "copy")
+
+
+def test_spaces_around_answers_are_dropped(bake: Bake) -> None:
+    baked = bake(description="  Tides \n", author=" Ada ", dvc_remote=" /mnt/dvc ", mlflow_tracking_uri=" https://a.b ")
+    settings = tomllib.loads(baked.text("pyproject.toml"))["project"]
+    assert settings["description"] == "Tides"
+    assert settings["authors"] == [{"name": "Ada"}]
+    assert 'url = "/mnt/dvc"\n' in baked.text(".dvc/config")
+    assert yaml.safe_load(baked.text("params.yaml"))["tracking"]["uri"] == "https://a.b"
 
 
 def test_license_and_ci_are_the_chosen_ones(baked: BakedProject, answers: Answers) -> None:

@@ -1,5 +1,6 @@
 """The template's own files: what must stand in them, and what must not."""
 
+import hashlib
 import json
 import os
 import re
@@ -8,7 +9,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import PROJECT, ROOT, Bake, run, tracked
+from bake import ROOT
+from baked import PROJECT, Bake, run, tracked
 
 # In parts, so that this file does not hold what it forbids.
 HOSTS = [".".join(name) for name in [("pypi", "org"), ("pythonhosted", "org"), ("debian", "org"), ("npmjs", "org")]]
@@ -43,6 +45,21 @@ def test_version_is_the_newest_of_the_changelog(bake: Bake) -> None:
     version = json.loads((ROOT / "cookiecutter.json").read_text())["__template_version"]
     assert re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == version
     assert tomllib.loads(bake().text("pyproject.toml"))["tool"]["repro"]["template"] == version
+
+
+def test_list_of_the_machinery_is_current(texts: dict[str, str]) -> None:
+    """It says what was released; after a change of the machinery: python tools/released.py --list."""
+    folder = f"{PROJECT}/src/{{{{cookiecutter.package}}}}/repro/"
+    files = {name.removeprefix(folder): text for name, text in texts.items() if name.startswith(folder)}
+    listed = files.pop("machinery.sha256").splitlines()
+    assert listed == [f"{hashlib.sha256(text.encode()).hexdigest()}  {name}" for name, text in sorted(files.items())]
+
+
+def test_machinery_of_a_project_is_the_released_one(bake: Bake) -> None:
+    """Whatever it is called; `sha256sum --check` says so, too."""
+    project = bake(project="tide-tables", package="tides")
+    printed = run("sha256sum", "--check", "--strict", "machinery.sha256", cwd=project.path / "src/tides/repro").stdout
+    assert printed and all(line.endswith(": OK") for line in printed.splitlines())
 
 
 def test_python_files_hold_no_jinja(texts: dict[str, str]) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import VENV, Answers, Bake, BakedProject, Environment, InstalledProject, weights
+from bake import VENV
+from baked import Answers, Bake, BakedProject, Environment, InstalledProject, weights
 from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob as TrainJob
 from machine import free_port
 from pydantic import ValidationError

@@ -1,4 +1,4 @@
-"""A generated project does what its README says: it reproduces, and its own tests pass."""
+"""A generated project does what its README says: it reproduces, and its own tests and linters pass."""
 
 import json
 import re
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import VENV, Bake, BakedProject, Environment, InstalledProject, run
+from bake import VENV, in_venv
+from baked import Bake, BakedProject, InstalledProject, run
 
 # Answers that could leak into a hash: names shorter and longer than DVC's line, other servers, no CI.
 ANSWERS = {
@@ -18,19 +19,14 @@ ANSWERS = {
     "everything else": {
         "project": "zz-top-model",
         "package": "an_unusually_long_package_name_of_forty_four",
-        "description": "Something else",
-        "author": "Ada Lovelace",
+        "description": 'Something "else": $HOME & `more` \\ #1 {a} <b>',
+        "author": "Grace O'Brien <grace@example.org>",
         "license": "none",
-        "dvc_remote": "s3://bucket/path",
+        "dvc_remote": "/mnt/it's: a, #1 $HOME \\ ; {b} é",
         "mlflow_tracking_uri": "https://mlflow.example.org",
         "ci": "none",
     },
 }
-
-
-def in_venv(baked: BakedProject) -> Environment:
-    """The environment of commands that find the locked tools and the project's own package."""
-    return {**baked.env, "PATH": f"{VENV}/bin:{baked.env['PATH']}", "PYTHONPATH": str(baked.path / "src")}
 
 
 @pytest.fixture(params=ANSWERS.values(), ids=ANSWERS)
@@ -41,9 +37,15 @@ def baked(request: pytest.FixtureRequest, bake: Bake, project: InstalledProject)
 
 def test_pipeline_is_up_to_date_right_after_generation(baked: BakedProject) -> None:
     """The shipped dvc.lock is one of this very code, whatever the answers."""
-    printed = run("dvc", "repro", "--dry", "--allow-missing", cwd=baked.path, env=in_venv(baked)).stdout
+    printed = run("dvc", "repro", "--dry", "--allow-missing", cwd=baked.path, env=in_venv(baked.path, baked.env)).stdout
     assert "Data and pipelines are up to date." in printed
     assert len(re.findall(r"Stage '\w+' didn't change, skipping", printed)) == 3
+
+
+def test_dvc_reads_the_remote_as_it_was_answered(bake: Bake, project: InstalledProject) -> None:
+    baked = bake(**ANSWERS["everything else"])
+    printed = run("dvc", "config", "remote.storage.url", cwd=baked.path, env=in_venv(baked.path, baked.env)).stdout
+    assert printed == f"{ANSWERS['everything else']['dvc_remote']}\n"
 
 
 def test_shipped_lock_is_written_as_dvc_writes_it(baked: BakedProject) -> None:
@@ -57,7 +59,8 @@ def test_names_and_servers_change_no_hash(baked: BakedProject, project: Installe
     """The content address is the released one, and so is the expected result."""
     (package,) = (path.name for path in (baked.path / "src").iterdir())
     prepared = f"--set=data.prepared={project.path / 'data' / 'prepared'}"
-    printed = run(VENV / "bin" / "python", "-m", package, "address", prepared, cwd=baked.path, env=in_venv(baked))
+    env = in_venv(baked.path, baked.env)
+    printed = run("python", "-m", package, "address", prepared, cwd=baked.path, env=env)
     (released,) = yaml.safe_load(baked.text("results.lock"))["results"]
     assert yaml.safe_load(printed.stdout)["address"] == released["address"]
     assert released["weights"] in baked.text("README.md")
@@ -79,11 +82,13 @@ def test_make_repro_reproduces_the_released_digest_and_leaves_nothing_changed(ba
 def test_other_arithmetic_is_told_and_compared_by_its_metrics(bake: Bake, project: InstalledProject) -> None:
     """On a CPU of another class: its own bits, metrics within the tolerance, and a plain sentence."""
     baked = bake()
-    env = {**in_venv(baked), "OMP_NUM_THREADS": "1"}  # native: allowed, and quicker beside other tests
+    env = {**in_venv(baked.path, baked.env), "OMP_NUM_THREADS": "1"}  # native: allowed, and quicker beside other tests
     shutil.copytree(project.path / "data" / "prepared", baked.path / "data" / "prepared")
     run("python", "-m", "repro_project.train", "--set", "determinism.cpu=native",
         "--set", "tracking.enabled=false", cwd=baked.path, env=env)  # fmt: skip
-    printed = run("python", "-m", "repro_project", "check", cwd=baked.path, env=env).stdout
+    check = ("python", "-m", "repro_project", "check")
+    assert "(determinism.cpu: native then, portable now)" in run(*check, cwd=baked.path, env=env, check=False).stdout
+    printed = run(*check, "--set", "determinism.cpu=native", cwd=baked.path, env=env).stdout
     assert printed.startswith("metrics within tolerance: accuracy ")
     assert "Bits are not promised here" in printed
 
@@ -112,3 +117,8 @@ def test_damaged_data_stops_before_dvc_sees_it(bake: Bake, project: InstalledPro
     assert "data/raw/digits.csv.gz: " in done.stdout and wanted in done.stdout and "Traceback" not in done.stdout
     assert damage == "missing" or re.search(r"SHA-256 [0-9a-f]{64} \(\d+ bytes\) seen", done.stdout)
     assert baked.run("git", "status", "--porcelain") == ""
+
+
+def test_own_lint_passes(project: InstalledProject) -> None:
+    """Ruff and mypy find nothing, with the project's own settings."""
+    project.make("lint")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import (
+from bake import TOOLS
+from baked import (
     PROJECT,
-    TOOLS,
     Bake,
     BakedProject,
     Environment,
@@ -132,7 +132,13 @@ def test_questions_are_sentences_and_their_defaults_work(
 def test_cruft_creates_the_same_and_updates_it(bake: Bake, env: Environment, tmp_path: Path) -> None:
     """An update brings the template's change and nothing else."""
     template = copy_template(tmp_path / "repro-template", env)
-    answers = {"project": "followed", "license": "Apache-2.0"}
+    answers = {
+        "project": "followed",
+        "license": "Apache-2.0",
+        "description": '{R}&D "north": 100 % <b> \\ #1',
+        "author": "Grace O'Brien <grace@example.org>",
+        "dvc_remote": "/mnt/it's, #1",
+    }
     create = (TOOLS / "cruft", "create", template, "--no-input", "--extra-context", json.dumps(answers))
     printed = run(*create, cwd=tmp_path, env=env).stdout
     project = BakedProject(tmp_path / "followed", printed, env)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from bake import VENV
+from baked import InstalledProject, weights
 from cluster import Slurm
-from conftest import VENV, InstalledProject, weights
 from machine import sh, until
 
 # without checkpoints but the one that SIGTERM asks for
@@ -123,7 +124,7 @@ def site(project: InstalledProject, tmp_path_factory: pytest.TempPathFactory) ->
     path = tmp_path_factory.mktemp("site") / "project"
     shutil.copytree(project.path, path, symlinks=True)
     (path / ".venv").symlink_to(VENV)
-    code = path / "src" / "repro_project" / "repro" / "checkpoint.py"
+    code = path / "src" / "repro_project" / "repro" / "training" / "checkpoint.py"
     assert SLOWER[0] in code.read_text()
     code.write_text(code.read_text().replace(*SLOWER))
     project = replace(project, path=path, env={**project.env, "PYTHONPATH": str(path / "src")})

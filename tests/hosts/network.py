@@ -18,9 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-import pytest
-from conftest import InstalledProject
-from machine import install, sh, until
+from baked import InstalledProject
+from machine import sh, until
 
 RUN = "run"  # where each host's training is told to write
 ENTER = 'echo "$0" > /proc/sys/kernel/hostname; mount --bind "$1" /etc/hosts; shift; exec "$@"'
@@ -71,10 +70,6 @@ class Hosts:
     """Hosts on a switch that is a namespace too, so that the machine's own network neither sees nor filters them."""
 
     def __init__(self, project: InstalledProject, folder: Path) -> None:
-        if os.geteuid():
-            pytest.fail("only root can make the network namespaces that this test trains in")
-        if not shutil.which("ip"):
-            install("iproute2")
         self.project, self.folder, self.prefix = project, folder, f"repro-{os.getpid()}-"
         self.count, self.cables, self.processes = 0, list[SlowCable](), list[subprocess.Popen[bytes]]()
 

@@ -5,12 +5,12 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import VENV, InstalledProject, weights
+from bake import VENV
+from baked import InstalledProject, weights
 from machine import PATIENCE, free_port, until
 from postgres import Database
 
@@ -31,7 +31,7 @@ class Tracking:
         stores = ["--backend-store-uri", self.store, "--artifacts-destination", str(self.folder / "artifacts")]
         command = [str(VENV / "bin" / "python"), "-m", "mlflow", "server", *where, *stores]
         log = (self.folder / "log").open("a")
-        env = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
+        env = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
         self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
         until(self.answers, "MLflow answers")
 
@@ -69,11 +69,8 @@ def test_server_and_database_that_die_midway_lose_and_double_nothing(
     out = tmp_path / "run"
 
     def command(out: Path, *settings: str) -> list[str]:
-        sets = [
-            word
-            for setting in ("train.epochs=2", "tracking.wait_seconds=120", *settings)
-            for word in ("--set", setting)
-        ]
+        patient = ("parallel.timeout_seconds=3600", f"tracking.wait_seconds={PATIENCE}")
+        sets = [word for setting in ("train.epochs=6", *patient, *settings) for word in ("--set", setting)]
         torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "repro_project.train")
         return [str(project.python), *torchrun, *sets, "--out", str(out)]
 
@@ -89,6 +86,10 @@ def test_server_and_database_that_die_midway_lose_and_double_nothing(
         )
         return int(counted[0][0])
 
+    def in_vain() -> bool:
+        """Say whether the last attempt to upload failed."""
+        return bool(json.loads((out / "tracking.json").read_text())["error"])
+
     def pause() -> list[int]:
         """Hold the ranks, but not the process that uploads: so that it is midway for sure."""
         found = [int(path.name) for path in Path("/proc").glob("[0-9]*") if is_rank(path, str(out))]
@@ -96,20 +97,26 @@ def test_server_and_database_that_die_midway_lose_and_double_nothing(
             os.kill(pid, signal.SIGSTOP)
         return found
 
+    def go_on(ranks: list[int]) -> None:
+        """Undo `pause`."""
+        for pid in ranks:
+            os.kill(pid, signal.SIGCONT)
+
     rows = out / "metrics.jsonl"
     until(lambda: rows.is_file() and rows.read_bytes().count(b"\n") >= 3, "the training logs")
     ranks = pause()
     assert len(ranks) == 2 and training.poll() is None
     until(uploaded, "the first rows arrive")
     tracking.kill()
-    time.sleep(3)  # the upload meets nobody
+    go_on(ranks)
+    until(in_vain, "the upload meets nobody")
+    ranks, before = pause(), uploaded()
+    assert len(ranks) == 2 and training.poll() is None
     tracking.start()
-    before = uploaded()
-    for pid in ranks:
-        os.kill(pid, signal.SIGCONT)
-    until(lambda: rows.read_bytes().count(b"\n") >= 12, "the training goes on")
+    until(lambda: not in_vain(), "the upload goes on")
     database.kill()
-    time.sleep(3)
+    go_on(ranks)
+    until(in_vain, "the upload meets no database")
     database.start()
     assert training.wait(PATIENCE) == 0, (tmp_path / "training.log").read_text()
     assert before < uploaded()

@@ -7,15 +7,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from conftest import InstalledProject, weights
-from hosts import RUN, Hosts, SlowCable
+from baked import InstalledProject, weights
 from machine import PATIENCE
+from network import RUN, Hosts, SlowCable
 
 NUMBERED = "--node-rank {host} --master-addr host0 --master-port 29500"
 ELASTIC = "--rdzv-backend c10d --rdzv-endpoint host0:29500 --rdzv-id any"  # the host whose name sorts first leads
 BRIEF = {"train.epochs": 1}  # 23 steps
 LONGER = {"train.epochs": 4, "checkpoint.every": 5, "parallel.timeout_seconds": 20}  # 90 steps
-MARGIN = 30  # seconds that processes may take to end, once they know that they must
+MARGIN = 300  # seconds that processes may take to end, once they know that they must
 DELAY, LOSS = 0.1, 0.01  # seconds each way, share of frames
 SMALL = {"train.epochs": 1, "parallel.global_batch": 240, "model.width": 8, "model.depth": 1}  # 6 steps
 

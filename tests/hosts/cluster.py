@@ -2,13 +2,12 @@
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from machine import free_port, install, sh, until
+from machine import free_port, sh, until
 
 # Nodes have the names of addresses, which resolve on every machine. What a test would wait for in vain is short:
 # cred_expire is how long a requeued job rests.
@@ -63,8 +62,6 @@ class Slurm:
     names = ("127.0.0.11", "127.0.0.12", "127.0.0.13", "127.0.0.14")
 
     def __init__(self, folder: Path) -> None:
-        if not all(map(shutil.which, ("slurmctld", "slurmd", "sbatch", "munged"))):
-            install("slurmctld", "slurmd", "slurm-client", "munge")
         self.folder = folder
         self.env = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
         nodes = [f"NodeName={n} NodeAddr={n} Port={free_port()} CPUs=16 Gres=gpu:4" for n in self.names]
@@ -80,7 +77,7 @@ class Slurm:
         command = ["setpriv", "--pdeathsig", "KILL", *namespace, "sh", "-c", start]
         self.process = subprocess.Popen(command, env=self.env, start_new_session=True)
         try:
-            until(self.idle, "all nodes are idle", 30)
+            until(self.idle, "all nodes are idle")
         except pytest.fail.Exception as failure:
             self.stop()
             pytest.fail(f"Slurm does not start: {failure}\n{self.logs()}")

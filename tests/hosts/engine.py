@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machine import install, sh, until
+from machine import PATIENCE, sh, until
 
 # Its engine and build plug-in run on any Linux with glibc 2.34; their BuildKit knows SOURCE_DATE_EPOCH.
 ENGINE_SUITE, ENGINE = "trixie", ("docker.io", "docker-cli", "docker-buildx", "containerd")
@@ -42,8 +42,6 @@ class Engine:
 @contextmanager
 def engine(folder: Path) -> Iterator[Engine]:
     """Start an engine that keeps everything in a folder; it ends with the tests, and touches no other one."""
-    if not all(map(shutil.which, ("debootstrap", "runc", "xz"))):
-        install("debootstrap", "runc", "xz-utils")
     unpack(folder / "programs")
     plugins = folder / "config" / "cli-plugins"
     plugins.mkdir(parents=True)
@@ -68,7 +66,7 @@ def engine(folder: Path) -> Iterator[Engine]:
             yield engine
         finally:
             daemon.terminate()
-            daemon.wait(60)
+            daemon.wait(PATIENCE)
             shutil.rmtree(folder / "data-root", ignore_errors=True)  # some gigabytes
 
 

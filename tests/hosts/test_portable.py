@@ -41,8 +41,8 @@ def python(project: Project, profile: str, *arguments: str, **variables: str) ->
 
 STRICT = """
 import json
-from {package}.repro.determinism import apply, missing_variables
-from {package}.repro.settings import Determinism
+from {package}.repro.machine.switches import apply, missing_variables
+from {package}.repro.asked.settings import Determinism
 switches = Determinism(cpu="{cpu}", relax={relax})
 """
 VARIABLES = STRICT + "print(json.dumps(missing_variables(switches)))"
@@ -53,7 +53,7 @@ CANARY_AND_TRAININGS = (
 assert not missing_variables(switches)
 apply(switches)
 import runpy, sys
-from {package}.repro.canary import RELEASED, arithmetic_canary
+from {package}.repro.machine.canary import RELEASED, arithmetic_canary
 print("released" if arithmetic_canary() == RELEASED else "other")
 for arguments in {trainings}:
     sys.argv = ["train", *arguments]

@@ -14,7 +14,8 @@ from threading import Thread
 
 import pytest
 import yaml
-from conftest import VENV, Bake, BakedProject
+from bake import VENV
+from baked import Bake, BakedProject
 from engine import BASE_PYTHON, Engine, engine, standin
 from machine import free_port, sh, until
 from postgres import Database
