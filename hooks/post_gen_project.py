@@ -6,14 +6,17 @@ The commit depends on the answers and the two git dates only, not on the machine
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 ANSWERS: dict[str, str] = json.loads(r'''{{ cookiecutter | tojson }}''')  # fmt: skip
 TEMPLATE = f"repro-template {ANSWERS['__template_version']}"
-AUTHOR = os.fsdecode((ANSWERS["author"] or TEMPLATE).encode())  # UTF-8 under any locale
-EMAIL = "noreply@example.invalid"
+ADDRESSED = re.fullmatch(r"([^<]*) <([\w.+-]+@[\w.-]+)>", ANSWERS["author"], re.ASCII)
+NAME, EMAIL = ADDRESSED.groups() if ADDRESSED else (ANSWERS["author"], "noreply@example.invalid")
+NAMELESS = not NAME.strip(" .,:;<>\"'\\")  # git drops these around a name, and refuses one of nothing else
+AUTHOR = os.fsdecode((TEMPLATE if NAMELESS else NAME).encode())  # UTF-8 under any locale
 BY_HAND = "The project is whole, but DVC needs git; run in it: git init && git add -A && git commit -m start"
 
 DATES = ("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE")

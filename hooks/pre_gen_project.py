@@ -21,34 +21,38 @@ TAKEN = """
     aiohappyeyeballs aiohttp aiohttp_retry aiosignal alembic amqp annotated_doc annotated_types antlr4
     antlr4_python3_runtime anyio appdirs ast_serialize asyncssh atpublic attr attrs billiard blinker build
     cachetools celery certifi cffi charset_normalizer click click_didyoumean click_plugins click_repl
-    cloudpickle colorama configobj conftest contourpy cryptography cuda cuda_bindings cycler data
-    databricks databricks_sdk dateutil dictdiffer diskcache distro docker dotenv dpath dulwich dvc
-    dvc_data dvc_http dvc_objects dvc_render dvc_studio_client dvc_task entrypoints fastapi filelock flask
-    flask_cors flatten_dict flufl flufl_lock fonttools frozenlist fsspec functorch funcy git gitdb
-    gitpython google google_auth grandalf graphene graphql graphql_core graphql_relay gto gunicorn h11
-    huey hydra hydra_core idna importlib_metadata iniconfig isympy iterative_telemetry itsdangerous jinja2
-    joblib kiwisolver kombu librt mako markdown_it markdown_it_py markupsafe matplotlib mdurl mlflow
-    mlflow_skinny mlflow_tracing mpl_toolkits mpmath multidict mypy mypy_extensions mypyc narwhals
-    networkx numpy nvidia omegaconf opentelemetry opentelemetry_api opentelemetry_proto opentelemetry_sdk
-    opentelemetry_semantic_conventions orjson packaging pandas pathspec pil pillow pip pip_tools piptools
-    platformdirs pluggy prettytable prompt_toolkit propcache protobuf psutil psycopg2 psycopg2_binary
-    public py pyarrow pyasn1 pyasn1_modules pycparser pydantic pydantic_core pydantic_settings
-    pydevd_plugins pydot pygit2 pygments pygtrie pylab pyparsing pyproject_hooks pytest python_dateutil
-    python_dotenv pyyaml repro requests rfc8785 rich ruamel ruamel_yaml ruff safetensors scikit_learn
-    scipy scmrepo semver setuptools shortuuid shtab six sklearn skops smmap sqlalchemy sqlparse sqltrie
-    src starlette sympy tabulate test tests threadpoolctl tomlkit torch torchgen tqdm triton
+    cloudpickle colorama configobj conftest contourpy cryptography cuda cuda_bindings cycler data databricks
+    databricks_sdk dateutil dictdiffer diskcache distro docker dotenv dpath dulwich dvc dvc_data dvc_http
+    dvc_objects dvc_render dvc_studio_client dvc_task entrypoints fastapi filelock flask flask_cors
+    flatten_dict flufl flufl_lock fonttools frozenlist fsspec functorch funcy git gitdb gitpython google
+    google_auth grandalf graphene graphql graphql_core graphql_relay grimp gto gunicorn h11 huey hydra
+    hydra_core idna import_linter importlib_metadata importlinter iniconfig isympy iterative_telemetry
+    itsdangerous jinja2 joblib kiwisolver kombu librt mako markdown_it markdown_it_py markupsafe matplotlib
+    mdurl mlflow mlflow_skinny mlflow_tracing mpl_toolkits mpmath multidict mypy mypy_extensions mypyc
+    narwhals networkx numpy nvidia omegaconf opentelemetry opentelemetry_api opentelemetry_proto
+    opentelemetry_sdk opentelemetry_semantic_conventions orjson packaging pandas pathspec pil pillow pip
+    pip_tools piptools platformdirs pluggy prettytable prompt_toolkit propcache protobuf psutil psycopg2
+    psycopg2_binary public py pyarrow pyasn1 pyasn1_modules pycparser pydantic pydantic_core
+    pydantic_settings pydevd_plugins pydot pygit2 pygments pygtrie pylab pyparsing pyproject_hooks pytest
+    python_dateutil python_dotenv pyyaml repro requests rfc8785 rich ruamel ruamel_yaml ruff safetensors
+    scikit_learn scipy scmrepo semver setuptools shortuuid shtab six sklearn skops smmap sqlalchemy sqlparse
+    sqltrie src starlette sympy tabulate test tests threadpoolctl tomlkit torch torchgen tqdm triton
     typing_extensions typing_inspection tzlocal urllib3 uvicorn validate vine voluptuous wcwidth werkzeug
     wheel yaml yarl zc zc_lockfile zipp
 """.split()  # noqa: SIM905 (a list of two hundred quoted lines is no clearer)
 
-PUNCTUATION = ".,:!?()+-_=@%’"
-TEXT = f"letters, digits, spaces and {' '.join(PUNCTUATION)}, a letter or digit first, 200 characters at most"
 LETTERS = "lower-case letters, digits"
 SHORT = "50 characters at most"
 FREE = "a name that no package in the project's environment has"
 
-URL = "://[A-Za-z0-9._~:/@+-]+"
-URL_TEXT = "of letters, digits and . _ ~ : / @ + -, starting with"
+LINE = "one line, without invisible characters, and no { right before a {, % or #: cookiecutter runs such text as code"
+INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # line ends and other controls, halves of characters
+JOINERS = "\u200c\u200d"  # Persian is spelled with them, and many an emoji
+LONG = "200 characters at most"
+
+PATH = '/[^"%]*'  # neither can be written into DVC's config: it escapes nothing, and %(name)s stands for a setting
+URL = r"://([A-Za-z0-9._~:/@!&()*+,;=\[\]-]|%[0-9A-Fa-f]{2})+"
+URL_TEXT = "of letters, digits, . _ ~ : / @ ! & ( ) * + , ; = [ ] - and %20 or the like, starting with"
 REMOTES = "s3 gs azure ssh http https webdav webdavs hdfs webhdfs oss gdrive"
 TRACKERS = "http https databricks sqlite postgresql mysql mssql"
 
@@ -76,15 +80,20 @@ def is_free(name: str) -> bool:
     return name.replace("-", "_") not in TAKEN
 
 
-def is_text(value: str) -> bool:
-    """Say whether the answer can stand between quotes in TOML, YAML and a shell line as it is."""
-    kinds = [unicodedata.category(character)[0] for character in value]
-    return (
-        len(value) <= 200
-        and value == value.strip()
-        and kinds[:1] in ([], ["L"], ["N"])
-        and all(kind in "LMN" or c in " " + PUNCTUATION for c, kind in zip(value, kinds, strict=True))
-    )
+def has_jinja(value: str) -> bool:
+    """Say whether cookiecutter runs a part of the answer, now or when cruft updates the project."""
+    return re.search("{[%#{]", value) is not None
+
+
+def is_line(value: str) -> bool:
+    """Say whether the answer is one line that shows all it holds; where it lands, it is escaped."""
+    seen = (character for character in value if character not in JOINERS)
+    return not has_jinja(value) and all(unicodedata.category(character) not in INVISIBLE for character in seen)
+
+
+def is_not_long(value: str) -> bool:
+    """Say whether the answer is a line that one reads."""
+    return len(value) <= 200
 
 
 RULES = [
@@ -96,14 +105,17 @@ RULES = [
     Rule("package", lambda name: not keyword.iskeyword(name), "a name that is no Python keyword"),
     Rule("package", lambda name: name not in sys.stdlib_module_names, "a name that no Python module has"),
     Rule("package", is_free, FREE),
-    Rule("description", is_text, TEXT),
-    Rule("author", is_text, TEXT),
+    Rule("description", is_line, LINE),
+    Rule("description", is_not_long, LONG),
+    Rule("author", is_line, LINE),
+    Rule("author", is_not_long, LONG),
     Rule("license", form("MIT|Apache-2[.]0|BSD-3-Clause|none"), "MIT, Apache-2.0, BSD-3-Clause or none"),
     Rule(
         "dvc_remote",
-        form(f"|/[A-Za-z0-9._~/@+-]*|({REMOTES.replace(' ', '|')}){URL}"),
-        f"nothing, an absolute path, or a URL {URL_TEXT} one of: {REMOTES}",
+        form(f"|{PATH}|({REMOTES.replace(' ', '|')}){URL}"),
+        f'nothing, an absolute path without " and %, or a URL {URL_TEXT} one of: {REMOTES}',
     ),
+    Rule("dvc_remote", is_line, LINE),
     Rule(
         "dvc_remote",
         lambda url: re.search("://[^/@]*:[^/]*@", url) is None,
@@ -127,7 +139,7 @@ RULES = [
 def given(answer: str) -> str:
     """Return the answer as it was given, before cookiecutter rendered or changed it."""
     typed = TYPED.get(answer)
-    if isinstance(typed, str) and "{" in typed and answer != "package":  # its own default is Jinja
+    if isinstance(typed, str) and has_jinja(typed) and answer != "package":  # its own default is Jinja
         return typed
     # The project's folder is made before this runs, so cookiecutter.json puts a look-alike for each slash.
     return ANSWERS[answer].replace("∕", "/")
