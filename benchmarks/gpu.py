@@ -1,149 +1,101 @@
-"""What repeats bit for bit on a GPU, and what strictness costs there: a table in benchmarks/gpu.md.
-
-    python benchmarks/gpu.py [--python PYTHON] [--device cuda] [--epochs 2]
-
-One card is enough: ranks share it. Strict and relaxed runs take turns, so that whatever else the machine
-does hits both alike. PYTHON has the project's packages; without it, the environment is made from the locks.
-"""
+"""The checks that need a GPU, part by part; run.sh starts this with the packages that it needs."""
 
 import argparse
-import hashlib
+import fnmatch
 import json
-import os
-import shutil
-import statistics
+import platform
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import product
+import threading
+import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / "build" / "gpu"
-PROJECT, PACKAGE = FOLDER / "repro-project", "repro_project"
-VENV = ROOT / "build" / "venv-cuda"
-RESULT = Path(__file__).with_suffix(".md")
-CASES = tuple(product(("convnet", "transformer"), ("float32", "bfloat16"), ("eager", "compiled")))
-# What must not change a bit: (ranks, loader workers); the first is what the others are compared with.
-VARIANTS = {"once": (1, 0), "again": (1, 0), "2 ranks": (2, 0), "4 ranks": (4, 0), "4 workers": (1, 4)}
-PAIRS = 3  # strict and relaxed runs, in turns
-WARM_UP = 5  # steps of each run that are not timed
-ABOUT = "import torch as t; print(t.cuda.get_device_name() if t.cuda.is_available() else 'CPU', t.__version__)"
-RELAXED = "determinism.relax=[all]"
-CHECKS = "two runs, world sizes 1, 2 and 4, and workers 0 and 4 equal; strict against relaxed: step time, peak memory"
+import table
+from parts import PARTS, Part, Row
+from trainings import HERE, Failed, OutOfTime, Trainer, kill_all
 
-
-@dataclass(frozen=True)
-class Trainer:
-    """Starts trainings."""
-
-    python: str
-    device: str
-    epochs: int
-
-    def train(self, name: str, ranks: int, *settings: str) -> Path:
-        """Train into a new run directory, and return it."""
-        out = FOLDER / "runs" / name
-        shutil.rmtree(out, ignore_errors=True)
-        common = (f"device={self.device}", f"train.epochs={self.epochs}", "tracking.enabled=false")
-        chosen = [word for setting in (*common, *settings) for word in ("--set", setting)]
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        program = [str(Path(__file__).with_name("sharing.py")), PACKAGE]
-        command = [self.python, *launcher, *program, *chosen, "--out", str(out)]
-        subprocess.run(command, cwd=PROJECT, env=environ(), check=True, stdout=subprocess.DEVNULL)
-        return out
-
-
-def environ() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(PROJECT / "src"), "GIT_CEILING_DIRECTORIES": str(FOLDER)}
-
-
-def weights(out: Path) -> str:
-    """SHA-256 of a run's weights."""
-    return hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
-
-
-def milliseconds(out: Path) -> float:
-    """The median time from one step's end to the next one's."""
-    ends = [json.loads(line)["monotonic"] for line in (out / "trace" / "rank0000.jsonl").read_text().splitlines()]
-    return statistics.median(1000 * (b - a) for a, b in zip(ends[WARM_UP:], ends[WARM_UP + 1 :], strict=False))
-
-
-def mebibytes(out: Path) -> float:
-    """The peak of allocated GPU memory; NaN on a CPU."""
-    path = out / "peak.json"
-    return json.loads(path.read_text()) / 2**20 if path.is_file() else float("nan")
-
-
-def rows(trainer: Trainer) -> Iterator[tuple[bool, str]]:
-    """A line of the table for each case, and whether all its variants are equal."""
-    for model, precision, mode in CASES:
-        case = f"{model}-{precision}-{mode}"
-        settings = f"model.name={model}", f"compute.precision={precision}", f"compute.compile={mode == 'compiled'}"
-        digests = {
-            variant: weights(trainer.train(f"{case}-{variant}", ranks, *settings, f"loader.workers={workers}"))
-            for variant, (ranks, workers) in VARIANTS.items()
-        }
-        verdicts = ["EQUAL" if digest == digests["once"] else "DIFFERS" for digest in digests.values()][1:]
-        strict, relaxed = [], []
-        for number in range(PAIRS):
-            strict.append(trainer.train(f"{case}-strict{number}", 1, *settings))
-            relaxed.append(trainer.train(f"{case}-relaxed{number}", 1, *settings, RELAXED))
-        times = [statistics.median(map(milliseconds, outs)) for outs in (strict, relaxed)]
-        memory = [max(map(mebibytes, outs)) for outs in (strict, relaxed)]
-        cells = [
-            model, precision, mode, *verdicts,
-            f"{times[0]:.2f} / {times[1]:.2f} = {times[0] / times[1]:.2f}", f"{memory[0]:.0f} / {memory[1]:.0f}",
-        ]  # fmt: skip
-        line = f"| {' | '.join(cells)} |"
-        print(line, flush=True)
-        yield set(verdicts) == {"EQUAL"}, line
-
-
-def prepare(python: str | None) -> str:
-    """Generate the project and its data; return the interpreter to use."""
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    subprocess.run(["cookiecutter", "--no-input", str(ROOT), "-o", str(FOLDER)], check=True)
-    if not python:
-        python = str(VENV / "bin" / "python")
-        command = ["make", "--no-print-directory", "environment", f"VENV={VENV}", "DEVICE=cuda"]
-        subprocess.run(command, cwd=PROJECT, env=environ(), check=True)
-    subprocess.run([python, "-m", f"{PACKAGE}.prepare"], cwd=PROJECT, env=environ(), check=True)
-    return python
+ABOUT = """import json, numpy, torch
+gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+print(json.dumps({"gpu": gpu, "torch": torch.__version__, "cuda": torch.version.cuda, "numpy": numpy.__version__}))"""
 
 
 def main() -> int:
-    """Exit code 0 if all is equal, 1 if not, 2 without a GPU."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu only tries this program out")
-    parser.add_argument("--epochs", type=int, default=2)
+    """Exit code 0 if all is whole and EQUAL, 1 if not, 2 if nothing could be measured."""
+    parser = argparse.ArgumentParser(prog="run.sh", description="Checks that need a GPU. Without PART: their list.")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="a name, a pattern such as 'bits-*', all, or table")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu only rehearses")
+    parser.add_argument("--epochs", type=int, default=2, help="of each training; default: 2")
+    parser.add_argument("--pairs", type=int, default=3, help="of runs that are compared in time; default: 3")
+    parser.add_argument("--seconds", type=float, help="stop a part after so many; default: its own limit")
+    parser.add_argument("--results", type=Path, default=HERE / "results", help="default: results/ beside run.sh")
     given = parser.parse_args()
-    if given.device == "cuda" and not shutil.which("nvidia-smi"):
-        cases = ", ".join(" ".join(case) for case in CASES)
-        print(f"no GPU seen (no nvidia-smi), one wanted. Not checked: for each of {cases}: {CHECKS}", file=sys.stderr)
+    if not given.parts:
+        print("\n".join(f"{part.name:36}  {part.measured}" for part in PARTS))
+        return 0
+    if given.parts == ["table"]:
+        return table.write(given.results, given.results / "table.md")
+    patterns = ["*" if wanted == "all" else wanted for wanted in given.parts]
+    if unknown := [pattern for pattern in patterns if not fnmatch.filter([part.name for part in PARTS], pattern)]:
+        parser.error(f"{' '.join(unknown)} seen, a part's name wanted; without arguments they are listed")
+    chosen = [part for part in PARTS if any(fnmatch.fnmatch(part.name, pattern) for pattern in patterns)]
+    here = about()
+    if given.device == "cuda" and not here["gpu"]:
+        names = ", ".join(part.name for part in chosen)
+        said = f"no GPU seen by torch {here['torch']}, one wanted (--device cpu rehearses). Not measured: {names}"
+        print(said, file=sys.stderr)
         return 2
-    python = prepare(given.python)
-    machine = subprocess.check_output([python, "-c", ABOUT], text=True).strip()
-    lines = list(rows(Trainer(python, given.device, given.epochs)))
-    text = DOCUMENT.format(machine=machine, epochs=given.epochs, rows="\n".join(line for _, line in lines))
-    if given.device == "cuda":
-        RESULT.write_text(text)
-    print(text)
-    return 0 if all(equal for equal, _ in lines) else 1
+    given.results.mkdir(parents=True, exist_ok=True)
+    good = True
+    for part in chosen:
+        header = {"part": part.name, "device": given.device, "epochs": given.epochs, **here}
+        trainer = Trainer(HERE / "work", given.device, given.epochs, given.pairs)
+        good &= run(part, trainer, header, given.results / f"{part.name}.jsonl", given.seconds or part.seconds)
+        if trainer.stopped == "by a signal":
+            break
+    return 0 if good else 1
 
 
-DOCUMENT = """# On a GPU
+def about() -> Row:
+    """The versions of what is measured: the machine's, and this bundle's."""
+    asked = subprocess.run([sys.executable, "-c", ABOUT], capture_output=True, text=True)
+    if asked.returncode:
+        why = asked.stderr.strip().split("\n")[-1]
+        print(f"{sys.executable}: {why}. PYTHON=… names a Python that has torch", file=sys.stderr)
+        sys.exit(2)
+    bundle = json.loads((HERE / "bundle.json").read_text())
+    return {**json.loads(asked.stdout), "python": platform.python_version(), **bundle}
 
-Written by `make gpu`, on: {machine}; {epochs} epochs a run. Weights are compared by their SHA-256 with those of one
-rank without loader workers; ranks share the one card through gloo. Step times (median, ms) and peak memory (MiB) are of
-one rank, strict / relaxed: runs with all switches off, which took turns with the strict ones.
 
-| model | precision | mode | again | 2 ranks | 4 ranks | 4 workers | step time | peak memory |
-|---|---|---|---|---|---|---|---|---|
-{rows}
-"""
+def run(part: Part, trainer: Trainer, header: Row, path: Path, seconds: float) -> bool:
+    """Measure a part, writing each row as it comes; whether it came to its end and all is EQUAL."""
+    begun, good = time.monotonic(), True
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, trainer.stop)
+    timer = threading.Timer(seconds, trainer.stop)
+    with path.open("w", buffering=1) as file:  # line by line: whatever happens next, these rows stay
+
+        def write(row: Row) -> None:
+            file.write(json.dumps(row) + "\n")
+            print(f"{part.name}  {'  '.join(map(str, row.values()))}".split("\n")[0][:160], flush=True)
+
+        file.write(json.dumps(header) + "\n")
+        timer.start()
+        try:
+            trainer.prepare()
+            for row in part.measure(part, trainer):
+                write(row)
+                good &= table.is_good(row)
+            end = table.WHOLE
+        except OutOfTime:
+            end = f"stopped {trainer.stopped}"
+        except Failed as failure:
+            end = f"failed: {failure}"
+        finally:
+            timer.cancel()
+            kill_all()
+        write({"end": end, "seconds": round(time.monotonic() - begun, 1)})
+    return good and end == table.WHOLE
 
 
 if __name__ == "__main__":

@@ -1,0 +1,157 @@
+"""The table of parts (below), and how each kind of part is measured."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from trainings import Failed, Trainer, digests, mebibytes, milliseconds, resumed_after
+
+Row = dict[str, Any]  # JSON values
+SIDE_BY_SIDE = max(1, min(4, len(os.sched_getaffinity(0)) // 4))  # trainings of which only the bits count
+
+
+@dataclass(frozen=True)
+class Part:
+    """One row of the table.
+
+    `measure` yields a row for each result, as soon as it is there, and is stopped after so many `seconds`.
+    `settings` are keys of params.yaml; those `on_a_card` join them on a GPU only, for a CPU would take hours.
+    """
+
+    name: str
+    measured: str
+    measure: Callable[["Part", Trainer], Iterator[Row]]
+    settings: tuple[str, ...] = ()
+    on_a_card: tuple[str, ...] = ()
+    sides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    seconds: float = 450
+
+    def asked(self, trainer: Trainer) -> tuple[str, ...]:
+        """The settings on the trainer's device."""
+        return (*self.settings, *(self.on_a_card if trainer.device == "cuda" else ()))
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to train that must not change a bit."""
+
+    settings: tuple[str, ...] = ()
+    ranks: int = 1
+    kernels: str = "kernels"
+    killed: bool = False
+
+
+WAYS = {
+    "again": Way(kernels="kernels-again"),  # compiled anew, too, as on another day
+    "2 ranks": Way(ranks=2),
+    "4 ranks": Way(ranks=4),
+    "4 workers": Way(("loader.workers=4",)),
+    "killed, resumed": Way(killed=True),
+}
+
+
+def bits(part: Part, trainer: Trainer) -> Iterator[Row]:
+    """A row for each way, compared with one process that has no workers: EQUAL, DIFFERS or FAILED."""
+    once = trainer.train("once", *part.asked(trainer))
+    yield {"way": "once", "digests": digests(once)}
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        rows = [pool.submit(_compared, way, trainer, part.asked(trainer), once) for way in WAYS]
+        yield from (row.result() for row in as_completed(rows))
+
+
+def _compared(title: str, trainer: Trainer, asked: tuple[str, ...], once: Path) -> Row:
+    way, name, row = WAYS[title], title.replace(", ", "-").replace(" ", "-"), {"way": title}
+    try:
+        if way.killed:
+            trainer.killed(name, *asked, *way.settings)
+        out = trainer.train(name, *asked, *way.settings, ranks=way.ranks, kernels=way.kernels, anew=not way.killed)
+        if way.killed:
+            row["resumed after step"] = resumed_after(trainer.output(name))
+    except Failed as failure:
+        return row | {"verdict": "FAILED", "said": str(failure)}
+    if digests(out) == digests(once):
+        return row | {"verdict": "EQUAL", "digests": digests(out)}
+    where = "\n".join(trainer.lines("diff", str(once), str(out)))
+    return row | {"verdict": "DIFFERS", "digests": digests(out), "said": where}
+
+
+def pairs(part: Part, trainer: Trainer) -> Iterator[Row]:
+    """A row for each pair of runs, one per side; the sides take turns, so that a busy machine hits both alike."""
+    for number in range(1, trainer.pairs + 1):
+        row: Row = {"pair": number}
+        for side in list(part.sides)[:: 1 if number % 2 else -1]:
+            # with workers, because loading would hide the step
+            out = trainer.train(f"{side}-{number}", *part.asked(trainer), *part.sides[side], "loader.workers=4")
+            row[side] = {"ms": milliseconds(out), "MiB": mebibytes(out)}
+            shutil.rmtree(out)  # a large model's checkpoints fill a disk
+        yield row
+
+
+def machine(part: Part, trainer: Trainer) -> Iterator[Row]:
+    """A row for each fact about the machine: a text or a JSON value."""
+    if shutil.which("nvidia-smi"):
+        yield {"fact": "nvidia-smi", "value": subprocess.run(["nvidia-smi"], capture_output=True, text=True).stdout}
+    printed = "\n".join(trainer.lines("env", "--set", f"device={trainer.device}"))
+    try:
+        yield {"fact": "repro env", "value": json.loads(printed)}
+    except ValueError:
+        raise Failed(f"repro env did not print what it should:\n{printed}") from None
+
+
+def verify(part: Part, trainer: Trainer) -> Iterator[Row]:
+    """A row for each way that `repro verify` tries; one rank per card, and one on a CPU as if it were a card."""
+    words = ["verify", "--epochs", str(trainer.epochs), "--set", f"device={trainer.device}"]
+    words += ["--set", "tracking.wait_seconds=5", *(["--ranks", "1"] if trainer.device == "cpu" else [])]
+    said = []
+    for line in trainer.lines(*words):
+        said.append(line)
+        if found := re.fullmatch(r"(.{30})  .{16}  .{16}  (.+)", line):
+            yield {"way": found[1].rstrip(), "verdict": found[2]}
+    if not said or not said[-1].startswith("EQUAL"):
+        raise Failed("\n".join(["repro verify did not end with EQUAL:", *said]))
+
+
+MODES = {"eager": "false", "compiled": "true"}
+CASES = {
+    f"{model}-{precision}-{mode}": (
+        f"model.name={model}",
+        f"compute.precision={precision}",
+        f"compute.compile={switch}",
+    )
+    for model, precision, (mode, switch) in product(("convnet", "transformer"), ("float32", "bfloat16"), MODES.items())
+}
+LARGE = ("parallel.global_batch=256", "parallel.shards=2", "train.epochs=6", "model.depth=8")
+SIZES = {
+    "large": {"convnet": ("model.width=256", *LARGE), "transformer": ("model.width=1024", *LARGE)},
+    "small": {"convnet": (), "transformer": ()},  # as released
+}
+SIDES = {
+    "sum": {"order-free": (), "DDP": ("parallel.reduce=ddp",)},
+    "cost": {"strict": (), "relaxed": ("determinism.relax=[all]",)},
+}
+
+
+def _pairs(kind: str, cases: Iterable[str]) -> list[Part]:
+    measured = f"{' against '.join(SIDES[kind])}: step time, peak memory"
+    return [
+        Part(f"{kind}-{size}-{case}", measured, pairs, CASES[case], settings[case.split("-")[0]], SIDES[kind])
+        for (size, settings), case in product(SIZES.items(), cases)
+    ]
+
+
+# In the order of what is to be known first.
+PARTS = [
+    Part("machine", "nvidia-smi, repro env", machine),
+    *(Part(f"bits-{case}", f"the same bits: {', '.join(WAYS)}", bits, CASES[case]) for case in CASES),
+    Part("verify", "repro verify; where mlflow is missing, its `tracked` uploads nothing", verify),
+    *_pairs("sum", ("convnet-float32-eager", "transformer-float32-eager")),
+    *_pairs("cost", CASES),
+]
