@@ -2,11 +2,12 @@
 PYTHON ?= python3
 TOOLS := build/tools
 IN_TOOLS = PATH="$(abspath $(TOOLS))/bin:$$PATH"
+PYTEST = $(IN_TOOLS) python -m pytest --numprocesses auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 # Projects made below build/ lie inside this repository and are repositories of their own all the same.
 export GIT_CEILING_DIRECTORIES := $(abspath build)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lock released chaos step-cost order gpu clean
+.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order stock picture gpu-bundle gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -14,9 +15,19 @@ help:  ## list the targets
 demo: $(TOOLS)/.locked  ## generate a project, train it twice in different ways, compare the bits
 	@$(IN_TOOLS) python tools/demo.py
 
-test: $(TOOLS)/.locked  ## run the template's tests, and a generated project's
+test: $(TOOLS)/.locked  ## test generation, a generated project and its machinery (TESTS=FILES); ten minutes
 	@echo "pytest"
-	@$(IN_TOOLS) python -m pytest --numprocesses auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
+	@$(PYTEST) $(TESTS)
+
+test-hosts: $(TOOLS)/.locked  ## test containers, Slurm, PostgreSQL, networks, other CPUs; as root, it installs packages
+	@$(IN_TOOLS) python tests/hosts/packages.py
+	@echo "pytest"
+	@$(PYTEST) $(or $(TESTS),tests/hosts)
+
+test-all: $(TOOLS)/.locked  ## run the tests of both, side by side, as CI does; as root
+	@$(IN_TOOLS) python tests/hosts/packages.py
+	@echo "pytest"
+	@$(PYTEST) tests/hosts tests
 
 lint: $(TOOLS)/.locked  ## ruff over the template's own code
 	@echo "ruff"
@@ -41,8 +52,18 @@ step-cost: $(TOOLS)/.locked  ## measure what agreement and the trace cost per st
 order: $(TOOLS)/.locked  ## measure time and memory to enter an epoch of up to 10^10 samples; five minutes
 	@$(IN_TOOLS) python tools/order.py
 
-gpu: $(TOOLS)/.locked  ## on a machine with a GPU: what repeats there, and what strictness costs (TRAIN_PYTHON=…)
-	@$(IN_TOOLS) python benchmarks/gpu.py $(if $(TRAIN_PYTHON),--python $(TRAIN_PYTHON))
+stock: $(TOOLS)/.locked  ## measure a plain script's bits beside this project's, on CPU; five minutes
+	@$(IN_TOOLS) python tools/stock.py
+
+picture: $(TOOLS)/.locked  ## draw the README's picture from what commands print; two minutes
+	@$(IN_TOOLS) python tools/picture.py
+
+gpu-bundle: $(TOOLS)/.locked  ## pack the GPU checks into build/gpu-bundle, for a machine with Python, torch and no network
+	@$(IN_TOOLS) python benchmarks/bundle.py
+
+gpu: $(if $(RESULTS),$(TOOLS)/.locked,gpu-bundle)  ## run the GPU checks here (TRAIN_PYTHON=…), or take RESULTS=DIR, and write benchmarks/gpu.md
+	@$(if $(RESULTS),,PYTHON="$(or $(TRAIN_PYTHON),python3)" build/gpu-bundle/run.sh all || [ $$? = 1 ])
+	@$(IN_TOOLS) python benchmarks/table.py $(or $(RESULTS),build/gpu-bundle/results) benchmarks/gpu.md
 
 clean:  ## remove everything that was built
 	rm -rf build .pytest_cache .ruff_cache .mypy_cache

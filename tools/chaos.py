@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -22,11 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-PROJECT = ROOT / "build" / "chaos" / "repro-project"
-VENV = ROOT / "build" / "venv"  # shared with the tests, so that it is made once
+from bake import NAME, PACKAGE, ROOT, VENV, bake, in_venv, make_venv
+
+PROJECT = ROOT / "build" / "chaos" / NAME
 RESULT = ROOT / "docs" / "chaos.md"
-TOOLS = ROOT / "build" / "tools" / "bin"
 SIZES = (1, 2, 3, 4)
 DRAWN = (1, 1, 1, 2, 2, 3, 4)  # the small ones more often: they start faster
 PHASES = ("before the first checkpoint", "while resuming", "between two checkpoints", "while writing one")
@@ -111,9 +109,9 @@ def tracked(out: Path) -> str:
 
 def train(arguments: list[str], name: str, **options: Any) -> Any:
     """A training in the generated project."""
-    from victim import Victim  # of the generated project's tests
+    from victim import Victim  # of the machinery's tests
 
-    return Victim(PROJECT, PROJECT / name, *arguments, **options)
+    return Victim(PROJECT / name, *arguments, **options)
 
 
 def chaos(kills: int, seed: int) -> str:
@@ -180,18 +178,6 @@ def markdown(
     return "\n".join([*lines, "", "Digests are the first digits of a SHA-256.", ""])
 
 
-def generate() -> None:
-    """The project to be trained, with its data prepared."""
-    shutil.rmtree(PROJECT.parent, ignore_errors=True)
-    subprocess.run([TOOLS / "cookiecutter", "--no-input", str(ROOT), "-o", str(PROJECT.parent)], check=True)
-    subprocess.run(
-        ["make", "--no-print-directory", "environment", f"VENV={VENV}"],
-        cwd=PROJECT,
-        env=os.environ | {"LOCKS_ONLY": "1"},
-        check=True,
-    )
-
-
 def main() -> int:
     """Exit code 0 if everything is equal."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -199,13 +185,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if Path(sys.prefix) != VENV:  # the trainings need the project's environment, so this process takes it too
-        generate()
+        make_venv(bake(PROJECT.parent))
         python = str(VENV / "bin" / "python")
         os.execv(python, [python, *sys.argv])
     os.nice(10)
-    os.environ |= {"PYTHONPATH": str(PROJECT / "src"), "MLFLOW_TRACKING_URI": f"sqlite:///{PROJECT}/chaos.db"}
-    sys.path.insert(0, str(PROJECT / "tests"))
-    subprocess.run([sys.executable, "-m", "repro_project.prepare"], cwd=PROJECT, check=True)
+    os.environ |= in_venv(PROJECT)
+    os.environ |= {"REPRO_PROJECT": str(PROJECT), "MLFLOW_TRACKING_URI": f"sqlite:///{PROJECT}/chaos.db"}
+    sys.path.insert(0, str(ROOT / "tests" / "machinery"))
+    subprocess.run([sys.executable, "-m", f"{PACKAGE}.prepare"], cwd=PROJECT, check=True)
     result = chaos(given.kills, given.seed)
     print(result)
     RESULT.parent.mkdir(exist_ok=True)

@@ -4,23 +4,18 @@ What must not matter differs on purpose: one process or two, no loader worker or
 """
 
 import hashlib
-import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-PROJECT = ROOT / "build" / "demo" / "repro-project"
-VENV = ROOT / "build" / "venv"  # shared with the tests, so that it is made once
+from bake import NAME, PACKAGE, ROOT, VENV, bake, in_venv
+
+PROJECT = ROOT / "build" / "demo" / NAME
 
 
 def run(*command: str) -> int:
     """Run a command in the project, with its environment's programs first."""
     print(f"\n$ {' '.join(command)}", flush=True)
-    return subprocess.run(
-        command, cwd=PROJECT, env=os.environ | {"PATH": f"{VENV}/bin:{os.environ['PATH']}"}
-    ).returncode
+    return subprocess.run(command, cwd=PROJECT, env=in_venv(PROJECT)).returncode
 
 
 def weights(run_directory: str) -> str:
@@ -30,11 +25,10 @@ def weights(run_directory: str) -> str:
 
 def main() -> int:
     """Exit code 0 if the bits are equal and the released ones, or if this machine is known to have others."""
-    shutil.rmtree(PROJECT.parent, ignore_errors=True)
     print(f"$ cookiecutter --no-input {ROOT.name}", flush=True)
-    subprocess.run(["cookiecutter", "--no-input", str(ROOT), "-o", str(PROJECT.parent)], check=True)
+    bake(PROJECT.parent)
     released = run("make", "--no-print-directory", "repro", f"VENV={VENV}")
-    again = ("torchrun", "--standalone", "--nproc-per-node", "2", "-m", "repro_project.train")
+    again = ("python", "-m", f"{PACKAGE}.train", "--ranks", "2")
     if run(*again, "--set", "loader.workers=1", "--out", "artifacts-2") != 0:
         return 1  # it has said why
     first, second = weights("artifacts"), weights("artifacts-2")

@@ -19,10 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / "build" / "order"
-PROJECT = FOLDER / "repro-project"
-VENV = ROOT / "build" / "venv"  # shared with the tests, so that it is made once
+from bake import NAME, ROOT, VENV, bake, in_venv, make_venv
+
+PROJECT = ROOT / "build" / "order" / NAME
 RESULT = ROOT / "docs" / "order.md"
 SIZES = tuple(10**exponent for exponent in (6, 7, 8, 9, 10))
 BATCH, SHARDS = 64, 8
@@ -62,9 +61,9 @@ def plan(samples: int, load: bool) -> Callable[[], Iterator[Any]]:
     """The template's batches from the middle of the first epoch on."""
     import torch
     from repro_project.config import Config
-    from repro_project.repro import sampling
-    from repro_project.repro.settings import load as settings
-    from repro_project.repro.world import World
+    from repro_project.repro.asked.params import load as settings
+    from repro_project.repro.training import sampling
+    from repro_project.repro.training.world import World
 
     config, start = settings(Config, Path("params.yaml")), samples // BATCH // 2
     stop, world = start + BATCHES + 1, World(0, 1, torch.device("cpu"))
@@ -127,7 +126,7 @@ def measured(order: str, samples: int, load: bool) -> dict[str, float]:
 
 
 def environ() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(PROJECT / "src"), "OMP_NUM_THREADS": "1"}
+    return in_venv(PROJECT) | {"OMP_NUM_THREADS": "1"}
 
 
 def available() -> float:
@@ -169,12 +168,7 @@ def about() -> str:
 
 def main() -> None:
     """Measure everything and write the document."""
-    env = os.environ | {"GIT_CEILING_DIRECTORIES": str(FOLDER)}
-    generate = ["cookiecutter", "--no-input", "--overwrite-if-exists", str(ROOT), "-o", str(FOLDER)]
-    subprocess.run(generate, check=True, env=env)
-    if not (VENV / "bin" / "python").exists():
-        make = ["make", "--no-print-directory", "environment", f"VENV={VENV}"]
-        subprocess.run(make, cwd=PROJECT, env=env, check=True)
+    make_venv(bake(PROJECT.parent))
     lines = []
     for line in rows():
         print(line, flush=True)

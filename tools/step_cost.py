@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from bake import NAME, PACKAGE, ROOT, VENV, bake, in_venv, make_venv
+
 FOLDER = ROOT / "build" / "cost"
-PROJECT, PACKAGE = FOLDER / "repro-project", "repro_project"
-VENV = ROOT / "build" / "venv"  # shared with the tests, so that it is made once
+PROJECT = FOLDER / NAME
 RESULT = ROOT / "docs" / "cost.md"
 SIZES = (1, 2, 4)
 # (settings of the model, settings of the batch): the project's own, and one of some million parameters
@@ -46,17 +46,17 @@ VARIANTS = {
 def measure(name: str) -> dict[str, Any]:
     """Milliseconds of the steps of each variant, and the number of parameters."""
     from repro_project.config import Config
-    from repro_project.repro.determinism import apply, set_environment
-    from repro_project.repro.settings import load
+    from repro_project.repro.asked.params import load
+    from repro_project.repro.machine.switches import apply, set_environment
 
     config = load(Config, Path("params.yaml"), ["device=cpu"])
     set_environment(config.determinism)  # before torch is imported
     import torch
     from repro_project.model import build
-    from repro_project.repro import preflight, world
-    from repro_project.repro.parallel import OrderFree
-    from repro_project.repro.seeds import derive
-    from repro_project.repro.trace import Trace
+    from repro_project.repro.training import agreement, world
+    from repro_project.repro.training.parallel import OrderFree
+    from repro_project.repro.training.seeds import derive, seed_everything
+    from repro_project.repro.training.trace import Trace
     from repro_project.train import parameter_groups, shard_loss
 
     apply(config.determinism)
@@ -65,7 +65,7 @@ def measure(name: str) -> dict[str, Any]:
     ranks = world.join("cpu", settings)
 
     torch.manual_seed(0)
-    model = build(config.model.model_copy(update=of_model))
+    model = build(config.model_copy(update={"model": config.model.model_copy(update=of_model)}))
     gradients = OrderFree(model, settings, ranks)
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=1e-4, fused=True)
     now = ""  # the variant whose turn it is
@@ -85,24 +85,32 @@ def measure(name: str) -> dict[str, Any]:
     size = settings.global_batch // settings.shards
     batch = [torch.rand(size, 1, 8, 8), torch.arange(size) % 10]
 
+    def meet() -> None:
+        ranks.sum(torch.zeros(1))
+
+    def loss_of(step: int, shard: int) -> torch.Tensor:
+        seed_everything(derive(0, "shard", step, shard))
+        return shard_loss(model, batch)
+
     def run(step: int, variant: str) -> float:
         nonlocal now
         now, trace = variant, traces.get(variant, traces["off"])
-        ranks.barrier()
+        meet()
         start = time.perf_counter()
         for shard in gradients.shards(mine):
             trace.batch(shard, batch)
-            compute = partial(shard_loss, model, batch, derive(0, "shard", step, shard), False)
-            gradients.add(compute, twice=variant == "recompute" and shard == step % settings.shards)
+            gradients.add(
+                partial(loss_of, step, shard), twice=variant == "recompute" and shard == step % settings.shards
+            )
         trace.gradients(gradients.reduce())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if VARIANTS[variant][1] == "flag" or variant == "flag":
-            _, *shares = ranks.total(0, *trace.share())
+            _, *shares = ranks.total(0, *trace.contribution())
             trace.step(step, shares, last=False)
         if variant == "compare":
-            preflight.require_same_weights(model.state_dict(), step, ranks)
-        ranks.barrier()  # the recomputing rank is waited for, as it is in the next reduce of a training
+            agreement.require_same_weights(model.state_dict(), step, ranks)
+        meet()  # the recomputing rank is waited for, as it is in the next reduce of a training
         return 1000 * (time.perf_counter() - start)
 
     steps: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
@@ -120,11 +128,12 @@ def measure(name: str) -> dict[str, Any]:
 
 def thousand_ranks() -> tuple[float, int, str]:
     """Seconds to compare 1024 ranks' reports of a real run, with a few odd ones; fields; the text."""
-    from repro_project.repro import preflight
+    from repro_project.repro.differences import flatten
+    from repro_project.repro.training import agreement
 
     preimage = json.loads((PROJECT / "artifacts" / "address.json").read_text())["preimage"]
     environment = json.loads((PROJECT / "artifacts" / "environment.json").read_text())["preimage"]
-    report = preflight.flatten(preimage | {"environment": environment})
+    report = flatten(preimage | {"environment": environment})
     reports = [dict(report) for _ in range(1024)]
     for rank in range(64, 72):
         reports[rank]["environment.numpy"] = "2.4.5"
@@ -132,8 +141,8 @@ def thousand_ranks() -> tuple[float, int, str]:
     reports[900]["code.model.py"] = "0" * 64
     hosts = [f"node{rank // 8:03d} cuda:{rank % 8}" for rank in range(1024)]
     start = time.perf_counter()
-    groups = preflight.disagreements(reports, hosts)
-    text = f"{preflight.table(groups)}\n{preflight.blame(groups, len(reports))}"
+    groups = agreement.disagreements(reports, hosts)
+    text = f"{agreement.table(groups)}\n{agreement.blame(groups, len(reports))}"
     return time.perf_counter() - start, len(report), text
 
 
@@ -165,39 +174,28 @@ def torchrun(ranks: int, model: str, python: Path) -> dict[str, Any]:
     result = FOLDER / f"{model}-{ranks}.json"
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = [str(python), *launcher, str(Path(__file__)), "--model", model, "--result", str(result)]
-    subprocess.run(command, cwd=PROJECT, env=environ(), check=True)
+    subprocess.run(command, cwd=PROJECT, env=in_venv(PROJECT), check=True)
     return json.loads(result.read_text())
-
-
-def environ() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(PROJECT / "src"), "GIT_CEILING_DIRECTORIES": str(FOLDER)}
 
 
 def main() -> None:
     """Measure everything and write the document."""
     python = VENV / "bin" / "python"
-    subprocess.run(["cookiecutter", "--no-input", "--overwrite-if-exists", str(ROOT), "-o", str(FOLDER)], check=True)
-    if not python.exists():
-        subprocess.run(
-            ["make", "--no-print-directory", "environment", f"VENV={VENV}"],
-            cwd=PROJECT,
-            env=environ(),
-            check=True,
-        )
+    make_venv(bake(FOLDER))
     lines = [line for model in MODELS for ranks in SIZES for line in rows(model, ranks, torchrun(ranks, model, python))]
     for stage in ("prepare", "train"):
         short = ["--set", "train.epochs=1", "--set", "tracking.enabled=false"] if stage == "train" else []
         subprocess.run(
             [str(python), "-m", f"{PACKAGE}.{stage}", *short],
             cwd=PROJECT,
-            env=environ(),
+            env=in_venv(PROJECT),
             check=True,
             stdout=subprocess.DEVNULL,
         )
     told = subprocess.run(
         [str(python), str(Path(__file__)), "--table"],
         cwd=PROJECT,
-        env=environ(),
+        env=in_venv(PROJECT),
         check=True,
         text=True,
         stdout=subprocess.PIPE,
