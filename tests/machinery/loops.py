@@ -9,6 +9,7 @@ from project.repro.errors import NonFinite
 from project.repro.run import Run
 from project.repro.step import Step
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 STEPS = 3
 
@@ -139,6 +140,16 @@ def with_another_model_trained_beside(run: Run, parts: Parts) -> None:
         inner.step()
         parts.optimizer.step()
     run.finish()
+
+
+@whole
+def with_a_frozen_part_and_a_checkpoint(run: Run, parts: Parts) -> None:
+    def compute(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        outputs = checkpoint(network, batch["x"], use_reentrant=False)
+        return (outputs - batch["y"]).square().mean()
+
+    parts.model[0].requires_grad_(False)
+    trained_with(compute)(run, parts)
 
 
 def draws(step: Step, parts: Parts) -> None:

@@ -9,6 +9,7 @@ from project.repro.errors import NonFinite
 from project.repro.run import Run
 from project.repro.step import Step
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 SLIPS: list[tuple[Loop, str]] = []
 
@@ -150,7 +151,10 @@ def loss_of_a_copy_made_in_the_loop(step: Step, parts: Parts) -> None:
     step.backward(lambda network, batch: loss_of(other, batch))
 
 
-@slip("the loss function called backward(): let it return the loss, step.backward() does the rest")
+OWN_BACKWARD = "a backward() of your own reached the model: let the loss function return the loss, step.backward() does"
+
+
+@slip(OWN_BACKWARD)
 @each_step
 def backward_in_the_loss(step: Step, parts: Parts) -> None:
     def compute(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -159,6 +163,61 @@ def backward_in_the_loss(step: Step, parts: Parts) -> None:
         return loss
 
     step.backward(compute)
+
+
+@slip(OWN_BACKWARD)
+@each_step
+def backward_of_a_part_in_the_loss(step: Step, parts: Parts) -> None:
+    def compute(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        parts.model[3].weight.square().sum().backward()
+        return loss_of(network, batch)
+
+    step.backward(compute)
+
+
+@slip(OWN_BACKWARD)
+@each_step
+def backward_in_the_loop(step: Step, parts: Parts) -> None:
+    good(step, parts)
+    parts.model(torch.rand(8, 4)).sum().backward()
+
+
+@slip("0.bias: its gradient came twice for one shard. If the model calls torch.utils.checkpoint, give it use_reentrant")
+@each_step
+def two_reentrant_checkpoints(step: Step, parts: Parts) -> None:
+    def compute(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        network(batch["x"])  # DistributedDataParallel wants its own forward pass, too
+        inputs = batch["x"].clone().requires_grad_()
+        halves = [checkpoint(parts.model[0], inputs, use_reentrant=True) for _ in range(2)]
+        return (halves[0] + halves[1]).square().mean()
+
+    step.backward(compute)
+
+
+CHANGED = "frozen, thawed or replaced after run.steps(); do that before it"
+
+
+@slip(f"3.bias, 3.weight: {CHANGED}")
+@each_step
+def frozen_on_the_way(step: Step, parts: Parts) -> None:
+    good(step, parts)
+    parts.model[3].requires_grad_(False)
+
+
+@slip(f"0.bias, 0.weight: {CHANGED}")
+def thawed_on_the_way(run: Run, parts: Parts) -> None:
+    parts.model[0].requires_grad_(False)
+    for step in parts.steps(run):
+        parts.model[0].requires_grad_(step.number == 1)
+        good(step, parts)
+    run.finish()
+
+
+@slip(f"0.weight: {CHANGED}")
+@each_step
+def replaced_on_the_way(step: Step, parts: Parts) -> None:
+    parts.model[0].weight = nn.Parameter(torch.zeros(8, 4))
+    good(step, parts)
 
 
 def bare_model(run: Run, parts: Parts) -> None:

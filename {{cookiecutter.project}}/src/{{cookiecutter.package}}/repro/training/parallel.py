@@ -26,62 +26,13 @@ import torch
 from torch import Tensor, nn
 
 from ..asked.settings import Parallel
-from ..errors import Disagreement, Refused
+from ..errors import Disagreement
 from .digest import tensor_digest
+from .turns import Turns
 from .world import World
 
 BUCKET = 1 << 22  # elements: 32 MiB of float64 per all-reduce, large enough to hide latency
 MAX_EXPONENT = {torch.float32: 128, torch.float64: 1024}  # 2**this overflows the format
-
-
-class Turns:
-    """The shards of a step that were added: one that is left out would change the sum, and nobody would see it."""
-
-    def __init__(self) -> None:
-        self._mine: Sequence[int] = ()
-        self._added: list[int] = []
-
-    def begin(self, mine: Sequence[int]) -> None:
-        """A step begins, in which this rank runs the shards `mine`.
-
-        Raises:
-            Refused: the gradients of the step before were never reduced.
-        """
-        if self._mine:
-            raise Refused("gradients were added but never reduced: call reduce() once per step, after its shards")
-        self._mine, self._added = tuple(mine), []
-
-    def add(self, shard: int) -> None:
-        """A shard has its turn."""
-        if shard in self._added:
-            raise Refused(f"shard {shard} was added twice: add the loss of each shard once")
-        self._added.append(shard)
-
-    def require(self, shard: int) -> None:
-        """Refuse to go on without this shard."""
-        if shard not in self._added:
-            raise Refused(f"shard {shard} was never added: call add() for each shard, before the next one")
-
-    def end(self) -> None:
-        """The gradients are reduced."""
-        for shard in self._mine:
-            self.require(shard)
-        self._mine = ()
-
-
-def require_gradients(taken: int) -> None:
-    """Refuse a loss whose backward pass reached no parameter of the module."""
-    if not taken:
-        raise Refused(
-            "the loss gave no gradient to any parameter of the model of this run: compute it with the network that "
-            "the loss function is given"
-        )
-
-
-def require_no_backward(taken: int) -> None:
-    """Refuse a loss function that has made the backward pass itself."""
-    if taken:
-        raise Refused("the loss function called backward(): let it return the loss, step.backward() does the rest")
 
 
 class OrderFree:
@@ -98,7 +49,7 @@ class OrderFree:
         self._buffers = [b for b in module.buffers() if b.dtype != torch.bool]
         self._losses = torch.zeros(self.total_shards, dtype=torch.float64, device=world.device)
         self._before: list[Tensor] = []
-        self._turns = Turns()
+        self._turns = Turns(module)
 
         # A fixed layout, in the order in which the backward pass is likely to finish.
         self._bucket_of: dict[Tensor, int] = {}
@@ -116,7 +67,7 @@ class OrderFree:
         """Yield this rank's shards; `add` the loss of each before asking for the next.
 
         Raises:
-            Refused: a shard was not added, or the step before was not reduced.
+            Refused: a shard was not added, the step before was not reduced, or other parameters are trainable now.
         """
         self._turns.begin(mine)
         for tensor in [*self._sums, self._losses]:
@@ -141,19 +92,16 @@ class OrderFree:
 
         Raises:
             Disagreement: they do not: this rank's hardware computes wrong, or `compute` is not repeatable.
-            Refused: the loss depends on no parameter of the module.
+            Refused: the loss depends on no parameter of the module, or a parameter gets two gradients.
         """
         self._turns.add(self._shard)
         self._trial = self._twice = twice
-        self._taken = 0
         if twice:
             self._digests: dict[Tensor, Tensor] = {}
             self._backpropagate(compute)
             self._restore_buffers()
-            self._taken = 0
             self._trial, seen, self._digests = False, self._digests, {}
         self._losses[self._shard] = self._backpropagate(compute)
-        require_gradients(self._taken)
         if twice:
             self._require_equal(seen, self._digests)
         for buffer, before in zip(self._buffers, self._before, strict=True):
@@ -162,9 +110,9 @@ class OrderFree:
 
     def _backpropagate(self, compute: Callable[[], Tensor]) -> Tensor:
         loss = compute()
-        require_no_backward(self._taken)
-        if loss.requires_grad:
-            (loss / self.total_shards).backward()
+        with self._turns.backward():
+            if loss.requires_grad:
+                (loss / self.total_shards).backward()
         return loss.detach()
 
     def _require_equal(self, first: dict[Tensor, Tensor], second: dict[Tensor, Tensor]) -> None:
@@ -208,9 +156,9 @@ class OrderFree:
 
     def _take(self, parameter: Tensor) -> None:
         """Autograd calls this when a shard's gradient of `parameter` is complete."""
+        self._turns.take(parameter)
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None
-        self._taken += 1
         if self._twice:
             self._digests[parameter] = tensor_digest(gradient)
         if not self._trial:
@@ -219,8 +167,6 @@ class OrderFree:
     def _add(self, tensor: Tensor, value: Tensor) -> None:
         """Add `value`, rounded to whole multiples of 2**lsb, to the sum that belongs to `tensor`."""
         bucket = self._bucket_of[tensor]
-        if bucket < len(self._works):
-            raise RuntimeError("a gradient came after its bucket was sent: two backward passes for one shard?")
         if value.dtype not in MAX_EXPONENT:
             value = value.float()
         # Scaling up first overflows exactly where a value is out of range; powers of two round nothing.
@@ -251,18 +197,15 @@ class Stock:
         self._buffers = list(module.buffers())
         self._loss = torch.zeros((), dtype=torch.float64, device=world.device)
         self._before: list[Tensor] = []
-        self._turns = Turns()
-        self._calls = self._taken = 0  # calls of the wrapped module, gradients
+        self._turns = Turns(module)
+        self._called = False
         self.module.register_forward_pre_hook(self._call)
         for parameter in module.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._take)
+                parameter.register_post_accumulate_grad_hook(self._turns.take)
 
     def _call(self, module: nn.Module, inputs: object) -> None:
-        self._calls += 1
-
-    def _take(self, parameter: Tensor) -> None:
-        self._taken += 1
+        self._called = True
 
     def shards(self, mine: Sequence[int]) -> Iterator[int]:
         """As `OrderFree.shards`; gradients of all but the last shard only accumulate."""
@@ -279,12 +222,12 @@ class Stock:
     def add(self, compute: Callable[[], Tensor], twice: bool = False) -> None:
         """As `OrderFree.add`, always once; DDP divides by the world size, hence the factor."""
         self._turns.add(self._shard)
-        self._calls = self._taken = 0
+        self._called = False
         loss = compute()
-        require_no_backward(self._taken)
-        require_gradients(self._calls if loss.requires_grad else 0)  # the bare module knows nothing of the other ranks
         self._loss += loss.detach() / self.total_shards
-        (loss * (self.world.size / self.total_shards)).backward()
+        with self._turns.backward():
+            if loss.requires_grad and self._called:  # the bare module knows nothing of the other ranks
+                (loss * (self.world.size / self.total_shards)).backward()
 
     def reduce(self) -> Tensor:
         """As `OrderFree.reduce`; the lead's buffers win, as in DDP itself."""

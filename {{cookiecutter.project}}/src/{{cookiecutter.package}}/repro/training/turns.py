@@ -1,0 +1,90 @@
+"""The turns of a step: every shard is added once, and every parameter gets one gradient for each.
+
+A sum in which a shard or a gradient is missing, or is there twice, looks like any other. So each line of a loop that
+could make one is refused by name.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from ..errors import Refused
+
+
+class Turns:
+    """Watches the shards and the gradients of one module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._trainable = self._list_trainable()
+        self._mine: Sequence[int] = ()
+        self._added: list[int] = []
+        self._taken: set[Tensor] = set()
+        self._propagating = False
+
+    def _list_trainable(self) -> dict[str, Tensor]:
+        return {name: parameter for name, parameter in self._module.named_parameters() if parameter.requires_grad}
+
+    def begin(self, mine: Sequence[int]) -> None:
+        """A step begins, in which this rank runs the shards `mine`.
+
+        Raises:
+            Refused: the gradients of the step before were never reduced, or other parameters are trainable now.
+        """
+        if self._mine:
+            raise Refused("gradients were added but never reduced: call reduce() once per step, after its shards")
+        before, now = self._trainable, self._list_trainable()
+        if changed := sorted(name for name in before.keys() | now.keys() if before.get(name) is not now.get(name)):
+            raise Refused(
+                f"{', '.join(changed[:3])}: frozen, thawed or replaced after run.steps(); do that before it. To let a "
+                f"parameter rest for some steps, give its group lr=0 and weight_decay=0"
+            )
+        self._mine, self._added = tuple(mine), []
+
+    def add(self, shard: int) -> None:
+        """A shard has its turn."""
+        if shard in self._added:
+            raise Refused(f"shard {shard} was added twice: add the loss of each shard once")
+        self._added.append(shard)
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Only in here do gradients come: one for each parameter at most, and one at least."""
+        self._taken = set()
+        self._propagating = True
+        try:
+            yield
+        finally:
+            self._propagating = False
+        if not self._taken:
+            raise Refused(
+                "the loss gave no gradient to any parameter of the model of this run: compute it with the network "
+                "that the loss function is given"
+            )
+
+    def take(self, parameter: Tensor) -> None:
+        """A gradient of this parameter is complete."""
+        if not self._propagating:
+            raise Refused(
+                "a backward() of your own reached the model: let the loss function return the loss, step.backward() "
+                "does the rest. Gradients for another purpose: torch.autograd.grad"
+            )
+        if parameter in self._taken:
+            name = next(name for name, known in self._trainable.items() if known is parameter)
+            raise Refused(
+                f"{name}: its gradient came twice for one shard. If the model calls torch.utils.checkpoint, give it "
+                f"use_reentrant=False"
+            )
+        self._taken.add(parameter)
+
+    def require(self, shard: int) -> None:
+        """Refuse to go on without this shard."""
+        if shard not in self._added:
+            raise Refused(f"shard {shard} was never added: call add() for each shard, before the next one")
+
+    def end(self) -> None:
+        """The gradients are reduced."""
+        for shard in self._mine:
+            self.require(shard)
+        self._mine = ()
