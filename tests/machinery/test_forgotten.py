@@ -4,6 +4,7 @@ Whole loops stand in loops.py, those with a slip in slips.py.
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +45,13 @@ class Ended:
         """What it logged."""
         rows = map(json.loads, (self.out / names.METRIC_ROWS).read_text().splitlines())
         return [(row["step"], row["metrics"]) for row in rows]
+
+
+@pytest.fixture(autouse=True)
+def without_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests in this process have loaded the lab, and no stage may: it is not in the content address."""
+    for name in [name for name in sys.modules if ".repro.lab" in name]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.fixture
