@@ -96,9 +96,9 @@ def test_pipeline_runs_once_and_its_result_is_accepted(yours: InstalledProject) 
     assert json.loads(yours.text("artifacts/evaluation.json")) == {"mean_error": metrics["mean_error"]}
     assert "Data and pipelines are up to date." in yours.run("dvc", "repro")
 
-    yours.run("repro", "accept", "artifacts", "--source", "the first run on tides")
+    yours.run("python", "-m", yours.package, "accept", "artifacts", "--source", "the first run on tides")
     commit(yours)
-    printed = yours.run("repro", "check")
+    printed = yours.run("python", "-m", yours.package, "check")
     assert "reproduced bit for bit: the first run on tides" in printed
     assert "the outputs are those of the committed dvc.lock" in printed
 
