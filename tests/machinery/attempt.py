@@ -30,6 +30,12 @@ def result(out: Path) -> dict[str, Any]:
     }
 
 
+def origin(out: Path) -> checkpoint.Origin:
+    """Whose checkpoints the run in `out` makes."""
+    address, environment = (read_json(out / name) for name in (names.ADDRESS, names.ENVIRONMENT))
+    return checkpoint.Origin(address["address"], environment["environment"])
+
+
 def inside(config: Config, prepared: Path, workers: int = 1, **checkpoints: Any) -> Config:
     """The settings of `start`, for a training inside this process.
 

@@ -4,10 +4,10 @@ import json
 from collections.abc import Callable
 
 import torch
-from project.repro.training.checkpoint import Snapshot, take
+from project.repro.training.checkpoint import Origin, Snapshot, take
 from torch import nn
 
-ORIGIN = {"address": "a" * 64, "environment": "e" * 64}
+ORIGIN = Origin("a" * 64, "e" * 64)
 FILES = {"model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"}
 
 Optimizer = Callable[..., torch.optim.Optimizer]

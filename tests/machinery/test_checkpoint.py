@@ -23,7 +23,7 @@ from torch import nn
 def test_state_comes_back_bit_by_bit_and_goes_on_alike(kind: str, tmp_path: Path):
     kept, resumed = Training(OPTIMIZERS[kind]), Training(OPTIMIZERS[kind])
     kept.step(5)
-    put(read(write(kept.take(), tmp_path, ORIGIN, keep=1)), resumed.model, resumed.optimizer)
+    put(read(write(kept.take(), tmp_path, ORIGIN, keep=1), ORIGIN), resumed.model, resumed.optimizer)
     resumed.done = 5
     for steps in (0, 5):
         kept.step(steps)
@@ -44,7 +44,7 @@ def test_shared_weights_come_back(tmp_path: Path):
 
     one, other = tied(), tied()
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (one, other)]
-    put(read(write(take(1, one, optimizers[0]), tmp_path, ORIGIN, 1)), other, optimizers[1])
+    put(read(write(take(1, one, optimizers[0]), tmp_path, ORIGIN, 1), ORIGIN), other, optimizers[1])
     assert torch.equal(one[1].weight, other[1].weight) and other[1].weight is other[0].weight
 
 
@@ -86,7 +86,7 @@ def test_no_pickle_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch, "load", no)
     monkeypatch.setattr(torch, "save", no)
     write(snapshot(2), tmp_path, ORIGIN, 1)
-    there = newest(tmp_path, silent)
+    there = newest(tmp_path, ORIGIN, silent)
     assert there
     put(there, Training().model, Training().optimizer)
     assert_equal(there, snapshot(2))
@@ -104,7 +104,7 @@ def test_only_the_newest_stay(tmp_path: Path):
 def test_writing_a_state_again_leaves_it_whole(tmp_path: Path):
     first = write(snapshot(2), tmp_path, ORIGIN, 1)
     assert write(snapshot(2), tmp_path, ORIGIN, 1) == first
-    assert_equal(read(first), snapshot(2))
+    assert_equal(read(first, ORIGIN), snapshot(2))
     assert list(tmp_path.iterdir()) == [first]
 
 
@@ -172,7 +172,7 @@ def test_crash_at_any_instant_leaves_a_whole_checkpoint(tmp_path: Path):
         folder = tmp_path / str(instant)
         shutil.copytree(tmp_path / "template", folder)
         code = crashing(instant, folder)
-        there = newest(folder, silent)  # not even a damaged one is left for it to skip
+        there = newest(folder, ORIGIN, silent)  # not even a damaged one is left for it to skip
         assert there and there.step in (1, 2), f"instant {instant}"
         assert_equal(there, older if there.step == 1 else newer)
         write(newer, folder, ORIGIN, 1)  # what comes next clears what the crash has left

@@ -28,7 +28,7 @@ def position_classes(path: Path) -> dict[str, tuple[Path, range]]:
 
 def test_every_changed_byte_is_detected(tmp_path: Path):
     path = write(snapshot(2), tmp_path, ORIGIN, 1)
-    read(path)  # the control
+    read(path, ORIGIN)  # the control
     dice = random.Random(0)
     classes = position_classes(path)
     tried = dict.fromkeys(classes, 0)
@@ -41,10 +41,10 @@ def test_every_changed_byte_is_detected(tmp_path: Path):
         rotten[place] ^= dice.randrange(1, 256)
         file.write_bytes(rotten)
         with pytest.raises(Damaged):
-            read(path)
+            read(path, ORIGIN)
         file.write_bytes(content)
         tried[kind] += 1
-    read(path)  # and all was put back
+    read(path, ORIGIN)  # and all was put back
     assert len(tried) == 8 and min(tried.values()) >= 100
 
 
@@ -91,19 +91,19 @@ def test_damaged_checkpoint_is_told_set_aside_and_skipped(damage: Callable[[Path
     damage(write(snapshot(2), tmp_path, ORIGIN, 3))
     damaged = found(tmp_path)[-1].name
     told: list[str] = []
-    there = newest(tmp_path, told.append)
+    there = newest(tmp_path, ORIGIN, told.append)
     assert there
     assert_equal(there, snapshot(1))
     assert len(told) == 1 and damaged in told[0] and "\n" not in told[0]
     assert (tmp_path / f"damaged-{damaged}").is_dir() and found(tmp_path) == [older]
-    there = newest(tmp_path, silent)
+    there = newest(tmp_path, ORIGIN, silent)
     assert there and there.step == 1
 
 
 def test_same_checkpoint_may_be_damaged_twice(tmp_path: Path):
     for _ in range(2):
         rotten(write(snapshot(2), tmp_path, ORIGIN, 3))
-        assert newest(tmp_path, lambda message: None) is None
+        assert newest(tmp_path, ORIGIN, lambda message: None) is None
 
 
 def test_nothing_is_half_loaded(tmp_path: Path):
@@ -111,4 +111,4 @@ def test_nothing_is_half_loaded(tmp_path: Path):
     path = write(snapshot(2), tmp_path, ORIGIN, 1)
     truncated(path)
     with pytest.raises(Damaged, match="optimizer"):
-        read(path)
+        read(path, ORIGIN)

@@ -45,7 +45,7 @@ def on_a_full_disk(folder: Path, on_error: str) -> dict[str, Any]:
     with redirect_stderr(io.StringIO()) as told:
         failure = saver.failure()
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    there = newest(folder, silent)
+    there = newest(folder, ORIGIN, silent)
     rest = [path.name for path in folder.iterdir() if path not in found(folder)]
     shutil.rmtree(folder)
     lines = told.getvalue().splitlines()

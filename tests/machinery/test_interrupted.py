@@ -1,12 +1,14 @@
 """Between two attempts at a run: what may change, what is refused, and what leaves no trace in the result."""
 
+import dataclasses
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attempt import STEPS, Crash, Finish, inside, result
+from attempt import STEPS, Crash, Finish, inside, origin, result
 from project import PROJECT as OURS
 from project import train as train_module
 from project.config import Config
@@ -106,8 +108,8 @@ def test_resuming_at_the_wrong_step_is_caught_at_once(
     """The run comes by recorded steps again, and their numbers differ."""
     read = checkpoint.read
 
-    def shifted(path: Path) -> checkpoint.Snapshot:
-        there = read(path)
+    def shifted(path: Path, origin: checkpoint.Origin) -> checkpoint.Snapshot:
+        there = read(path, origin)
         return checkpoint.Snapshot(there.step + off, there.model, there.optimizer, there.values)
 
     monkeypatch.setattr(checkpoint, "read", shifted)
@@ -121,21 +123,36 @@ def test_wrong_state_is_caught_where_steps_are_run_again(
     """Other weights, in a checkpoint that is valid."""
     (newest, older) = (checkpoint.found(interrupted / "checkpoints")[i] for i in (-1, -2))
     newest.rename(newest.with_name("damaged-for-the-test"))
-    wrong = checkpoint.read(older)
+    wrong = checkpoint.read(older, origin(interrupted))
     wrong.model["head.bias"][0] += 0.5
     for path in checkpoint.found(interrupted / "checkpoints"):
         path.rename(path.with_name(f"damaged-{path.name}"))
-    checkpoint.write(wrong, interrupted / "checkpoints", {}, keep=1)
+    checkpoint.write(wrong, interrupted / "checkpoints", origin(interrupted), keep=1)
     with pytest.raises(Failure, match="step 9: loss was"):
         finish()
 
 
+@pytest.mark.parametrize("part", ["address", "environment"])
+def test_checkpoint_of_another_run_is_never_used(part: str, finish: Finish, interrupted: Path, tmp_path: Path):
+    """As where `checkpoints` was copied, or a link: whole, newest, of the same network, and not this run's."""
+    folder, ours = interrupted / "checkpoints", origin(interrupted)
+    state = checkpoint.read(checkpoint.found(folder)[-1], ours)
+    newer = dataclasses.replace(state, step=state.step + 1)
+    foreign = checkpoint.write(newer, folder, dataclasses.replace(ours, **{part: "f" * 64}), keep=3)
+    with pytest.raises(Refused, match=f"{foreign.name}: made by another run: {part} ffffffffffffffff seen, "):
+        finish()
+    assert foreign.is_dir()  # nothing is removed that is another's
+    shutil.move(foreign, tmp_path)
+    finish()
+
+
 def test_record_compares_what_is_logged_again(tmp_path: Path):
     record = Record(tmp_path)
-    record.begin(tags={})
+    record.begin(tags={}, environments=["here"])
     record.log(0, {"loss": 0.1, "odd": float("nan")})
     resumed = Record(tmp_path)
-    resumed.resume()
+    resumed.resume("there")
+    assert resumed.environments == ("here", "there")
     resumed.log(0, {"loss": 0.1, "odd": float("nan")})
     with pytest.raises(Failure, match=r"step 0: loss was 0\.1 .* 0\.10000000000000002 now"):
         resumed.log(0, {"loss": 0.10000000000000002})

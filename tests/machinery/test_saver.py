@@ -70,7 +70,7 @@ def test_what_is_saved_is_the_state_when_save_returned(tmp_path: Path, monkeypat
     training.step(3)
     free.set()
     saver.wait()
-    there = newest(tmp_path, silent)
+    there = newest(tmp_path, ORIGIN, silent)
     assert there
     assert_equal(there, snapshot(2))
 

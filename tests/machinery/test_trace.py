@@ -140,7 +140,7 @@ def test_row_that_comes_again_differently_is_found(odd: int, tmp_path: Path):
 
 
 def test_rows_that_are_not_there_are_not_gone_on_from(tmp_path: Path):
-    with pytest.raises(Refused, match=r"5 steps seen, 6 wanted.*--set trace.level=off"):
+    with pytest.raises(Refused, match=r"5 steps seen, 6 wanted.*Begin the run anew in another folder"):
         Chain(chain(tmp_path / "chain", 5), 8, position=6)
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from . import progress
 from .asked import manifest
-from .asked.address import LOCKS, content_address, digest
+from .asked.address import LOCKS, content_address
 from .asked.settings import Settings
 from .differences import flatten
 from .errors import Failure, Preempted, Refused
@@ -25,7 +25,7 @@ from .machine import environment, switches
 from .project import Project
 from .records import names, receipt
 from .records.lock import RunLock
-from .records.opening import open_run
+from .records.opening import open_run, require_run_directory
 from .records.record import Record, as_number
 from .records.signature import require_key, sign
 from .records.tracking import Follower
@@ -54,6 +54,7 @@ class Run:
         self._record: Record | None = None
         self._follower: Follower | None = None
         self._saver: checkpoint.Saver | None = None
+        self._origin: checkpoint.Origin | None = None
         self._plan: sampling.Plan | None = None
         self._resumed = self._terminated = self._finished = False
         self._done = 0  # steps
@@ -87,10 +88,12 @@ class Run:
         if not self.world.leads:
             return
         require_key(self.config.receipt.key)  # before anything is written
+        require_run_directory(self.project, self.out)
         self._lock.acquire()
         here = environment.record(self.environment, self.config.compute, world_size=self.world.size)
         opened = open_run(self.project, self.config, self.out, self.address, here, _tell)
         self._record, self._resumed = opened.record, opened.resumed
+        self._origin = checkpoint.Origin(self.address.digest, here["environment"], opened.record.environments)
         if self.config.tracking.enabled:
             self._follower = Follower(self.out, self.project.root / LOCKS)
 
@@ -135,7 +138,8 @@ class Run:
         All ranks get the lead's copy, so the others need not see its disk. Then all compare their weights.
         """
         folder = self.out / names.CHECKPOINTS
-        snapshot = checkpoint.newest(folder, _tell) if self._resumed else None
+        origin = self._origin if self._resumed else None
+        snapshot = self.world.together(lambda: checkpoint.newest(folder, origin, _tell) if origin else None)
         snapshot = checkpoint.from_lead(snapshot, self.world)
         if snapshot:
             checkpoint.put(snapshot, self._model, self._optimizer)
@@ -143,9 +147,8 @@ class Run:
         agreement.require_same_weights(self._model.state_dict(), done, self.world)
         outputs = not self.config.compute.compile  # whose modules have no outputs to look at
         self.world.together(lambda: self._trace.begin(self._model, self._optimizer, done, outputs))
-        if self._record:
-            origin = {"address": self.address.digest, "environment": digest(self.environment)}
-            self._saver = checkpoint.Saver(folder, origin, self.config.checkpoint, first=self._sync)
+        if self._record and self._origin:
+            self._saver = checkpoint.Saver(folder, self._origin, self.config.checkpoint, first=self._sync)
             if self._resumed:
                 self._record.went_on(done)
                 print(f"resumed {self.out} after step {done}", flush=True)

@@ -115,6 +115,12 @@ class Trace(Section):
     values: Annotated[int, Field(ge=-1)]
 
 
+class Record(Section):
+    """The fate of a finished run whose directory a run of another content address is to have."""
+
+    finished: Literal["keep", "replace", "refuse"]
+
+
 class Receipt(Section):
     """The ssh key that signs the receipts of runs: a private one's file, or a public one's for ssh-agent."""
 
@@ -163,6 +169,7 @@ class Settings(Section):
     checkpoint: Annotated[Checkpoint, NEUTRAL]
     integrity: Annotated[Integrity, NEUTRAL]
     trace: Annotated[Trace, NEUTRAL]
+    record: Annotated[Record, NEUTRAL]
     receipt: Annotated[Receipt, NEUTRAL]
     loader: Annotated[Loader, NEUTRAL]
     tracking: Annotated[Tracking, NEUTRAL]

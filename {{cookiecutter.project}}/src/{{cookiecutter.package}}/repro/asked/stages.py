@@ -74,6 +74,16 @@ def watched(project: Project, sections: Sequence[str], whole: bool) -> Iterator[
         )
 
 
+def outputs(project: Project) -> list[Path]:
+    """The paths that the stages of dvc.yaml write."""
+    stages = _yaml(project.root / STAGES)["stages"].values() if (project.root / STAGES).is_file() else ()
+    written = []
+    for entry in (stage.get("do", stage) for stage in stages):
+        for item in [item for part in ("outs", "metrics", "plots") for item in entry.get(part, ())]:
+            written.append(project.root / (item if isinstance(item, str) else next(iter(item))))
+    return written
+
+
 def require_own(project: Project, doing: str) -> None:
     """Refuse to work in one folder with the code of another, as where two projects are installed in one venv."""
     if Path.cwd().resolve() != project.root.resolve():

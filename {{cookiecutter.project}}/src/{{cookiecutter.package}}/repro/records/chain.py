@@ -34,7 +34,7 @@ class Chain:
         if position > whole:
             raise Refused(
                 f"{path}: {whole} steps seen, {position} wanted, to go on with: the trace was off before, or rows "
-                f"are lost. Go on without it: --set trace.level=off"
+                f"are lost. Begin the run anew in another folder with --out"
             )
         self._there = whole
         self._file = path.open("r+b", buffering=0)

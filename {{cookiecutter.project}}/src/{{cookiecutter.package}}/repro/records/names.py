@@ -27,7 +27,10 @@ UPLOAD = "tracking.json"  # how far it came
 UPLOAD_LOG = "tracking.log"
 UPLOAD_LOCK = "tracking.lock"
 
+EARLIER = "earlier"  # finished runs of other content addresses, which had this directory before
+
 OUTCOME = (METRIC_ROWS, METRICS, WEIGHTS, RECEIPT, SIGNATURE, PATCH)  # removed when a new run begins
+FILES = {*OUTCOME, ADDRESS, ENVIRONMENT, RUN, LOCK, UPLOAD, UPLOAD_LOG, UPLOAD_LOCK}  # all that lie beside the folders
 
 
 def rank_rows(rank: int) -> str:

@@ -6,15 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..asked import stages
 from ..asked.address import ContentAddress, digest
 from ..asked.settings import Settings
-from ..differences import differences, named
+from ..differences import differences, named, some
 from ..errors import Refused
 from ..files import read_json, write_json
 from ..project import Project
 from . import names
 from .code_state import code_state
 from .record import Record
+
+FOLDERS = (names.CHECKPOINTS, names.TRACE, names.EARLIER)
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,29 @@ class Opened:
 
     record: Record
     resumed: bool  # an earlier process began it
+
+
+def require_run_directory(project: Project, out: Path) -> None:
+    """Refuse a directory in which a run would write over what is no run's. Nothing is written yet.
+
+    Raises:
+        Refused: it holds other files and no run, or one of its folders is a link into another place.
+    """
+    for name in FOLDERS:
+        if (out / name).is_symlink():
+            raise Refused(
+                f"{out / name}: a link seen, a folder of this run's own wanted: remove the link. To have a run on "
+                f"another disk, name a place there with --out"
+            )
+    if not out.is_dir() or (out / names.RUN).is_file():
+        return
+    written = {path.name for path in stages.outputs(project) if path.parent.resolve() == out.resolve()}
+    ours = written | names.FILES | {f"{name}.part" for name in names.FILES} | {names.EARLIER}
+    if foreign := sorted(path.name for path in out.iterdir() if path.name not in ours and path.name[0] != "."):
+        raise Refused(
+            f"{out}: {some(foreign)} seen and no {names.RUN}, an empty folder or a run's wanted: nothing is removed "
+            f"or written there. Choose another with --out"
+        )
 
 
 def open_run(
@@ -36,17 +62,17 @@ def open_run(
     """Open the run directory `out` for a run of `address` on `environment` (what environment.json is to hold).
 
     Raises:
-        Refused: it holds an unfinished run of another content address.
+        Refused: it holds an unfinished run of another content address, a finished one where `record.finished` is
+            `refuse`, or what cannot be removed.
     """
     record = Record(out)
     resumed = record.unfinished()
     if resumed:
         _require_same_address(out, address)
-        record.resume()
+        record.resume(environment["environment"])
         _record_environment(out, environment, tell)
         return Opened(record, resumed)
-    for left in (names.CHECKPOINTS, names.TRACE):  # by an older run
-        shutil.rmtree(out / left, ignore_errors=True)
+    _clear(out, config.record.finished, address, tell)
     # before run.json: that file says that there is a run to go on with, and going on needs its address
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / names.ADDRESS, address.record())
@@ -55,6 +81,7 @@ def open_run(
     record.begin(
         patch,
         code=code,
+        environments=[environment["environment"]],
         config=config.flat(),
         tracking=config.tracking.model_dump(),
         dataset={"name": Path(config.data.raw).name, "digest": address.parts["data"]},
@@ -69,6 +96,44 @@ def open_run(
         },
     )
     return Opened(record, resumed)
+
+
+def _clear(out: Path, finished: str, address: ContentAddress, tell: Callable[[str], None]) -> None:
+    """Make room for a new record: of another content address's run nothing is lost, if `finished` does not say so."""
+    earlier = out / names.EARLIER
+    for whole in earlier.glob(f".*.part/{names.RUN}"):  # a crash came before the last rename below
+        whole.parent.rename(earlier / whole.parent.name[1 : -len(".part")])
+    facts = read_json(out / names.RUN) if (out / names.RUN).is_file() else None
+    there = facts["tags"]["repro.address"] if facts else address.digest
+    if there != address.digest and finished == "refuse":
+        raise Refused(
+            f"{out} holds a finished run of another content address ({there[:16]}), and record.finished is refuse. "
+            f"Choose another folder with --out, or keep that run aside: --set record.finished=keep"
+        )
+    _remove(out / names.CHECKPOINTS)  # a finished run has its weights
+    if there != address.digest and finished == "keep":
+        kept = earlier / f"{there[:16]}-{facts['id'][:8]}"
+        beside = earlier / f".{kept.name}.part"
+        beside.mkdir(parents=True, exist_ok=True)
+        # run.json last: as long as it is there, a start after a crash goes on with this
+        for path in sorted(out.iterdir(), key=lambda path: path.name == names.RUN):
+            if path.name not in (names.LOCK, names.EARLIER) and path.name[0] != ".":
+                path.rename(beside / path.name)
+        beside.rename(kept)
+        tell(f"{out} held the finished run of another content address ({there[:16]}); it is kept in {kept}")
+    _remove(out / names.TRACE)
+
+
+def _remove(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise Refused(
+            f"{folder}: of an older run, and not removable ({error.strerror}: {error.filename}): remove it by hand, "
+            f"or choose another folder with --out"
+        ) from None
 
 
 def _require_same_address(out: Path, address: ContentAddress) -> None:

@@ -42,14 +42,20 @@ class Record:
         self.folder = folder
         self._known: dict[tuple[int, str], float] = {}
 
+    @property
+    def environments(self) -> tuple[str, ...]:
+        """Digests of the numeric environments that the run has been in, this one included."""
+        return tuple(self._facts["environments"])
+
     def unfinished(self) -> bool:
         """Whether the folder holds the record of a run that did not come to its end."""
         path = self.folder / names.RUN
         return path.is_file() and read_json(path)["status"] != "FINISHED"
 
-    def resume(self) -> None:
-        """Go on with the folder's record; a row torn by a crash is cut off."""
+    def resume(self, environment: str) -> None:
+        """Go on with the folder's record in this numeric environment; a row torn by a crash is cut off."""
         self._facts = read_json(self.folder / names.RUN) | {"status": "RUNNING"}
+        self._facts["environments"] = list(dict.fromkeys([*self._facts.get("environments", []), environment]))
         write_json(self.folder / names.RUN, self._facts)
         path = self.folder / names.METRIC_ROWS
         whole, newline, _ = path.read_text().rpartition("\n")

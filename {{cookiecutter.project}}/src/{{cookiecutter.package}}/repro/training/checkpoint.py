@@ -24,12 +24,31 @@ from torch import Tensor, nn
 
 from ..asked import manifest
 from ..asked.settings import Checkpoint
-from ..errors import Failure
+from ..errors import Failure, Refused
 from ..files import read_json, sync, write_json
 from .world import World
 
 NAME = re.compile(r"(\d{9})-([0-9a-f]{16})")
 SET_ASIDE = "damaged-"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Whose state a checkpoint holds: digests of the content address and of the numeric environments of a run."""
+
+    address: str
+    environment: str
+    earlier: tuple[str, ...] = ()  # environments in which the run was before it was resumed here
+
+    def require(self, path: Path, state: Mapping[str, Any]) -> None:
+        """Refuse the checkpoint `path`, of this `state`, unless it is this run's."""
+        wanted = {"address": [self.address], "environment": [self.environment, *self.earlier]}
+        for name, allowed in wanted.items():
+            if (seen := state.get(name)) not in allowed:
+                raise Refused(
+                    f"{path}: made by another run: {name} {str(seen)[:16]} seen, {allowed[-1][:16]} wanted. Another "
+                    f"run's weights are never used. Move it away, or begin in another folder with --out"
+                )
 
 
 @dataclass(frozen=True)
@@ -73,7 +92,7 @@ def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
-def write(snapshot: Snapshot, folder: Path, origin: Mapping[str, str], keep: int) -> Path:
+def write(snapshot: Snapshot, folder: Path, origin: Origin, keep: int) -> Path:
     """Write a snapshot and its `origin` durably into `folder`, and only then drop all but the newest `keep`.
 
     A crash at any instant leaves the older checkpoints whole: the new one appears by a rename, after its
@@ -89,7 +108,8 @@ def write(snapshot: Snapshot, folder: Path, origin: Mapping[str, str], keep: int
         aside.mkdir(parents=True)
         save_file(snapshot.model, aside / "model.safetensors")
         save_file(snapshot.optimizer, aside / "optimizer.safetensors")
-        write_json(aside / "state.json", {"step": snapshot.step, **origin, **snapshot.values})
+        whose = {"address": origin.address, "environment": origin.environment}
+        write_json(aside / "state.json", {"step": snapshot.step, **whose, **snapshot.values})
         manifest.write(aside)
         for path in aside.iterdir():
             sync(path)
@@ -115,11 +135,12 @@ def found(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if path.is_dir() and NAME.fullmatch(path.name))
 
 
-def read(path: Path) -> Snapshot:
-    """A snapshot, after checking every byte.
+def read(path: Path, origin: Origin) -> Snapshot:
+    """A snapshot of the run that `origin` names, after checking every byte.
 
     Raises:
         Damaged: a byte differs from what was written, or is missing.
+        Refused: it is whole, and another run's.
     """
     try:
         named = NAME.fullmatch(path.name)
@@ -131,6 +152,7 @@ def read(path: Path) -> Snapshot:
             raise Failure(f"{path}: holds step {state['step']}")
     except (Failure, OSError, ValueError) as error:
         raise Damaged(str(error)) from None
+    origin.require(path, state)
     model, optimizer = (load_file(path / f"{part}.safetensors") for part in ("model", "optimizer"))
     values = {key: state[key] for key in ("param_groups", "state")}
     return Snapshot(state["step"], model, optimizer, values)
@@ -171,11 +193,15 @@ class Damaged(Failure):
     """A checkpoint is not what was written."""
 
 
-def newest(folder: Path, tell: Callable[[str], None]) -> Snapshot | None:
-    """The newest valid checkpoint; damaged ones are told, set aside and skipped."""
+def newest(folder: Path, origin: Origin, tell: Callable[[str], None]) -> Snapshot | None:
+    """The newest valid checkpoint; damaged ones are told, set aside and skipped.
+
+    Raises:
+        Refused: it is another run's.
+    """
     for path in reversed(found(folder)):
         try:
-            return read(path)
+            return read(path, origin)
         except Damaged as damage:
             shutil.rmtree(path.with_name(SET_ASIDE + path.name), ignore_errors=True)  # of an earlier time
             path.rename(path.with_name(SET_ASIDE + path.name))
@@ -186,12 +212,12 @@ def newest(folder: Path, tell: Callable[[str], None]) -> Snapshot | None:
 class Saver:
     """Writes snapshots in the background, one at a time.
 
-    `origin` says whose state it is (content address, numeric environment); `first` is called before each
+    `origin` says whose state it is; `first` is called before each
     write, also in the background: it puts on the disk what a checkpoint relies on.
     """
 
     def __init__(
-        self, folder: Path, origin: Mapping[str, str], settings: Checkpoint, first: Callable[[], None]
+        self, folder: Path, origin: Origin, settings: Checkpoint, first: Callable[[], None]
     ) -> None:
         self.folder, self.origin, self.settings, self.first = folder, origin, settings, first
         self._thread: threading.Thread | None = None

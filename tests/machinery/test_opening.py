@@ -1,0 +1,163 @@
+"""The run directory when a run begins: nothing is removed, written over or taken over that is not this run's."""
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import python, training
+from project import PROJECT as OURS
+from project.config import Config
+from project.repro.asked.address import ContentAddress
+from project.repro.errors import Refused
+from project.repro.files import read_json
+from project.repro.records import names
+from project.repro.records.opening import open_run, require_run_directory
+from warm import PACKAGE
+
+ENVIRONMENT = {"environment": "e" * 64, "class": "cpu/e", "preimage": {"image": None}}
+Begin = Callable[..., Path]
+
+
+def address(seed: int) -> ContentAddress:
+    return ContentAddress({"config": {}, "code": {}, "data": {"files": []}, "lock": {}, "seed": seed})
+
+
+@pytest.fixture
+def begin(config: Config, tmp_path: Path) -> Begin:
+    """A function that begins a run of this seed in tmp_path/run and, if it is to, ends it."""
+
+    def begin(seed: int, end: bool = True, **record: str) -> Path:
+        out = tmp_path / "run"
+        asked = config.model_copy(update={"record": config.record.model_copy(update=record)})
+        require_run_directory(OURS, out)
+        opened = open_run(OURS, asked, out, address(seed), ENVIRONMENT, print)
+        for folder in (names.CHECKPOINTS, names.TRACE):
+            (out / folder).mkdir(exist_ok=True)
+            (out / folder / "of").write_text(str(seed))
+        if end:
+            (out / names.WEIGHTS).write_text(f"weights of {seed}")
+            (out / "evaluation.json").write_text(str(seed))
+            opened.record.end("FINISHED", {})
+        return out
+
+    return begin
+
+
+def files(folder: Path) -> dict[str, str]:
+    """The contents of all files below a folder, by name."""
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_finished_run_of_another_address_is_kept_whole(begin: Begin, capsys: pytest.CaptureFixture[str]):
+    out = begin(seed=0)
+    before = files(out)
+    begin(seed=1, end=False)
+    (kept,) = (out / names.EARLIER).iterdir()
+    assert kept.name == f"{address(0).digest[:16]}-{read_json(kept / names.RUN)['id'][:8]}"
+    assert f"it is kept in {kept}" in capsys.readouterr().out
+    assert files(kept) == {name: text for name, text in before.items() if not name.startswith(names.CHECKPOINTS)}
+    here = files(out)
+    assert names.WEIGHTS not in here and "evaluation.json" not in here
+    assert here[f"{names.TRACE}/of"] == "1" and here[f"{names.CHECKPOINTS}/of"] == "1"
+
+
+def test_of_several_each_is_kept_and_the_same_address_begins_in_its_place(begin: Begin):
+    for seed in (0, 1, 1, 0):
+        out = begin(seed)
+    kept = sorted((out / names.EARLIER).iterdir())
+    assert sorted(path.joinpath(names.WEIGHTS).read_text() for path in kept) == ["weights of 0", "weights of 1"]
+
+
+def test_finished_run_is_replaced_or_protected_as_asked(begin: Begin):
+    out = begin(seed=0)
+    before = files(out)
+    with pytest.raises(Refused, match=r"holds a finished run of another content address .* record.finished is refuse"):
+        begin(seed=1, finished="refuse")
+    assert files(out) == before
+    begin(seed=1, finished="replace")
+    assert not (out / names.EARLIER).exists() and files(out)[names.WEIGHTS] == "weights of 1"
+
+
+def test_crash_while_a_run_is_kept_loses_nothing(begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """At every rename in turn."""
+    rename, crashes, whole = Path.rename, 0, False
+    while not whole:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        out = begin(seed=0)
+        wanted = {name: text for name, text in files(out).items() if not name.startswith(names.CHECKPOINTS)}
+        left = crashes
+
+        def crash(path: Path, target: Path) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            return rename(path, target)
+
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            patch.setattr(Path, "rename", crash)
+            begin(seed=1)
+            whole = True
+        begin(seed=1)  # the start after the crash
+        (kept,) = (out / names.EARLIER).iterdir()
+        assert files(kept) == wanted, crashes
+        crashes += 1
+    assert crashes > 8
+
+
+def test_link_in_place_of_a_folder_is_refused_and_its_target_stays(begin: Begin, tmp_path: Path):
+    out = begin(seed=0)
+    for name in (names.CHECKPOINTS, names.TRACE):
+        (out / name).rename(tmp_path / name)
+        (out / name).symlink_to(tmp_path / name)
+        with pytest.raises(Refused, match=f"{name}: a link seen, a folder of this run's own wanted"):
+            begin(seed=1)
+        assert (tmp_path / name / "of").read_text() == "0"
+        (out / name).unlink()
+    begin(seed=1)  # the control
+
+
+def test_what_cannot_be_removed_stops_the_run(begin: Begin, monkeypatch: pytest.MonkeyPatch):
+    out = begin(seed=0)
+
+    def busy(path: Path) -> None:
+        raise OSError(16, "Device or resource busy", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", busy)
+        with pytest.raises(Refused, match=r"checkpoints: of an older run, and not removable \(Device or resource busy"):
+            begin(seed=1)
+    assert (out / names.WEIGHTS).read_text() == "weights of 0"
+    begin(seed=1)  # the control
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "trace", "checkpoints", "params.yaml"])
+def test_folder_with_other_files_and_no_run_is_refused(name: str, tmp_path: Path):
+    (tmp_path / name).mkdir() if "." not in name else (tmp_path / name).touch()
+    with pytest.raises(Refused, match=f"^{tmp_path}: {name} seen and no run.json, an empty folder or a run's wanted"):
+        require_run_directory(OURS, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_folder_of_outputs_alone_is_not_refused(tmp_path: Path):
+    """As after a clone, or after a crash in the first instant."""
+    for name in (names.LOCK, names.ADDRESS, f"{names.ENVIRONMENT}.part", ".gitignore"):
+        (tmp_path / name).touch()
+    for folder in (tmp_path, tmp_path / "none", OURS.root / "artifacts"):
+        require_run_directory(OURS, folder)
+
+
+def test_project_itself_is_no_run_directory(prepared: Path, tmp_path: Path):
+    """`--out ""`, where a variable of a script was empty."""
+    mine = tmp_path / "mine"
+    (mine / "trace").mkdir(parents=True)
+    (mine / "trace" / "mine").touch()
+    (mine / "params.yaml").write_text((OURS.root / "params.yaml").read_text())
+    arguments = training(Path(), prepared)[:-1]
+    done = python("-m", f"{PACKAGE}.train", *arguments, "", cwd=mine)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(".: params.yaml, trace seen and no run.json, an empty folder or a run's wanted")
+    assert (mine / "trace" / "mine").is_file()
