@@ -130,7 +130,7 @@ def one_gradient(value: float, shards: int = SHARDS, lsb: int = -44) -> tuple[Te
     for _ in gradients.shards(range(shards)):
         gradients.add(lambda: model(torch.full((1, 1), value * shards)).sum())
     gradients.reduce()
-    return model.weight.grad, nonfinite(model)
+    return model.weight.grad, nonfinite(model, gradients.buffers)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4, 5, 8, 64])
@@ -166,7 +166,7 @@ def test_nonfinite_value_in_one_shard_is_named(value: float, shard: int):
         scale = value if current == shard else 1.0
         gradients.add(partial(loss_of, model, batch(0)[current], scale))
     gradients.reduce()
-    assert nonfinite(model) == [name for name, _ in model.named_parameters()]
+    assert nonfinite(model, gradients.buffers) == [name for name, _ in model.named_parameters()]
 
 
 def test_finite_gradients_are_not_named():
@@ -175,7 +175,7 @@ def test_finite_gradients_are_not_named():
     for shard in gradients.shards(range(SHARDS)):
         gradients.add(partial(loss_of, model, batch(0)[shard]))
     gradients.reduce()
-    assert nonfinite(model) == []
+    assert nonfinite(model, gradients.buffers) == []
 
 
 def test_running_statistics_move_by_the_mean_of_the_shards_changes():

@@ -103,7 +103,7 @@ WRONG = {
     "train.warmup=1.1": "--set train.warmup: 1.1 given, 1.0 or less wanted",
     "data.sha256=abc": "--set data.sha256: 'abc' given, text of the form ^[0-9a-f]{64}$ wanted",
     "parallel.global_batch=65 parallel.shards=8": "global_batch=65 does not divide into shards=8 equal parts",
-    "parallel.shards=8 parallel.global_batch=64 parallel.lsb=-50": "with shards=8; -49 or more is wanted",
+    "parallel.lsb=1": "--set parallel.lsb: 1 given, 0 or less wanted",
     "compute.compile=maybe": "--set compute.compile: 'maybe' given, true or false wanted",
     "determinism.relax=all": "--set determinism.relax: 'all' given, a list wanted",
     "determinism.cpu=fast": "--set determinism.cpu: 'fast' given, 'portable' or 'native' wanted",

@@ -1,5 +1,6 @@
 """One step of the loop in `train.py`. `backward` does all that keeps the bits."""
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
@@ -86,16 +87,24 @@ class Step:
                 f"step {self.number}: the model is in evaluation mode: call model.train() before the loop and after "
                 f"each evaluation"
             )
-        for shard in training.gradients.shards(training.plan.mine(training.world)):
+        every = training.config.integrity.compare_every
+        measures = bool(every) and self.number % every == 0
+        for shard in training.gradients.shards(training.plan.mine(training.world), measures):
             batch = on_device(next(training.batches), training.world.device)
             training.trace.batch(shard, tensors_in(batch))
             training.gradients.add(partial(self._loss, compute, batch, shard), twice=self._rechecks(shard))
         loss = training.gradients.reduce()  # now every rank holds the same gradients, to the last bit
         self._seed(training.plan.shards + 1)  # each rank ran other shards; after them all are to draw the same
-        training.trace.gradients(loss)
-        if names := parallel.nonfinite(training.model):
+        if names := parallel.nonfinite(training.model, training.gradients.buffers):
+            parallel.one_nan(training.model)
+        training.trace.gradients(torch.where(loss.isnan(), torch.nan, loss))
+        if names:
             training.gradients.discard()
-            raise NonFinite(f"step {self.number}: the gradient is not finite in: {', '.join(names)}")
+            reach = f". parallel.lsb={training.config.parallel.lsb} makes {training.config.parallel.limit:g} and more infinite"
+            grid = reach if training.config.parallel.reduce == "order_free" else ""
+            raise NonFinite(f"step {self.number}: the gradient is not finite in: {', '.join(names)}{grid}")
+        if (told := training.gradients.told()) and training.world.leads:
+            print(f"step {self.number}: {told}", file=sys.stderr, flush=True)
         training.updates.ready = True
         return loss
 

@@ -58,19 +58,15 @@ class Parallel(Section):
         """A shard may add up to 2**this multiples of 2**lsb, so that all shards' sum stays below 2**53."""
         return 53 - (self.shards - 1).bit_length()
 
+    @property
+    def limit(self) -> float:
+        """A shard's share of an element, the gradient over the number of shards, stays below this."""
+        return 2.0 ** (self.limit_exponent + self.lsb)
+
     @model_validator(mode="after")
     def _shards_divide_the_batch(self) -> Self:
         if self.global_batch % self.shards:
             raise ValueError(f"global_batch={self.global_batch} does not divide into shards={self.shards} equal parts")
-        return self
-
-    @model_validator(mode="after")
-    def _leave_room_for_gradients(self) -> Self:
-        if self.lsb + self.limit_exponent < 1:
-            raise ValueError(
-                f"lsb={self.lsb} leaves no room for values of 1 and more with shards={self.shards}; "
-                f"{1 - self.limit_exponent} or more is wanted"
-            )
         return self
 
 

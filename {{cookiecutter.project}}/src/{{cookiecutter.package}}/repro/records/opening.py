@@ -103,15 +103,16 @@ def _clear(out: Path, finished: str, address: ContentAddress, tell: Callable[[st
     earlier = out / names.EARLIER
     for whole in earlier.glob(f".*.part/{names.RUN}"):  # a crash came before the last rename below
         whole.parent.rename(earlier / whole.parent.name[1 : -len(".part")])
-    facts = read_json(out / names.RUN) if (out / names.RUN).is_file() else None
+    facts = read_json(out / names.RUN) if (out / names.RUN).is_file() else {}
     there = facts["tags"]["repro.address"] if facts else address.digest
-    if there != address.digest and finished == "refuse":
+    foreign = there != address.digest
+    if foreign and finished == "refuse":
         raise Refused(
             f"{out} holds a finished run of another content address ({there[:16]}), and record.finished is refuse. "
             f"Choose another folder with --out, or keep that run aside: --set record.finished=keep"
         )
     _remove(out / names.CHECKPOINTS)  # a finished run has its weights
-    if there != address.digest and finished == "keep":
+    if foreign and finished == "keep":
         kept = earlier / f"{there[:16]}-{facts['id'][:8]}"
         beside = earlier / f".{kept.name}.part"
         beside.mkdir(parents=True, exist_ok=True)

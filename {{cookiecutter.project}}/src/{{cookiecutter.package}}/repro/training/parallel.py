@@ -8,7 +8,8 @@
 - A shard's value may reach 2**(53 - log2(shards)) multiples, so that N of them stay below 2**53.
   A larger one becomes infinite by itself and is reported, never wrapped.
 
-With lsb = -44 and 8 shards, an element has a resolution of 6e-14, and a shard's share of it a range of +-64.
+With lsb = -44 and 8 shards, an element has a resolution of 6e-14, and a shard's share of it a range of +-64. Down to
+1e-6 that keeps every bit of float32; `resolution` tells where gradients are smaller. Buffers have limbs of their own.
 
 `Stock` is DistributedDataParallel: faster to trust, but its bits depend on the world size.
 
@@ -27,7 +28,9 @@ from torch import Tensor, nn
 
 from ..asked.settings import Parallel
 from ..errors import Disagreement
+from .buffers import Buffers
 from .digest import tensor_digest
+from .resolution import Resolution
 from .turns import Turns
 from .world import World
 
@@ -38,24 +41,23 @@ MAX_EXPONENT = {torch.float32: 128, torch.float64: 1024}  # 2**this overflows th
 class OrderFree:
     """Sums gradients, losses and buffer changes over all shards, exactly.
 
-    Floating-point buffers (running statistics) start every shard with the same values and end the
-    step with the mean of the shards' changes. A parameter that no shard used gets a zero gradient.
+    A parameter that no shard used gets a zero gradient.
     """
 
     def __init__(self, module: nn.Module, settings: Parallel, world: World) -> None:
         self.module, self.world, self.total_shards = module, world, settings.shards
         self._limit_exponent, self._lsb = settings.limit_exponent, settings.lsb
         self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self._buffers = [b for b in module.buffers() if b.dtype != torch.bool]
+        self.buffers = Buffers(module, settings.shards, world)
         self._losses = torch.zeros(self.total_shards, dtype=torch.float64, device=world.device)
-        self._before: list[Tensor] = []
         self._turns = Turns(module)
+        self._resolution = Resolution(module, settings, world)
 
         # A fixed layout, in the order in which the backward pass is likely to finish.
         self._bucket_of: dict[Tensor, int] = {}
         self._slot_of: dict[Tensor, Tensor] = {}
         self._sums: list[Tensor] = []
-        for number, tensors in enumerate(_buckets([*reversed(self._parameters), *self._buffers])):
+        for number, tensors in enumerate(_buckets(self._parameters[::-1])):
             sizes = [t.numel() for t in tensors]
             self._sums.append(torch.zeros(sum(sizes), dtype=torch.float64, device=world.device))
             self._bucket_of.update(dict.fromkeys(tensors, number))
@@ -63,13 +65,16 @@ class OrderFree:
         for parameter in self._parameters:
             parameter.register_post_accumulate_grad_hook(self._take)
 
-    def shards(self, mine: Sequence[int]) -> Iterator[int]:
+    def shards(self, mine: Sequence[int], measures: bool = False) -> Iterator[int]:
         """Yield this rank's shards; `add` the loss of each before asking for the next.
+
+        A step that `measures` sees whether the grid is fine enough for its gradients; `told` says so.
 
         Raises:
             Refused: a shard was not added, the step before was not reduced, or other parameters are trainable now.
         """
         self._turns.begin(mine)
+        self._resolution.begin(measures)
         for tensor in [*self._sums, self._losses]:
             tensor.zero_()
         for parameter in self._parameters:
@@ -78,10 +83,10 @@ class OrderFree:
         for number in self._bucket_of.values():
             self._pending[number] += 1
         self._works: list[torch.distributed.Work | None] = []
-        self._before = [b.detach().clone() for b in self._buffers]
+        self.buffers.begin()
         for shard in mine:
             self._shard, self._last = shard, shard == mine[-1]
-            self._restore_buffers()
+            self.buffers.restore()
             yield shard
             self._turns.require(shard)
 
@@ -99,14 +104,12 @@ class OrderFree:
         if twice:
             self._digests: dict[Tensor, Tensor] = {}
             self._backpropagate(compute)
-            self._restore_buffers()
+            self.buffers.restore()
             self._trial, seen, self._digests = False, self._digests, {}
         self._losses[self._shard] = self._backpropagate(compute)
         if twice:
             self._require_equal(seen, self._digests)
-        for buffer, before in zip(self._buffers, self._before, strict=True):
-            change = torch.where(buffer == before, 0, buffer - before)  # infinities that stay are no change
-            self._add(buffer, change / self.total_shards)
+        self.buffers.add()
 
     def _backpropagate(self, compute: Callable[[], Tensor]) -> Tensor:
         loss = compute()
@@ -134,25 +137,24 @@ class OrderFree:
         self._turns.end()
         while len(self._works) < len(self._sums):  # buckets with unused parameters: no hook has sent them
             self._send()
+        self.buffers.send()
         self.world.sum(self._losses)  # one rank writes each slot, and adding zeros is exact
         for work in self._works:
             self.world.wait(work)
         for parameter in self._parameters:
             parameter.grad = self._value(parameter)
-        for buffer, before in zip(self._buffers, self._before, strict=True):
-            change = self._value(buffer)
-            buffer.copy_(torch.where(change == 0, before, before + change))
+        self.buffers.reduce()
         return self._losses.mean()
+
+    def told(self) -> str | None:
+        """A line on gradients for which the grid is too coarse, after a step that measures; each parameter once."""
+        return self._resolution.told()
 
     def discard(self) -> None:
         """Undo the step: buffers as they were before it, no gradients."""
-        self._restore_buffers()
+        self.buffers.restore()
         for parameter in self._parameters:
             parameter.grad = None
-
-    def _restore_buffers(self) -> None:
-        for buffer, before in zip(self._buffers, self._before, strict=True):
-            buffer.copy_(before)
 
     def _take(self, parameter: Tensor) -> None:
         """Autograd calls this when a shard's gradient of `parameter` is complete."""
@@ -164,15 +166,16 @@ class OrderFree:
         if not self._trial:
             self._add(parameter, gradient)
 
-    def _add(self, tensor: Tensor, value: Tensor) -> None:
-        """Add `value`, rounded to whole multiples of 2**lsb, to the sum that belongs to `tensor`."""
-        bucket = self._bucket_of[tensor]
+    def _add(self, parameter: Tensor, value: Tensor) -> None:
+        """Add `value`, rounded to whole multiples of 2**lsb, to the sum of the parameter."""
+        bucket = self._bucket_of[parameter]
         if value.dtype not in MAX_EXPONENT:
             value = value.float()
         # Scaling up first overflows exactly where a value is out of range; powers of two round nothing.
         up = MAX_EXPONENT[value.dtype] - self._limit_exponent - self._lsb
         multiples = value.reshape(-1).mul(2.0**up).mul_(2.0 ** (-self._lsb - up)).round_()
-        self._slot_of[tensor].add_(multiples)
+        self._slot_of[parameter].add_(multiples)
+        self._resolution.take(parameter, value, multiples)
         if self._last:
             self._pending[bucket] -= 1
             while len(self._works) < len(self._sums) and not self._pending[len(self._works)]:
@@ -194,9 +197,8 @@ class Stock:
         # make a resumed run differ from an uninterrupted one.
         self.module = nn.parallel.DistributedDataParallel(module, find_unused_parameters=True)
         self.world, self.total_shards = world, settings.shards
-        self._buffers = list(module.buffers())
+        self.buffers = Buffers(module, settings.shards, world)
         self._loss = torch.zeros((), dtype=torch.float64, device=world.device)
-        self._before: list[Tensor] = []
         self._turns = Turns(module)
         self._called = False
         self.module.register_forward_pre_hook(self._call)
@@ -207,12 +209,12 @@ class Stock:
     def _call(self, module: nn.Module, inputs: object) -> None:
         self._called = True
 
-    def shards(self, mine: Sequence[int]) -> Iterator[int]:
-        """As `OrderFree.shards`; gradients of all but the last shard only accumulate."""
+    def shards(self, mine: Sequence[int], measures: bool = False) -> Iterator[int]:
+        """As `OrderFree.shards`; there is no grid to measure, and gradients of all but the last shard only accumulate."""
         self._turns.begin(mine)
         self.module.zero_grad(set_to_none=True)
         self._loss.zero_()
-        self._before = [b.detach().clone() for b in self._buffers]
+        self.buffers.begin()
         for shard in mine:
             self._shard = shard
             with nullcontext() if shard == mine[-1] else self.module.no_sync():
@@ -232,15 +234,17 @@ class Stock:
     def reduce(self) -> Tensor:
         """As `OrderFree.reduce`; the lead's buffers win, as in DDP itself."""
         self._turns.end()
-        for buffer in self._buffers:
+        for buffer in self.module.buffers():
             self.world.broadcast(buffer)
         self.world.sum(self._loss)
         return self._loss.clone()
 
+    def told(self) -> None:
+        """Nothing: there is no grid."""
+
     def discard(self) -> None:
         """As `OrderFree.discard`."""
-        for buffer, before in zip(self._buffers, self._before, strict=True):
-            buffer.copy_(before)
+        self.buffers.restore()
         self.module.zero_grad(set_to_none=True)
 
 
@@ -252,15 +256,28 @@ def gradients_of(module: nn.Module, settings: Parallel, world: World) -> OrderFr
     return REDUCERS[settings.reduce](module, settings, world)
 
 
-def nonfinite(module: nn.Module) -> list[str]:
-    """Names of the parameters whose gradient holds an infinity or a NaN; the same on every rank."""
-    found = [(name, p.grad.isfinite().all()) for name, p in module.named_parameters() if p.grad is not None]
-    if not found or torch.stack([finite for _, finite in found]).all():  # one synchronisation, not one each
+def nonfinite(module: nn.Module, buffers: Buffers) -> list[str]:
+    """Names of the gradients and buffers that hold an infinity or a NaN after a reduction; the same on every rank.
+
+    Raises:
+        Refused: an integer buffer has no whole mean.
+    """
+    sound = [(name, p.grad.isfinite().all()) for name, p in module.named_parameters() if p.grad is not None]
+    sound += buffers.sound()
+    if torch.stack([*(flag for _, flag in sound), buffers.even()]).all():  # one synchronisation, not one each
         return []
-    return [name for name, finite in found if not finite]
+    buffers.require_even()
+    return [name for name, flag in sound if not flag]
 
 
-def _buckets(tensors: list[Tensor]) -> list[list[Tensor]]:
+def one_nan(module: nn.Module) -> None:
+    """Make all NaN of the gradients one: which bits a NaN has depends on the order of the addition that made it."""
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            parameter.grad[parameter.grad.isnan()] = torch.nan
+
+
+def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     buckets: list[list[Tensor]] = [[]]
     size = 0
     for tensor in tensors:

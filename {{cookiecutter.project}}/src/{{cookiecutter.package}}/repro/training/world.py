@@ -70,6 +70,12 @@ class World:
         return dist.all_reduce(tensor, async_op=asynchronous) if self.size > 1 else None
 
     @_together
+    def largest(self, tensor: Tensor) -> None:
+        """Leave the largest of each element over all ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+
+    @_together
     def wait(self, work: dist.Work | None) -> None:
         """Wait for what an asynchronous `sum` began."""
         if work:

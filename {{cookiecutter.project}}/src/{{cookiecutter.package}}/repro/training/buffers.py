@@ -1,0 +1,137 @@
+"""Buffers, such as running statistics: alike on every rank after each step, on any world size.
+
+Every shard of a step begins with the same values, and the step ends with the mean of the shards' changes. The sum is
+exact in any order and over the whole range of float32, because each change is cut into limbs:
+
+- A limb holds whole multiples of a power of two, so few that those of all shards stay below 2**53 in float64.
+- The limbs' ranges lie side by side, from 2**-92 to 2**129. What is left below the last one is rounded away.
+- A change that is infinite, NaN or too large ends as NaN, and is reported.
+
+Integer and boolean buffers are summed as int64. The mean of their changes has to be whole, as that of a counter is.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import Refused
+from .world import World
+
+TOP, BOTTOM = 129, -92  # exponents: float32 ends below 2**128, and a change may be twice as large
+
+
+class Buffers:
+    """The buffers of a module, by place: a module may put another tensor there instead of writing into the old one."""
+
+    def __init__(self, module: nn.Module, shards: int, world: World) -> None:
+        self._shards, self._world = shards, world
+        places = [
+            (f"{prefix}.{name}".removeprefix("."), owner, name, buffer.is_floating_point() or buffer.is_complex())
+            for prefix, owner in module.named_modules()
+            for name, buffer in owner.named_buffers(recurse=False)
+        ]
+        places.sort(key=lambda place: not place[3])  # those that are summed as limbs come first
+        self._places = [(label, owner, name) for label, owner, name, _ in places]
+        self._in_limbs = sum(place[3] for place in places)
+        room = 52 - (shards - 1).bit_length()  # bits of a limb, one being left for rounding
+        self._exponents = range(TOP - room, BOTTOM - room, -room)
+        self._held: list[Tensor] = []
+        self._before: list[Tensor] = []
+        self._works: list[torch.distributed.Work | None] = []
+
+    def begin(self) -> None:
+        """A step begins: every shard will begin with what the buffers hold now."""
+        self._held = [getattr(owner, name) for _, owner, name in self._places]
+        self._before = [tensor.detach().clone() for tensor in self._held]
+        self._start, self._numbers = self._flat(self._before)
+        self._limbs = self._start.new_zeros(len(self._exponents), self._start.numel())
+        self._counts = torch.zeros_like(self._numbers)
+        self._works = []
+
+    def restore(self) -> None:
+        """Give every buffer the values from before the step."""
+        for (_, owner, name), tensor, before in zip(self._places, self._held, self._before, strict=True):
+            if getattr(owner, name) is not tensor:
+                setattr(owner, name, tensor)
+            tensor.detach().copy_(before)
+
+    def add(self) -> None:
+        """A shard is done: add what it changed.
+
+        Raises:
+            Refused: a buffer has another shape or dtype than before.
+        """
+        after = [getattr(owner, name).detach() for _, owner, name in self._places]
+        for (label, _, _), value, before in zip(self._places, after, self._before, strict=True):
+            if (value.shape, value.dtype) != (before.shape, before.dtype):
+                raise Refused(
+                    f"buffer {label}: {tuple(before.shape)}, {before.dtype} before a shard, {tuple(value.shape)}, "
+                    f"{value.dtype} after it. Keep shape and dtype: the ranks add up what the shards change"
+                )
+        now, numbers = self._flat(after)
+        self._counts += numbers - self._numbers
+        rest = torch.where(_alike(now, self._start), 0, now - self._start)  # infinities that stay are no change
+        for limb, exponent in zip(self._limbs, self._exponents, strict=True):
+            multiples = (rest * 2.0**-exponent).round_()
+            limb += multiples
+            rest -= multiples * 2.0**exponent
+
+    def send(self) -> None:
+        """All shards of this rank are added: start the sums over the ranks."""
+        sums = (self._limbs, self._counts)
+        self._works = [self._world.sum(each, asynchronous=True) for each in sums if each.numel()]
+
+    def reduce(self) -> None:
+        """Give every buffer its value after the step."""
+        for work in self._works:
+            self._world.wait(work)
+        change = torch.zeros_like(self._start)
+        for limb, exponent in zip(self._limbs, self._exponents, strict=True):
+            change += limb * 2.0**exponent
+        mean = torch.where(change == 0, self._start, self._start + change / self._shards)
+        whole = self._numbers + self._counts.div(self._shards, rounding_mode="floor")
+        self.restore()
+        reals = [_real(tensor.detach()) for tensor in self._held]
+        sizes = [real.numel() for real in reals]
+        values = [*mean.split(sizes[: self._in_limbs]), *whole.split(sizes[self._in_limbs :])]
+        for real, value in zip(reals, values, strict=True):
+            real.copy_(value.view_as(real))
+
+    def sound(self) -> list[tuple[str, Tensor]]:
+        """By name, whether a buffer came out of the step without a new infinity or NaN: scalars, not synchronised."""
+        floats = list(zip(self._places, self._held, self._before, strict=True))[: self._in_limbs]
+        return [
+            (f"buffer {label}", (_real(tensor.detach()).isfinite() | ~_real(before).isfinite()).all())
+            for (label, _, _), tensor, before in floats
+        ]
+
+    def even(self) -> Tensor:
+        """Whether the mean change of all integers is whole: a scalar, not synchronised."""
+        return (self._counts % self._shards == 0).all()
+
+    def require_even(self) -> None:
+        """Refuse integers whose mean change is not whole, by name."""
+        sizes = [tensor.numel() for tensor in self._held[self._in_limbs :]]
+        for (label, _, _), counts in zip(self._places[self._in_limbs :], self._counts.split(sizes), strict=True):
+            if (counts % self._shards).any():
+                raise Refused(
+                    f"buffer {label}: the shards changed it by amounts whose mean is not whole, and it holds no "
+                    f"fractions. Let every shard change it alike, or make it float32"
+                )
+
+    def _flat(self, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """All floating-point numbers as float64, all others as int64: two vectors on the world's device."""
+        groups = (tensors[: self._in_limbs], torch.float64), (tensors[self._in_limbs :], torch.int64)
+        none = [torch.empty(0, device=self._world.device)]
+        floats, numbers = (
+            torch.cat([_real(t).reshape(-1).to(self._world.device, dtype) for t in group] or none).to(dtype)
+            for group, dtype in groups
+        )
+        return floats, numbers
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _alike(one: Tensor, other: Tensor) -> Tensor:
+    return (one == other) | (one.isnan() & other.isnan())
