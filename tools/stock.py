@@ -63,7 +63,7 @@ def script(out: str, flags: bool, workers: int, stop: int) -> None:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     distributed.init_process_group("gloo")
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
-    train_set, _ = data.load(config.data)
+    train_set, _ = data.load(config)
     model = nn.parallel.DistributedDataParallel(build(config))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.004)
     sampler = DistributedSampler(train_set, ranks, rank, seed=0)

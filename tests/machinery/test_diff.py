@@ -122,7 +122,7 @@ def test_one_sample_altered(train: Train, config: Config, prepared: Path, tmp_pa
     images = np.load(tmp_path / "data" / "train-images.npy")
     images[700, 3, 3] += 1
     np.save(tmp_path / "data" / "train-images.npy", images)
-    manifest.write(tmp_path / "data")
+    manifest.write(tmp_path / "data", asked=config.data)
     altered = config.data.model_copy(update={"prepared": str(tmp_path / "data")})
     place, found = compare(train("one"), train("other", data=altered))
     plan = Plan(len(images), config.parallel.global_batch, config.parallel.shards, config.seed)

@@ -102,6 +102,39 @@ def test_missing_or_broken_manifest_is_refused(whole: Path):
         manifest.require_whole(whole)
 
 
+@pytest.mark.parametrize("name", ["d.npy", ".hidden", "deep/d.npy", "new/d.npy"])
+def test_file_added_later_is_refused(whole: Path, name: str):
+    (whole / name).parent.mkdir(exist_ok=True)
+    (whole / name).write_bytes(b"more")
+    with pytest.raises(
+        Refused, match=f"^{whole}: {name} seen, but not in manifest.json: added later. Prepare the data"
+    ):
+        manifest.require_whole(whole)
+    (whole / name).unlink()
+    manifest.require_whole(whole)
+
+
+def test_link_to_a_folder_is_refused(whole: Path, tmp_path: Path):
+    """Before the manifest is written, and after it."""
+    (whole / "deep").rename(tmp_path / "deep")
+    (whole / "deep").symlink_to(tmp_path / "deep")
+    for use in (manifest.write, manifest.require_whole):
+        with pytest.raises(Refused, match="deep: a link to a folder seen, files wanted: copy them there"):
+            use(whole)
+
+
+def test_data_prepared_with_other_keys_are_refused(config: Config, prepared: Path, tmp_path: Path):
+    """They would train, and the address would state keys that no data were prepared with."""
+    data = config.data.model_copy(update={"prepared": str(prepared)})
+    assert manifest.require_prepared(data)["asked"] == {"sha256": data.sha256, "test_percent": data.test_percent}
+    with pytest.raises(Refused, match=r"prepared with other keys of `data` \(test_percent: 20 there, 30 here\)"):
+        manifest.require_prepared(data.model_copy(update={"test_percent": 30}))
+    shutil.copytree(prepared, tmp_path / "silent")
+    manifest.write(tmp_path / "silent")
+    with pytest.raises(Refused, match=r"does not say which keys .* End prepare.py with manifest.write\(folder, asked"):
+        manifest.require_prepared(data.model_copy(update={"prepared": str(tmp_path / "silent")}))
+
+
 def test_prepared_files_of_this_project_verify_and_repeat(config: Config, prepared: Path, tmp_path: Path):
     again = tmp_path / "again"
     done = python("-m", f"{PACKAGE}.prepare", *places(prepared=again), "--set", "seed=99")

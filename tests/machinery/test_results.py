@@ -180,7 +180,7 @@ def another_sample(case: Case) -> None:
     folder = Path(case.config.data.prepared)
     content = (folder / "test-images.npy").read_bytes()
     (folder / "test-images.npy").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    manifest.write(folder)
+    manifest.write(folder, asked=case.config.data)
 
 
 def another_pin(case: Case) -> None:

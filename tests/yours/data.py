@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .config import Data
+from .config import Config
 
 GAUGES = 3
 
@@ -39,7 +39,8 @@ class Tides(torch.utils.data.Dataset[Item]):
         return {"levels": window[:-1], "gauge": gauge, "next": window[-1:]}
 
 
-def load(config: Data) -> tuple[Tides, Tides]:
+def load(config: Config) -> tuple[Tides, Tides]:
     """The early hours to train on, the late ones to test on."""
-    early, late = (np.load(Path(config.prepared) / f"{name}.npy") for name in ("early", "late"))
-    return Tides(early, config.hours, config.noise), Tides(late, config.hours)
+    data = config.data
+    early, late = (np.load(Path(data.prepared) / f"{name}.npy") for name in ("early", "late"))
+    return Tides(early, data.hours, data.noise), Tides(late, data.hours)

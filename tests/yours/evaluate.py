@@ -16,19 +16,20 @@ from . import data
 from .model import build
 from .repro.files import write_json
 from .repro.run import alone, load_weights
-from .repro.training.sampling import on_device
+from .repro.training.evaluation import count_batches, evaluating
 from .repro.training.world import World
 
+BATCH = 64
 
-@torch.no_grad()
-def evaluate(model: nn.Module, dataset: data.Tides, world: World) -> float:
-    """The mean absolute difference; every rank computes it over the whole dataset."""
-    model.eval()
-    batch = torch.utils.data.default_collate([dataset[index] for index in range(len(dataset))])
-    batch = on_device(batch, world.device)
-    errors = (model(batch["levels"], batch["gauge"]) - batch["next"]).abs()
-    model.train()
-    return errors.double().mean().item()
+
+def evaluate(model: nn.Module, dataset: data.Tides, config: Config, world: World) -> float:
+    """The mean absolute difference, the same on every rank."""
+    sums = torch.zeros(count_batches(dataset, BATCH), dtype=torch.float64, device=world.device)
+    with evaluating(model, dataset, BATCH, config.seed, world) as batches:
+        for number, batch in batches:
+            sums[number] = (model(batch["levels"], batch["gauge"]) - batch["next"]).abs().double().sum()
+    world.sum(sums)
+    return (sums.sum() / len(dataset)).item()
 
 
 def stage(config: Config, out: Path) -> None:
@@ -36,8 +37,8 @@ def stage(config: Config, out: Path) -> None:
     world = alone(config)
     model = build(config).to(world.device)
     load_weights(model, out)
-    _, test_set = data.load(config.data)
-    write_json(out / "evaluation.json", {"mean_error": evaluate(model, test_set, world)})
+    _, test_set = data.load(config)
+    write_json(out / "evaluation.json", {"mean_error": evaluate(model, test_set, config, world)})
 
 
 if __name__ == "__main__":

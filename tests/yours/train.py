@@ -22,7 +22,7 @@ from .repro.run import Run
 def train(config: Config, out: Path) -> None:
     """One run, from config to receipt."""
     with Run(PROJECT, config, out) as run:
-        train_set, test_set = data.load(config.data)
+        train_set, test_set = data.load(config)
         model = build(config).to(run.world.device)
         optimizer = torch.optim.SGD(model.parameters(), lr=config.rate.first, momentum=config.train.momentum)
         for step in run.steps(model, optimizer, train_set, steps=config.train.steps):
@@ -32,8 +32,8 @@ def train(config: Config, out: Path) -> None:
             optimizer.step()
             step.log(loss=loss)
             if (step.number + 1) % config.train.evaluate_every == 0 and not step.is_last:
-                step.log(mean_error=evaluate(model, test_set, run.world))
-        run.finish(mean_error=evaluate(model, test_set, run.world))
+                step.log(mean_error=evaluate(model, test_set, config, run.world))
+        run.finish(mean_error=evaluate(model, test_set, config, run.world))
 
 
 def shard_loss(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:

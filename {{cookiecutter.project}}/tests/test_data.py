@@ -20,7 +20,7 @@ def equal(one: Any, other: Any) -> bool:
 def test_preparing_twice_gives_the_same_bytes(config: Any, tmp_path: Path):
     again = config.model_copy(update={"data": config.data.model_copy(update={"prepared": str(tmp_path / "again")})})
     prepare(again)
-    assert manifest.read(tmp_path / "again") == manifest.require_whole(Path(config.data.prepared))
+    assert manifest.read(tmp_path / "again") == manifest.require_prepared(config.data)
     assert manifest.read(tmp_path / "again")["files"]
 
 
@@ -33,7 +33,7 @@ def test_altered_raw_data_are_refused(config: Any, tmp_path: Path):
 
 
 def test_both_sets_hold_samples(config: Any):
-    train_set, test_set = ours("data").load(config.data)
+    train_set, test_set = ours("data").load(config)
     assert len(train_set) and len(test_set)
 
 
@@ -48,7 +48,7 @@ def test_workers_change_no_sample(config: Any, world: Any):
 
 
 def test_item_depends_on_seed_epoch_and_index_alone(config: Any):
-    train_set, _ = ours("data").load(config.data)
+    train_set, _ = ours("data").load(config)
     seeded = sampling.Seeded(train_set, config.seed)
     first = torch.utils.data.default_collate([seeded[3, 0]])
     for index in range(min(5, len(train_set))):

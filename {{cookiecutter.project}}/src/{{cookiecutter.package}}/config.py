@@ -20,16 +20,16 @@ class Model(Section):
 
 
 class Data(settings.Data):
-    """How the dataset is split and augmented; see prepare.py and data.py."""
+    """How the dataset is prepared; see prepare.py, which is given these keys alone."""
 
     test_percent: Annotated[int, Field(gt=0, lt=100)]
-    shift: NonNegativeInt
 
 
 class Train(Section):
-    """The optimisation; see train.py."""
+    """The optimisation and the augmentation; see train.py and data.py."""
 
     epochs: PositiveInt
+    shift: NonNegativeInt
     learning_rate: PositiveFloat
     weight_decay: NonNegativeFloat
     warmup: Fraction

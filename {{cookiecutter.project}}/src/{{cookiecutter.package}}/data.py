@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from .config import Data
+from .config import Config
 
 SIDE, CLASSES = 8, 10  # pixels in a row and in a column; digits
 
@@ -40,11 +40,11 @@ class Digits(torch.utils.data.Dataset[tuple[Tensor, int]]):
         return image, int(self.labels[index])
 
 
-def load(config: Data) -> tuple[Digits, Digits]:
+def load(config: Config) -> tuple[Digits, Digits]:
     """The training set, with random shifts, and the test set, without."""
-    folder = Path(config.prepared)
+    folder = Path(config.data.prepared)
 
     def split(name: str, shift: int) -> Digits:
         return Digits(np.load(folder / f"{name}-images.npy"), np.load(folder / f"{name}-labels.npy"), shift)
 
-    return split("train", config.shift), split("test", 0)
+    return split("train", config.train.shift), split("test", 0)

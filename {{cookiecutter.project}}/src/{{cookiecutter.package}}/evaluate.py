@@ -17,38 +17,33 @@ if __name__ == "__main__":
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
 
 from . import data
 from .data import CLASSES
 from .model import build
 from .repro.files import write_json
 from .repro.run import alone, load_weights
-from .repro.training.sampling import on_device
+from .repro.training.evaluation import count_batches, evaluating
 from .repro.training.world import World
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, dataset: data.Digits, batch: int, world: World) -> tuple[dict[str, float], torch.Tensor]:
+def evaluate(
+    model: nn.Module, dataset: data.Digits, config: Config, world: World
+) -> tuple[dict[str, float], torch.Tensor]:
     """The metrics by name, and the counts of (true class, predicted class) pairs: (CLASSES, CLASSES), int64.
 
-    Every rank gets those of the whole dataset. It is cut into the same batches whatever the world size. Each fills its
-    own slot of a vector that is summed over the ranks, so no sum depends on the rank that computed a batch.
+    Every rank gets those of the whole dataset. Each batch fills a slot of its own in a vector that is summed over the
+    ranks, so no sum depends on the rank that computed a batch.
     """
-    batches = torch.arange(len(dataset)).split(batch)
-    mine = range(world.rank, len(batches), world.size)
+    batch = config.train.evaluate_batch
     counts = torch.zeros(CLASSES, CLASSES, dtype=torch.int64, device=world.device)
-    losses = torch.zeros(len(batches), dtype=torch.float64, device=world.device)
-    loader = DataLoader(dataset, batch_sampler=[batches[i].tolist() for i in mine], generator=torch.Generator())
-    training = model.training
-    model.eval()
-    for slot, items in zip(mine, loader, strict=True):
-        images, labels = on_device(items, world.device)
-        logits = model(images)
-        losses[slot] = F.cross_entropy(logits, labels, reduction="sum")
-        pairs = torch.bincount(labels * CLASSES + logits.argmax(1), minlength=CLASSES**2)
-        counts += pairs.view(CLASSES, CLASSES)
-    model.train(training)
+    losses = torch.zeros(count_batches(dataset, batch), dtype=torch.float64, device=world.device)
+    with evaluating(model, dataset, batch, config.seed, world) as batches:
+        for number, (images, labels) in batches:
+            logits = model(images)
+            losses[number] = F.cross_entropy(logits, labels, reduction="sum")
+            pairs = torch.bincount(labels * CLASSES + logits.argmax(1), minlength=CLASSES**2)
+            counts += pairs.view(CLASSES, CLASSES)
     world.sum(counts)
     world.sum(losses)
     accuracy = counts.diagonal().sum().item() / counts.sum().item()
@@ -59,9 +54,9 @@ def stage(config: Config, out: Path) -> None:
     """Evaluate the weights in `out`."""
     world = alone(config)
     model = build(config).to(world.device)
-    _, test_set = data.load(config.data)
+    _, test_set = data.load(config)
     load_weights(model, out)
-    metrics, counts = evaluate(model, test_set, config.train.evaluate_batch, world)
+    metrics, counts = evaluate(model, test_set, config, world)
     write_json(out / "evaluation.json", {**metrics, "confusion": counts.tolist()})
     print(f"{len(test_set)} samples:", "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
 

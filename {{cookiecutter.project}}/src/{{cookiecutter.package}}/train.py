@@ -32,7 +32,7 @@ def train(config: Config, out: Path) -> None:
     """One run, from config to receipt."""
     with Run(PROJECT, config, out) as run:
         settings = config.train
-        train_set, test_set = data.load(config.data)
+        train_set, test_set = data.load(config)
         model = build(config).to(run.world.device)
         # the unfused AdamW takes its square roots from a library whose last bit depends on the CPU
         optimizer = torch.optim.AdamW(parameter_groups(model, settings.weight_decay), fused=True)
@@ -53,10 +53,10 @@ def train(config: Config, out: Path) -> None:
             step.log(loss=loss, gradient_norm=norm, learning_rate=rate)
 
             if step.ends_epoch(settings.evaluate_every) and not step.is_last:
-                metrics, _ = evaluate(model, test_set, settings.evaluate_batch, run.world)
+                metrics, _ = evaluate(model, test_set, config, run.world)
                 step.log(epoch=step.epochs, **metrics)
 
-        metrics, _ = evaluate(model, test_set, settings.evaluate_batch, run.world)
+        metrics, _ = evaluate(model, test_set, config, run.world)
         run.finish(**metrics)
 
 

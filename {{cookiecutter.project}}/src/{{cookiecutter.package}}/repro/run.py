@@ -78,7 +78,7 @@ class Run:
 
     def _agree(self) -> None:
         """Compare all that could make ranks compute different numbers, before they compute any."""
-        data = self.world.together(lambda: manifest.require_whole(Path(self.config.data.prepared)))
+        data = self.world.together(lambda: manifest.require_prepared(self.config.data))
         self.address = content_address(self.project, self.config, data, self.world.size)
         self.environment = environment.numeric_environment(self.config.determinism, self.world.device)
         report = self.address.preimage | {"environment": self.environment}
@@ -277,7 +277,7 @@ def alone(config: Settings) -> World:
         Refused: the prepared data is missing or altered, or there is no such device.
     """
     switches.apply(config.determinism)
-    manifest.require_whole(Path(config.data.prepared))
+    manifest.require_prepared(config.data)
     return World(0, 1, world.device_of(config.device))
 
 

@@ -184,7 +184,7 @@ class Settings(Section):
 
     def addressed(self) -> dict[str, Any]:
         """The numerics-relevant part, without the seed: nested and JSON-compatible."""
-        return {key: value for key, value in _marked(self, None).items() if key != "seed"}
+        return {key: value for key, value in addressed(self).items() if key != "seed"}
 
     def environment(self) -> dict[str, Any]:
         """The keys marked ENVIRONMENT as `section.key`, JSON-compatible."""
@@ -193,6 +193,11 @@ class Settings(Section):
     def flat(self) -> dict[str, Any]:
         """Every key as `section.key`, JSON-compatible."""
         return flatten(self.model_dump(mode="json"))
+
+
+def addressed(section: BaseModel) -> dict[str, Any]:
+    """The keys of a section that enter the content address, nested and JSON-compatible."""
+    return _marked(section, None)
 
 
 def _marked(section: BaseModel, wanted: Kind | None) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def _comparable(metrics: dict[str, Any]) -> dict[str, str]:
 def _stale(project: Project, config: Settings, out: Path, run: Receipt) -> list[Verdict]:
     """The verdict on a run that the project as it stands would not make; none on one that it would make."""
     there = run.stated["preimage"]
-    data = manifest.require_whole(Path(config.data.prepared))
+    data = manifest.require_prepared(config.data)
     here = content_address(project, config, data, there.get("world_size", 1)).preimage
     environment = {key: run.stated.get("config", {}).get(key) for key in config.environment()}
     found = differences(fields(there) | environment, fields(here) | config.environment())

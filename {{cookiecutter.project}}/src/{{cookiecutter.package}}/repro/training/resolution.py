@@ -24,7 +24,8 @@ class Resolution:
     def __init__(self, module: nn.Module, settings: Parallel, world: World) -> None:
         self._settings, self._world = settings, world
         names = {p: name for name, p in module.named_parameters() if p.requires_grad}
-        self._names, self._place = list(names.values()), {p: place for place, p in enumerate(names)}
+        self._names = list(names.values())
+        self._place: dict[Tensor, int] = {parameter: place for place, parameter in enumerate(names)}
         self._told: set[str] = set()
         self.begin(False)
 

@@ -10,6 +10,8 @@ PURPOSES = {
     "order": ("epoch",),
     "sample": ("epoch", "index"),
     "shard": ("step", "shard"),
+    "test sample": ("index",),
+    "test batch": ("number",),
 }
 
 

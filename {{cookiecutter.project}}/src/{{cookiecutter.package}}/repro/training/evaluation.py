@@ -1,0 +1,69 @@
+"""Evaluation that changes nothing of the training around it, and gives the same numbers on any number of ranks."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from .sampling import Indexed, on_device
+from .seeds import derive, seed_everything
+from .world import World
+
+
+@contextmanager
+def evaluating(
+    model: nn.Module, dataset: Indexed, batch: int, seed: int, world: World
+) -> Iterator[Iterator[tuple[int, Any]]]:
+    """Give this rank's part of `dataset`: pairs of a batch's number and the batch, on the device.
+
+    The dataset is cut into the same batches of at most `batch` samples on any world size, and the ranks take turns. So
+    let each batch fill a slot of its own, and sum the slots over the ranks at the end. The model is in evaluation mode
+    and without gradients inside. Transforms and modules may draw: each sample and each batch is seeded, from `seed`.
+
+    After it every module is in the mode that it had, a frozen one too, and the generators go on where they were.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        model.eval()
+        with torch.no_grad():
+            yield _batches(dataset, batch, seed, world)
+    finally:
+        for module, training in modes:
+            module.training = training
+        random.setstate(states[0])
+        numpy.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+def count_batches(dataset: Indexed, batch: int) -> int:
+    """How many batches `evaluating` cuts the dataset into."""
+    return -(-len(dataset) // batch)
+
+
+class _Seeded(Dataset[Any]):
+    """A dataset whose items are pure functions of (root seed, index), even if its transforms draw."""
+
+    def __init__(self, dataset: Indexed, seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+
+    def __getitem__(self, index: int) -> Any:
+        seed_everything(derive(self.seed, "test sample", index))
+        return self.dataset[index]
+
+
+def _batches(dataset: Indexed, batch: int, seed: int, world: World) -> Iterator[tuple[int, Any]]:
+    mine = range(world.rank, count_batches(dataset, batch), world.size)
+    places = [list(range(number * batch, min((number + 1) * batch, len(dataset)))) for number in mine]
+    loader = DataLoader(_Seeded(dataset, seed), batch_sampler=places, generator=torch.Generator())
+    for number, items in zip(mine, loader, strict=True):
+        seed_everything(derive(seed, "test batch", number))
+        yield number, on_device(items, world.device)
