@@ -58,6 +58,7 @@ OUTSIDE = {
     "parallel.timeout_seconds": ("7", "8"),
     "trace.level": ("tensor", "off"),
     "trace.values": ("7", "8"),
+    "record.finished": ("refuse", "replace"),
     "receipt.key": ("~/.ssh/id_ed25519",),
     "loader.workers": ("2", "3"),
     "tracking.enabled": ("false", "true"),

@@ -107,7 +107,7 @@ def test_file_added_later_is_refused(whole: Path, name: str):
     (whole / name).parent.mkdir(exist_ok=True)
     (whole / name).write_bytes(b"more")
     with pytest.raises(
-        Refused, match=f"^{whole}: {name} seen, but not in manifest.json: added later. Prepare the data"
+        Refused, match=f"^{whole}: {name} seen, but not in manifest.json: added later. Prepare"
     ):
         manifest.require_whole(whole)
     (whole / name).unlink()
