@@ -106,9 +106,7 @@ def test_missing_or_broken_manifest_is_refused(whole: Path):
 def test_file_added_later_is_refused(whole: Path, name: str):
     (whole / name).parent.mkdir(exist_ok=True)
     (whole / name).write_bytes(b"more")
-    with pytest.raises(
-        Refused, match=f"^{whole}: {name} seen, but not in manifest.json: added later. Prepare"
-    ):
+    with pytest.raises(Refused, match=f"^{whole}: {name} seen, but not in manifest.json: added later. Prepare"):
         manifest.require_whole(whole)
     (whole / name).unlink()
     manifest.require_whole(whole)
