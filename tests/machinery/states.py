@@ -8,7 +8,7 @@ from project.repro.training.checkpoint import Origin, Snapshot, take
 from torch import nn
 
 ORIGIN = Origin("a" * 64, "e" * 64)
-FILES = {"model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"}
+FILES = {"model.safetensors", "optimizer.safetensors", "others.safetensors", "state.json", "manifest.json"}
 
 Optimizer = Callable[..., torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Optimizer] = {
@@ -51,7 +51,8 @@ def snapshot(steps: int) -> Snapshot:
 
 def assert_equal(one: Snapshot, other: Snapshot) -> None:
     assert one.step == other.step
-    for these, those in ((one.model, other.model), (one.optimizer, other.optimizer)):
+    for part in ("model", "optimizer", "others"):
+        these, those = getattr(one, part), getattr(other, part)
         assert sorted(these) == sorted(those)
         for name in these:
             assert these[name].dtype == those[name].dtype and torch.equal(these[name], those[name]), name

@@ -1,5 +1,6 @@
 """Planted faults, each of which `repro diff` must place exactly and give its cause; and runs that are equal."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -221,7 +222,7 @@ def test_resume_from_a_wrong_step(train: Train, monkeypatch: pytest.MonkeyPatch)
 
     def one_late(*arguments: Any) -> Any:
         snapshot = newest(*arguments)
-        return checkpoint.Snapshot(snapshot.step + 1, snapshot.model, snapshot.optimizer, snapshot.values)
+        return dataclasses.replace(snapshot, step=snapshot.step + 1)
 
     every = {"checkpoint": Checkpoint(every=4, keep=1, on_error="stop")}
     with monkeypatch.context() as patch, pytest.raises(Crash):

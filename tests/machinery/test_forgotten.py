@@ -24,11 +24,14 @@ from project.repro.errors import Refused
 from project.repro.records import names
 from project.repro.run import Run
 from project.repro.step import Step
+from project.repro.training.buffers import Buffers
+from project.repro.training.hidden import Hidden
 from project.repro.training.parallel import OrderFree, Stock, gradients_of
 from project.repro.training.sampling import Plan
 from project.repro.training.world import World
 from slips import GAVE_NONE, SLIPS, backward_twice, bare_model, second_optimizer
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 REDUCERS = "order_free", "ddp"
 
@@ -149,6 +152,7 @@ def drawn(attempt: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> Cal
         resumed = attempt(each_step(draws), out="resumed").rows()
         with monkeypatch.context() as patch:
             patch.setattr(Plan, "mine", lambda plan, world: range(plan.shards // 2))
+            patch.setattr(Buffers, "even", lambda buffers: torch.tensor(True))  # the other rank's counts are missing
             return Drawn(alone, attempt(each_step(draws), out="rank").rows(), resumed)
 
     return drawn
@@ -182,6 +186,111 @@ def test_model_made_before_the_run_follows_from_the_seed(config: Config, prepare
         torch.manual_seed(len(made))
         launch.call(PROJECT, stage, inside(config, prepared).model_copy(update={"seed": seed}), tmp_path)
     assert torch.equal(made[0], made[1]) and not torch.equal(made[0], made[2])
+
+
+# ---- state besides the model's and the optimizer's
+
+
+class Count(nn.Module):
+    """A layer that counts its calls: in a buffer that no state_dict holds, or in an attribute."""
+
+    def __init__(self, hidden: bool) -> None:
+        super().__init__()
+        self.hidden, self.calls = hidden, 0
+        self.register_buffer("count", torch.zeros(()), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.hidden:
+            self.calls += 1
+        elif self.training:
+            self.count += 1
+        return inputs if self.hidden else inputs * (1 + self.count)
+
+
+def with_state(run: Run, parts: Parts, stop: bool = False) -> None:
+    """An average of the weights, a schedule of torch's and a counting layer, each of which decides numbers."""
+    parts.model.append(Count(hidden=False))
+    average = AveragedModel(parts.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    schedule = torch.optim.lr_scheduler.StepLR(parts.optimizer, 1, gamma=0.5)
+    state = {"average": average, "schedule": schedule}
+    for step in run.steps(parts.model, parts.optimizer, parts.dataset, steps=STEPS, state=state):
+        good(step, parts)
+        schedule.step()
+        average.update_parameters(parts.model)
+        step.log(
+            average=average.module[0].weight.detach().sum(), rate=schedule.get_last_lr()[0], count=parts.model[4].count
+        )
+        run._terminated = stop and step.number == 0
+    run.finish()
+
+
+def test_state_of_the_loop_survives_a_stop(attempt: Callable[..., Ended]):
+    alone, first = attempt(with_state, out="alone"), attempt(partial(with_state, stop=True))
+    assert (alone.code, first.code) == (0, 143) and len(first.rows()) == 1
+    resumed = attempt(with_state)
+    assert resumed.code == 0 and resumed.rows() == alone.rows()
+    assert (resumed.out / names.WEIGHTS).read_bytes() == (alone.out / names.WEIGHTS).read_bytes()
+    assert alone.rows()[-2][1]["count"] == STEPS
+
+
+@pytest.mark.parametrize("state", [{}, {"average": None}, {"buffers": torch.optim.SGD([torch.ones(1)])}])
+def test_other_state_than_the_checkpoint_has_is_refused(state: dict[str, Any], attempt: Callable[..., Ended]):
+    def other(run: Run, parts: Parts) -> None:
+        for step in run.steps(parts.model, parts.optimizer, parts.dataset, steps=STEPS, state=state):
+            good(step, parts)
+        run.finish()
+
+    def held(run: Run, parts: Parts) -> None:
+        mine = {"average": AveragedModel(parts.model)}
+        for step in run.steps(parts.model, parts.optimizer, parts.dataset, steps=STEPS, state=mine):
+            good(step, parts)
+            run._terminated = True
+        run.finish()
+
+    assert attempt(held).code == 143
+    ended = attempt(other)
+    assert ended.code == 2
+    wanted = (
+        "the checkpoint holds these objects of the loop: average; run.steps(state=...) names: none"
+        if not state
+        else f"run.steps(state=...): {next(iter(state))} is a "
+    )
+    assert ended.told.startswith(wanted) and ended.told.count("\n") == 1, ended.told
+
+
+def test_attribute_that_changes_from_step_to_step_is_told(attempt: Callable[..., Ended]):
+    def counting(run: Run, parts: Parts) -> None:
+        parts.model.append(Count(hidden=True))
+        plain(run, parts)
+
+    ended = attempt(counting)
+    assert ended.code == 0
+    assert ended.told.startswith("step 1: 4.calls: changed in a step, and no checkpoint holds it.")
+    assert ended.told.count("\n") == 1
+
+
+class Lazy(nn.Module):
+    """A module that makes a table at its first call, and notes of each call its own output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.table = nn.LSTM(4, 4), None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.ones(4)
+        self.seen = self.layer(inputs)[0] * self.table
+        return self.seen
+
+
+def test_attributes_that_are_no_state_are_not_told():
+    model, lines = Lazy(), []
+    hidden, optimizer = Hidden(model), torch.optim.SGD(model.parameters(), lr=1.0)
+    for _ in range(3):
+        model(torch.rand(2, 4)).sum().backward()
+        optimizer.step()
+        lines.append(hidden.look())
+    assert lines == [None] * 3
 
 
 # ---- below the loop: shards and sums, for those who call them themselves

@@ -26,10 +26,10 @@ from victim import Start
 def interrupted(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The run directory of `start`, as a crash after step 12 leaves it: made in this process."""
 
-    def crash(step: int, model: Any, optimizer: Any) -> checkpoint.Snapshot:
+    def crash(step: int, *rest: Any) -> checkpoint.Snapshot:
         if step > 12:
             raise Crash
-        return taken(step, model, optimizer)
+        return taken(step, *rest)
 
     taken = checkpoint.take
     with monkeypatch.context() as patch, pytest.raises(Crash):
@@ -110,7 +110,7 @@ def test_resuming_at_the_wrong_step_is_caught_at_once(
 
     def shifted(path: Path, origin: checkpoint.Origin) -> checkpoint.Snapshot:
         there = read(path, origin)
-        return checkpoint.Snapshot(there.step + off, there.model, there.optimizer, there.values)
+        return dataclasses.replace(there, step=there.step + off)
 
     monkeypatch.setattr(checkpoint, "read", shifted)
     with pytest.raises(Failure, match=rf"step {12 + off}: .* before the interruption .* not the same run"):

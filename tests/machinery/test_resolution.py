@@ -39,13 +39,28 @@ def test_gradients_that_keep_all_bits_are_not_told(scale: float):
 
 
 def test_small_gradients_are_told_with_the_grid_that_fits_them():
-    (line,) = told(scale=1e-9)
+    (line,) = told(scale=1e-7, other=1e-4)
     assert line and line.startswith("gradients of small: below 9.5e-07, so parallel.lsb=-44 sums them less exactly")
     assert "large" not in line.partition(":")[0]
-    assert "parallel.lsb=-42" not in line and "no room" in line  # for `large` has gradients of 1
+    assert "parallel.lsb=-56 is the finest that leaves room" in line  # for `large`
+    (line,) = told(scale=1e-7, other=1e-2, lsb=-49)
+    assert line is None
     (line,) = told(scale=1e-9, other=1e-6)
     assert line and "parallel.lsb=-62 is the finest that leaves room for gradients 1024 times as large" in line
     assert told(scale=1e-9, other=1e-6, lsb=-62) == [None]
+
+
+def test_what_rounding_leaves_of_a_zero_is_not_told():
+    """The gradient of a bias before a normalisation is zero, but for rounding."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 1))
+    settings = Parallel(global_batch=4, shards=SHARDS, reduce="order_free", lsb=-44, timeout_seconds=60)
+    gradients = OrderFree(model, settings, ALONE)
+    for _ in gradients.shards(range(SHARDS), measures=True):
+        gradients.add(lambda: model(torch.randn(32, 8)).square().mean())
+    gradients.reduce()
+    assert 0 < model[0].bias.grad.abs().max() < 2.0**-20
+    assert gradients.told() is None
 
 
 def test_gradients_that_vanish_are_told():
@@ -54,7 +69,7 @@ def test_gradients_that_vanish_are_told():
 
 
 def test_each_parameter_is_told_once():
-    first, second = told(scale=1e-9, steps=2)
+    first, second = told(scale=1e-9, other=1e-9, steps=2)
     assert first and second is None
 
 

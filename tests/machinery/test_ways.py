@@ -1,5 +1,6 @@
 """`repro verify` tries the ways that one asks for, and kills a training that is quick."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -61,7 +62,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
 @pytest.mark.parametrize("quick", range(3))
 def test_training_that_is_too_quick_for_a_kill_is_started_again(start: Start, quick: int, tmp_path: Path):
     started = start(*[0] * quick)
-    verify._kill(PROJECT, [], tmp_path / "run", 12)
+    verify._kill(PROJECT, [], tmp_path / "run", 12, signal.SIGKILL)
     assert started == [1] * quick + [0]
     assert (tmp_path / "run" / names.STEP_ROWS).is_file()
 
@@ -69,12 +70,12 @@ def test_training_that_is_too_quick_for_a_kill_is_started_again(start: Start, qu
 def test_training_that_is_always_too_quick_is_told(start: Start, tmp_path: Path):
     started = start(0, 0, 0)
     with pytest.raises(Failure, match=r"ended before it was killed: make it longer, see verify\.shorten"):
-        verify._kill(PROJECT, [], tmp_path / "run", 12)
+        verify._kill(PROJECT, [], tmp_path / "run", 12, signal.SIGKILL)
     assert len(started) == 3
 
 
 def test_training_that_fails_is_not_started_again_to_be_killed(start: Start, tmp_path: Path):
     """The next start, without a kill, says why it fails."""
     started = start(3)
-    verify._kill(PROJECT, [], tmp_path / "run", 12)
+    verify._kill(PROJECT, [], tmp_path / "run", 12, signal.SIGKILL)
     assert len(started) == 1

@@ -3,7 +3,7 @@
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -34,6 +34,7 @@ from .training import agreement, checkpoint, sampling, world
 from .training.sampling import Indexed
 from .training.seeds import derive, seed_everything
 from .training.trace import Trace
+from .training.trees import Stateful, require_stateful
 from .training.world import World
 
 
@@ -105,8 +106,12 @@ class Run:
         *,
         epochs: int | None = None,
         steps: int | None = None,
+        state: Mapping[str, Stateful] = checkpoint.NONE,
     ) -> Iterator[Step]:
         """Yield the steps that are still to do: all, or those after the newest valid checkpoint.
+
+        `state` names objects of the loop's own that a later step depends on, such as a scheduler or an average of the
+        weights. Checkpoints hold what their `state_dict` gives.
 
         The run has as many steps as `epochs` epochs of `dataset` take, or `steps`. After each one the ranks compare
         and save what is due, and end where SIGTERM asks for it.
@@ -118,8 +123,8 @@ class Run:
         if self._plan:
             raise Refused("run.steps() was called twice: a run is one loop; give it all epochs or steps at once")
         self._plan, self._stop = plan, stop = sampling.planned(dataset, self.config, epochs, steps)
-        self._model, self._optimizer = model, optimizer
-        training = Training(self.config, self.world, self._trace, plan, model, optimizer, self.log)
+        self._model, self._optimizer, self._objects = model, optimizer, require_stateful(state)
+        training = Training(self.config, self.world, self._trace, plan, model, optimizer, self._objects, self.log)
         start = self._restore()
         training.batches = iter(sampling.loader(dataset, plan, self.config, self.world, start, stop))
         numbers = progress.shown(start, stop, lambda: self._latest) if self.world.leads else iter(range(start, stop))
@@ -128,6 +133,8 @@ class Run:
                 step = Step(training, number, stop)
                 yield step
                 step.require_whole()
+                if (told := training.hidden.look()) and self.world.leads:
+                    _tell(f"step {number}: {told}")
                 self._after(number + 1)
         finally:
             training.updates.end()
@@ -142,7 +149,7 @@ class Run:
         snapshot = self.world.together(lambda: checkpoint.newest(folder, origin, _tell) if origin else None)
         snapshot = checkpoint.from_lead(snapshot, self.world)
         if snapshot:
-            checkpoint.put(snapshot, self._model, self._optimizer)
+            checkpoint.put(snapshot, self._model, self._optimizer, self._objects)
         self._done = done = snapshot.step if snapshot else 0
         agreement.require_same_weights(self._model.state_dict(), done, self.world)
         outputs = not self.config.compute.compile  # whose modules have no outputs to look at
@@ -176,7 +183,7 @@ class Run:
         if preempted or ended or done % self.config.checkpoint.every == 0:
             self._trace.flush()
             if self._saver:
-                self._saver.save(done, self._model, self._optimizer)
+                self._saver.save(done, self._model, self._optimizer, self._objects)
         if preempted and not ended:
             self.world.together(self._finish_saving)  # launchers kill the others soon after one has ended
             why = "as trace.values asks" if kept else "by SIGTERM"

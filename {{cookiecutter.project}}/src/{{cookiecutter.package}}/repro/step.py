@@ -1,7 +1,7 @@
 """One step of the loop in `train.py`. `backward` does all that keeps the bits."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from .asked.settings import Settings
 from .errors import NonFinite, Refused
 from .training import parallel
+from .training.hidden import Hidden
 from .training.sampling import Plan, on_device, tensors_in
 from .training.seeds import derive, seed_everything
 from .training.trace import Trace
+from .training.trees import Stateful
 from .training.updates import Updates
 from .training.world import World
 
@@ -38,14 +40,16 @@ class Training:
         plan: Plan,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
+        objects: Mapping[str, Stateful],
         log: Callable[..., None],
     ) -> None:
         self.config, self.world, self.trace, self.plan, self.model, self.log = config, world, trace, plan, model, log
-        self.updates = Updates(model, optimizer, world.device)
+        self.updates = Updates(model, optimizer, objects, world.device)
         self.gradients = parallel.gradients_of(model, config.parallel, world)
         module = self.gradients.module
         self.network = cast(nn.Module, torch.compile(module)) if config.compute.compile else module
         self.batches: Iterator[Any] = iter(())
+        self.hidden = Hidden(model)
 
 
 class Step:

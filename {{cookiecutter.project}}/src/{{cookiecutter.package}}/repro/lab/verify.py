@@ -30,7 +30,7 @@ class Way:
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     ranks: int = 1
-    killed: bool = False
+    ended: signal.Signals | None = None  # by what, on the way; then it is started again
 
     @property
     def folder(self) -> Path:
@@ -46,8 +46,9 @@ WAYS = (
     Way("2 ranks", ranks=2),
     Way("3 ranks, 1 worker", {"loader.workers": 1}, ranks=3),
     Way("4 ranks", ranks=4),
-    Way("killed and resumed", killed=True),
-    Way("killed and resumed on 2 ranks", ranks=2, killed=True),
+    Way("killed and resumed", ended=signal.SIGKILL),
+    Way("killed and resumed on 2 ranks", ranks=2, ended=signal.SIGKILL),
+    Way("stopped by SIGTERM and resumed", ended=signal.SIGTERM),
     Way("tracked", {"tracking.enabled": True, "tracking.uri": f"sqlite:///{FOLDER}/mlflow.db"}),
     Way("no trace", {"trace.level": "off"}),
     Way("every tensor traced", {"trace.level": "tensor"}),
@@ -110,9 +111,9 @@ def train_in_all_ways(
 def _train(project: Project, way: Way, settings: Mapping[str, Any], steps: int = 0) -> Row:
     out = project.root / way.folder
     try:
-        if way.killed:
+        if way.ended:
             settings = {**settings, "checkpoint.every": max(1, steps // 6)}
-            _kill(project, trainings.command(project, ".train", settings, "--out", out), out, steps // 3)
+            _kill(project, trainings.command(project, ".train", settings, "--out", out), out, steps // 3, way.ended)
         trainings.run(project, trainings.command(project, ".train", settings, "--out", out, ranks=way.ranks))
     except Failure as failure:
         return Row(way.name, f"FAILED: {failure}")
@@ -120,8 +121,8 @@ def _train(project: Project, way: Way, settings: Mapping[str, Any], steps: int =
     return Row(way.name, "EQUAL", receipt.weights, receipt.stated["trace"])
 
 
-def _kill(project: Project, words: list[str], out: Path, after: int) -> None:
-    """Start a training and kill it (SIGKILL) once its trace holds more than `after` steps.
+def _kill(project: Project, words: list[str], out: Path, after: int, by: signal.Signals) -> None:
+    """Start a training and end it with this signal once its trace holds more than `after` steps.
 
     On a busy machine the kill may come too late; then it is tried again, sooner. A training that fails is left to the
     caller, who starts it again.
@@ -136,7 +137,7 @@ def _kill(project: Project, words: list[str], out: Path, after: int) -> None:
         while process.poll() is None and (not rows.is_file() or rows.stat().st_size < (steps + 1) * ROW):
             time.sleep(0.005)
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, by)
         if process.wait():
             return
     raise Failure("the training ended before it was killed: make it longer, see verify.shorten in params.yaml")

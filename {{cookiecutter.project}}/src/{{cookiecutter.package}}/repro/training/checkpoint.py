@@ -3,8 +3,9 @@
     checkpoints/000000120-1f0c…/      120 steps done, and the first digits of the manifest's SHA-256
         model.safetensors             weights and buffers
         optimizer.safetensors         the optimizer's tensors
-        state.json                    the optimizer's other values, the step, whose state it is
-        manifest.json                 size and SHA-256 of the three
+        others.safetensors            tensors of buffers that are not persistent, and of the loop's own objects
+        state.json                    all other values, the step, whose state it is
+        manifest.json                 size and SHA-256 of the four
 
 The folder's name seals the manifest and the manifest seals the files, so no byte can change unnoticed. No
 loader or generator state is kept: the step is all that randomness depends on.
@@ -16,6 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,10 +28,12 @@ from ..asked import manifest
 from ..asked.settings import Checkpoint
 from ..errors import Failure, Refused
 from ..files import read_json, sync, write_json
+from .trees import BUFFERS, Stateful, pack, unpack
 from .world import World
 
 NAME = re.compile(r"(\d{9})-([0-9a-f]{16})")
 SET_ASIDE = "damaged-"
+NONE: Mapping[str, Stateful] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -58,24 +62,55 @@ class Snapshot:
     step: int  # how many steps are done
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
-    values: dict[str, Any]  # what of the optimizer is no tensor
+    others: dict[str, Tensor]
+    values: dict[str, Any]  # what is no tensor
 
 
-def take(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Snapshot:
-    """Copy the state after `step` steps to the CPU."""
+def take(
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    objects: Mapping[str, Stateful] = NONE,
+) -> Snapshot:
+    """Copy the state after `step` steps to the CPU; `objects` are the loop's own.
+
+    Raises:
+        Refused: the state of an object holds what a checkpoint cannot.
+    """
     state = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     others: dict[str, Any] = {}
     for index, entries in state["state"].items():
         for name, value in entries.items():
             (tensors if isinstance(value, Tensor) else others)[f"{index}.{name}"] = value
-    values = {"param_groups": state["param_groups"], "state": others}
-    return Snapshot(step, _copied(model.state_dict()), _copied(tensors), values)
+    beside: dict[str, Tensor] = {}
+    packed = pack({BUFFERS: _not_persistent(model)} | {n: s.state_dict() for n, s in objects.items()}, "state", beside)
+    values = {"param_groups": state["param_groups"], "state": others, "others": packed}
+    return Snapshot(step, _copied(model.state_dict()), _copied(tensors), beside, values)
 
 
-def put(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Give model and optimizer the state of a snapshot."""
+def put(
+    snapshot: Snapshot,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    objects: Mapping[str, Stateful] = NONE,
+) -> None:
+    """Give model, optimizer and objects the state of a snapshot.
+
+    Raises:
+        Refused: the snapshot is of other objects.
+    """
     model.load_state_dict(snapshot.model)
+    held = unpack(snapshot.values["others"], snapshot.others)
+    buffers = held.pop(BUFFERS)
+    if held.keys() != objects.keys():
+        seen, wanted = (", ".join(sorted(names)) or "none" for names in (held, objects))
+        raise Refused(f"the checkpoint holds these objects of the loop: {seen}; run.steps(state=...) names: {wanted}")
+    for name, other in objects.items():
+        other.load_state_dict(held[name])
+    with torch.no_grad():
+        for name, buffer in _not_persistent(model).items():
+            buffer.copy_(buffers[name])
     state: dict[int, dict[str, Any]] = {}
     for key, value in (snapshot.optimizer | snapshot.values["state"]).items():
         index, name = key.split(".", 1)
@@ -85,6 +120,12 @@ def put(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimizer) 
         for group, now in zip(snapshot.values["param_groups"], optimizer.param_groups, strict=True)
     ]  # JSON has no tuples
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _not_persistent(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that the model's `state_dict` leaves out."""
+    persistent = model.state_dict()
+    return {name: buffer for name, buffer in model.named_buffers() if name not in persistent}
 
 
 def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -108,6 +149,7 @@ def write(snapshot: Snapshot, folder: Path, origin: Origin, keep: int) -> Path:
         aside.mkdir(parents=True)
         save_file(snapshot.model, aside / "model.safetensors")
         save_file(snapshot.optimizer, aside / "optimizer.safetensors")
+        save_file(snapshot.others, aside / "others.safetensors")
         whose = {"address": origin.address, "environment": origin.environment}
         write_json(aside / "state.json", {"step": snapshot.step, **whose, **snapshot.values})
         manifest.write(aside)
@@ -153,9 +195,9 @@ def read(path: Path, origin: Origin) -> Snapshot:
     except (Failure, OSError, ValueError) as error:
         raise Damaged(str(error)) from None
     origin.require(path, state)
-    model, optimizer = (load_file(path / f"{part}.safetensors") for part in ("model", "optimizer"))
-    values = {key: state[key] for key in ("param_groups", "state")}
-    return Snapshot(state["step"], model, optimizer, values)
+    model, optimizer, others = (load_file(path / f"{part}.safetensors") for part in ("model", "optimizer", "others"))
+    values = {key: state[key] for key in ("param_groups", "state", "others")}
+    return Snapshot(state["step"], model, optimizer, others, values)
 
 
 def from_lead(snapshot: Snapshot | None, world: World) -> Snapshot | None:
@@ -179,14 +221,16 @@ def from_lead(snapshot: Snapshot | None, world: World) -> Snapshot | None:
         snapshot.values,
         shapes(snapshot.model),
         shapes(snapshot.optimizer),
+        shapes(snapshot.others),
     )
     outline = world.from_lead(outline)
     if outline is None:
         return None
-    step, values, model, optimizer = outline
+    step, values, model, optimizer, others = outline
     model = received(snapshot.model if snapshot else None, model)
     optimizer = received(snapshot.optimizer if snapshot else None, optimizer)
-    return Snapshot(step, model, optimizer, values)
+    others = received(snapshot.others if snapshot else None, others)
+    return Snapshot(step, model, optimizer, others, values)
 
 
 class Damaged(Failure):
@@ -223,10 +267,16 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        objects: Mapping[str, Stateful] = NONE,
+    ) -> None:
         """Copy the state and start writing it; waits first for a snapshot still being written."""
         self.wait()
-        snapshot = take(step, model, optimizer)
+        snapshot = take(step, model, optimizer, objects)
         self._thread = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint")
         self._thread.start()
 

@@ -2,7 +2,8 @@
 
 A gradient keeps all bits of float32 where it is at least 2**(lsb + 24). A tensor whose largest element is smaller is
 summed less exactly than in float32, and elements below half of 2**lsb become 0. Nothing of that is an error in the
-sense of bits, so it would go unseen.
+sense of bits, so it would go unseen. A tensor whose gradient is 2**14 times as small as the largest one is not told: as
+much is left by rounding where a gradient is zero, such as that of a bias before a normalisation.
 """
 
 import math
@@ -15,6 +16,7 @@ from ..differences import some
 from .world import World
 
 MANTISSA = 24  # bits of float32
+NOISE = 2.0**-14  # of the largest gradient
 ROOM = 10  # bits that gradients may grow
 
 
@@ -57,7 +59,7 @@ class Resolution:
         coarse = {
             name: (size, gone / there)
             for name, size, there, gone in zip(self._names, largest, present, lost, strict=True)
-            if there and size < 2.0 ** (lsb + MANTISSA) and name not in self._told
+            if there and most * NOISE < size < 2.0 ** (lsb + MANTISSA) and name not in self._told
         }
         if not coarse:
             return None

@@ -1,9 +1,11 @@
 """The updates of a run: by the one optimizer that checkpoints hold, and each with the gradients of its step."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import Refused
@@ -17,8 +19,11 @@ class Updates:
         made: whether the optimizer has used them.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, objects: Mapping[str, object], device: torch.device
+    ) -> None:
         _require_fit(model, optimizer, device)
+        _require_saved_schedule(optimizer, objects)
         self._model, self._optimizer = model, optimizer
         self.begin()
         self._watch = register_optimizer_step_pre_hook(self._check)
@@ -66,10 +71,14 @@ def _require_fit(model: nn.Module, optimizer: torch.optim.Optimizer, device: tor
             f"the optimizer holds {len(foreign)} parameters that are not the model's, the first of shape "
             f"{tuple(foreign[0].shape)}: give run.steps() the model whose parameters the optimizer was given"
         )
-    if getattr(optimizer.step, "_wrapped_by_lr_sched", False):
+
+
+def _require_saved_schedule(optimizer: torch.optim.Optimizer, objects: Mapping[str, object]) -> None:
+    schedules = [held for held in objects.values() if isinstance(held, LRScheduler)]
+    if getattr(optimizer.step, "_wrapped_by_lr_sched", False) and not schedules:
         raise Refused(
             "a torch scheduler counts the steps of this optimizer, and no checkpoint holds its count: a resumed run "
-            "would differ. Compute the rate from step.number and set it in optimizer.param_groups"
+            "would differ. Give it to run.steps(..., state={'schedule': it}), or compute the rate from step.number"
         )
 
 
