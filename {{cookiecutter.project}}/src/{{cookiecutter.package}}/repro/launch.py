@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from .asked import stages
+from .asked import loaded, stages
 from .asked.params import load
 from .asked.settings import Settings
 from .errors import Failure, Refused
@@ -73,6 +73,7 @@ def begin(project: Project, schema: type[S], trains: bool = False) -> tuple[S, P
         if isinstance(parsed, int):  # --help was shown
             sys.exit(parsed)
         overrides, out, ranks = parsed
+        loaded.remember(project)
         config = load(schema, overrides=overrides)
         if ranks > 1:
             _start_ranks(config, overrides, out, ranks)

@@ -18,6 +18,7 @@ from ..differences import differences, flatten, some
 from ..errors import Refused
 from ..project import Project
 from .address import LOCKS, code, locks
+from .loaded import require_unchanged
 from .params import PARAMS
 
 STAGES = "dvc.yaml"
@@ -63,6 +64,7 @@ def watched(project: Project, sections: Sequence[str], whole: bool) -> Iterator[
         require_own(project, f"stage {stage.name} runs")
         stage.require("params", [section for section in sections if section not in stage.params])
     _require_files(project, stage, whole)
+    require_unchanged(project)
     before = _state(project, stage)
     yield
     _require_files(project, stage, whole)
