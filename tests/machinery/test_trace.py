@@ -139,6 +139,16 @@ def test_row_that_comes_again_differently_is_found(odd: int, tmp_path: Path):
         again.append(row.to_bytes(8, "little"))
 
 
+@pytest.mark.parametrize("byte", [0, 31, 3 * 32 + 5, 4 * 32 - 1])
+def test_altered_row_is_found_before_the_run_goes_on(byte: int, tmp_path: Path):
+    path = chain(tmp_path / "chain", 8)
+    content = bytearray(path.read_bytes())
+    content[byte] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(Refused, match=f"chain: row {byte // 32} is not what was written: the trace is damaged"):
+        Chain(path, 8, position=5)
+
+
 def test_rows_that_are_not_there_are_not_gone_on_from(tmp_path: Path):
     with pytest.raises(Refused, match=r"5 steps seen, 6 wanted.*Begin the run anew in another folder"):
         Chain(chain(tmp_path / "chain", 5), 8, position=6)

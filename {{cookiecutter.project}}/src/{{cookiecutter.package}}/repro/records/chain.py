@@ -38,8 +38,24 @@ class Chain:
             )
         self._there = whole
         self._file = path.open("r+b", buffering=0)
-        self._file.seek(max(0, position * (width + LINK) - LINK))
-        self._link = self._file.read(LINK) if position else bytes(LINK)
+        self._link = self._linked(position)
+
+    def _linked(self, position: int) -> bytes:
+        """The hash after so many rows, each of which is checked.
+
+        Raises:
+            Refused: a row is not what was written.
+        """
+        link = bytes(LINK)
+        for number in range(position):
+            row = self._file.read(self.width + LINK)
+            link = hashlib.sha256(link + row[: self.width]).digest()[:LINK]
+            if row[self.width :] != link:
+                raise Refused(
+                    f"{self.path}: row {number} is not what was written: the trace is damaged. Begin the run anew in "
+                    f"another folder with --out"
+                )
+        return link
 
     @property
     def root(self) -> str:
