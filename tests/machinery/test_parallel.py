@@ -11,7 +11,7 @@ import torch.distributed as dist
 from project.repro.asked.settings import Parallel
 from project.repro.errors import Refused
 from project.repro.training import parallel
-from project.repro.training.parallel import OrderFree, gradients_of, nonfinite
+from project.repro.training.parallel import OrderFree, gradients_of, nonfinite, one_nan
 from project.repro.training.world import World
 from torch import Tensor, nn
 
@@ -167,6 +167,17 @@ def test_nonfinite_value_in_one_shard_is_named(value: float, shard: int):
         gradients.add(partial(loss_of, model, batch(0)[current], scale))
     gradients.reduce()
     assert nonfinite(model, gradients.buffers) == [name for name, _ in model.named_parameters()]
+
+
+def test_every_nan_is_one():
+    model = network()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+        parameter.grad.view(-1)[:2] = torch.tensor([0x7FC00000, -0x3FFFFF], dtype=torch.int32).view(torch.float32)
+    grad = model[0].weight.grad
+    assert grad.view(-1)[:2].isnan().all() and len(grad.view(torch.int32).unique()) == 3
+    one_nan(model)
+    assert len(grad.view(torch.int32).unique()) == 2 and grad.isnan().sum() == 2
 
 
 def test_finite_gradients_are_not_named():

@@ -90,6 +90,13 @@ class Victim:
             self.process.poll()  # reaps it
         self.process.wait()
 
+    def wait_for_ranks(self, seconds: float = PATIENCE) -> None:
+        """Return once none of its ranks lives."""
+        end = time.monotonic() + seconds
+        while self.pids(follower=False):
+            assert time.monotonic() < end, f"ranks live {seconds} s after their launcher: {self.log.read_text()}"
+            time.sleep(NAP)
+
     def end(self, seconds: float = PATIENCE) -> int:
         """Wait for the end and return the exit code."""
         return self.process.wait(seconds)

@@ -15,7 +15,7 @@ from .asked.settings import Settings
 from .errors import Failure, Refused
 from .machine.switches import missing_variables, set_environment
 from .project import Project
-from .torchrun import torchrun
+from .torchrun import end_with_launcher, torchrun
 from .training.seeds import derive, seed_everything
 
 S = TypeVar("S", bound=Settings)
@@ -74,6 +74,8 @@ def begin(project: Project, schema: type[S], trains: bool = False) -> tuple[S, P
             sys.exit(parsed)
         overrides, out, ranks = parsed
         loaded.remember(project)
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank of torchrun
+            end_with_launcher()
         config = load(schema, overrides=overrides)
         if ranks > 1:
             _start_ranks(config, overrides, out, ranks)

@@ -133,12 +133,20 @@ def _tell(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def _rank(launcher: str, notes: str, module: str, *arguments: str) -> None:
-    """Run a module, end when the launcher does, and note the exit code where the module chose one."""
+def end_with_launcher() -> None:
+    """Have this process get SIGTERM when the one that started it ends, however it ends.
+
+    Ranks lead sessions of their own. Without this they train on, with the GPU's memory, when torchrun is killed.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # it outlasts the start of another program
-        if os.getppid() != int(launcher):
-            sys.exit(STOPPED)
+
+
+def _rank(launcher: str, notes: str, module: str, *arguments: str) -> None:
+    """Run a module, end when the launcher does, and note the exit code where the module chose one."""
+    end_with_launcher()
+    if os.getppid() != int(launcher):
+        sys.exit(STOPPED)
     sys.argv = [module, *arguments]
     code: Any = 0
     try:
