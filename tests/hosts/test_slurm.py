@@ -147,7 +147,8 @@ def test_two_nodes_train_to_the_bits_of_one_process(site: Site) -> None:
     job.ends()
     assert (job["NumNodes"], job["TresPerNode"]) == ("2", "gres:gpu:4")
     assert weights(job.out) == weights(site.alone())
-    assert site.project.run(site.project.python, "-m", site.project.package, "diff", site.alone(), job.out).startswith("EQUAL")
+    diff = site.project.python, "-m", site.project.package, "diff"
+    assert site.project.run(*diff, site.alone(), job.out).startswith("EQUAL")
 
 
 def test_preempted_jobs_go_on_to_the_same_bits(site: Site) -> None:
