@@ -30,7 +30,7 @@ def edited(tmp_path: Path) -> Callable[[str, str], Path]:
     """A function that writes params.yaml with the line of a key replaced, and returns its path."""
 
     def edit(key: str, line: str) -> Path:
-        text, found = re.subn(rf"^{key}:.*$", line, PARAMS, count=1, flags=re.MULTILINE)
+        text, found = re.subn(rf"^{key}:.*$", lambda _: line, PARAMS, count=1, flags=re.MULTILINE)
         assert found
         (tmp_path / "params.yaml").write_text(text)
         return tmp_path / "params.yaml"
@@ -81,6 +81,17 @@ def test_last_override_wins():
 WRONG = {
     "seed=one": "--set seed: 'one' given, a whole number wanted",
     "seed=1.5": "--set seed: 1.5 given, a whole number wanted",
+    "seed=1.0": "--set seed: 1.0 given, a whole number wanted",
+    "seed='1'": "--set seed: '1' given, a whole number wanted",
+    "seed=true": "--set seed: True given, a whole number wanted",
+    "seed=2026-13-45": "--set seed: '2026-13-45' given, a whole number wanted",
+    "seed={1: 2}": "--set seed: '{1: 2}' given, a whole number wanted",
+    f"seed={'9' * 5000}": "--set seed: '99999999999999999999",
+    f"seed={'[' * 5000}": "--set seed: '[[[[[[[[[[[[[[[[[[[[",
+    "train.learning_rate=true": "--set train.learning_rate: True given, a number wanted",
+    "train.learning_rate='1'": "--set train.learning_rate: '1' given, a number wanted",
+    "compute.compile=1": "--set compute.compile: 1 given, true or false wanted",
+    "determinism.relax=[1]": "--set determinism.relax.0: 1 given, text wanted",
     "seed=": "--set seed: '' given, a whole number wanted",
     "seed=null": "--set seed: None given, a whole number wanted",
     "seed=-1": "--set seed: -1 given, 0 or more wanted",
@@ -151,11 +162,29 @@ EDITS = {
     "wrong type": ("seed", "seed: [0]", "seed: [0] given, a whole number wanted"),
     "section without keys": ("  workers", "", "loader: None given, a group of keys wanted"),
     "duplicate key": ("seed", "seed: 0\nseed: 1", 'not YAML: while constructing a mapping in "<unicode'),
+    "truth for a number": ("  epochs", "  epochs: true", "train.epochs: True given, a whole number wanted"),
+    "text for a number": ("seed", 'seed: "1"', "seed: '1' given, a whole number wanted"),
+    "key that is a number": ("seed", "seed: 0\n1: 0", "1: a key that is text wanted; put it in quotes"),
+    "nested key that is nothing": ("  width", "  null: 8", "model.None: a key that is text wanted"),
+    "key that is a list": ("seed", "? [seed]\n: 0", "('seed',): a key that is text wanted"),
+    "date that is none": ("seed", "seed: 2026-13-45", "not YAML: month must be in 1..12"),
+    "endless number": ("seed", f"seed: {'9' * 5000}", "not YAML: Exceeds the limit"),
+    "endless number in base 16": ("seed", f"seed: 0x{'9' * 5000}", "it holds a whole number of more than 4000 bits"),
+    "half a character": ("seed", 'seed: "\\ud800"', "it holds half a character"),
+    "set": ("seed", "seed: !!set {a}", "seed: {'a'} given, a number, text, a truth or a list wanted"),
+    "60 levels": ("seed", f"seed: {'[' * 60}{']' * 60}", "it is nested more than 50 levels deep"),
+    "5000 levels": ("seed", f"seed: {'[' * 5000}{']' * 5000}", "not YAML that can be read: it is nested too deep"),
+    "list in itself": ("seed", "seed: &a [*a]", "it is nested more than 50 levels deep"),
+    "mapping in itself": ("seed", "seed: &a {b: *a}", "it is nested more than 50 levels deep"),
     "tab": ("seed", "\tseed: 0", "not YAML: while scanning for the next token found character"),
     "open bracket": ("seed", "seed: [0", "not YAML: "),
     "two documents": ("seed", "seed: 0\n---\n", "not YAML: expected a single document"),
     "python object": ("seed", "seed: !!python/object:os.system {}", "not YAML: could not determine"),
-    "date": ("seed", "seed: 2026-01-01", "seed: datetime.date(2026, 1, 1) given, a whole number wanted"),
+    "date": (
+        "seed",
+        "seed: 2026-01-01",
+        "seed: datetime.date(2026, 1, 1) given, a number, text, a truth or a list wanted",
+    ),
 }
 
 
@@ -165,6 +194,20 @@ def test_wrong_file_is_refused_with_its_name(edited: Callable[[str, str], Path],
     path = edited(key, line)
     (told,) = refusal_of(path)
     assert told.startswith(f"{path}: ") and wanted in told
+    assert refusal_of(path, "model.dropout=0")[0].startswith(f"{path}: ")
+
+
+def test_list_that_doubles_at_each_line_is_refused(edited: Callable[[str, str], Path]):
+    lines = [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40)]
+    (told,) = refusal_of(edited("seed", "\n".join(["seed: 0", "a0: &a0 [0, 0]", *lines])))
+    assert "it has more than 1000000 values" in told
+
+
+def test_missing_keys_share_a_line(tmp_path: Path):
+    path = tmp_path / "params.yaml"
+    path.write_text("seed: 0\n")
+    (told,) = refusal_of(path)
+    assert told.startswith(f"{path}: device, data, parallel, compute, determinism and 10 more: missing; add the keys")
 
 
 @pytest.mark.parametrize("typo", ["lodaer", "Loader"])
@@ -174,10 +217,10 @@ def test_misspelt_name_is_matched_with_the_one_that_is_missing(edited: Callable[
 
 
 CONTENTS = {
-    b"": "NoneType seen, a mapping of keys wanted",
-    b"- 1\n": "list seen, a mapping of keys wanted",
-    b"text\n": "str seen, a mapping of keys wanted",
-    b"seed: 0  # caf\xe9\n": "not YAML: 'utf-8' codec can't decode byte 0xe9",
+    b"": "None seen, a mapping wanted. Mend it, or restore it: git checkout params.yaml",
+    b"- 1\n": "[1] seen, a mapping wanted",
+    b"text\n": "'text' seen, a mapping wanted",
+    b"seed: 0  # caf\xe9\n": "not text in UTF-8: 'utf-8' codec can't decode byte 0xe9",
     b"seed: \0\n": "not YAML: unacceptable character",
 }
 

@@ -52,7 +52,16 @@ class Case:
         address = content_address(self.project, self.config, data, world_size)
         preimage = {"cpu": "any"}
         stated = {"class": environment, "environment": digest(preimage), "preimage": preimage, "informational": {}}
-        facts = {"config": self.config.flat(), "code": {"commit": None, "patch": None}, "started": 0}
+        facts = {
+            "id": "1",
+            "status": "FINISHED",
+            "started": 0,
+            "config": self.config.flat(),
+            "code": {"commit": None, "patch": None},
+            "tags": {"repro.address": address.digest},
+            "tracking": self.config.tracking.model_dump(),
+            "dataset": {"name": "any", "digest": address.parts["data"]},
+        }
         records = {"address": address.record(), "environment": stated, "metrics": metrics, "run": facts}
         for name, record in records.items():
             write_json(self.run / f"{name}.json", record)

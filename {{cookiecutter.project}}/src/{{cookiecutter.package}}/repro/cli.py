@@ -1,7 +1,6 @@
 """The `repro` command: `repro --help` lists the verbs, grouped by what a person wants."""
 
 import json
-import os
 import runpy
 import sys
 from pathlib import Path
@@ -11,8 +10,9 @@ import click
 
 from .asked.params import PARAMS, load
 from .asked.settings import Settings
-from .errors import Failure, Refused
+from .errors import Failure, Refused, of_system
 from .launch import overriding
+from .place import rank_and_size
 from .project import Project
 
 Folder = click.Path(file_okay=False, path_type=Path)
@@ -40,7 +40,10 @@ class Grouped(click.Group):
         """Run the verb."""
         try:
             return super().invoke(context)
-        except Failure as failure:
+        except (Failure, OSError) as error:
+            failure = of_system(error) if isinstance(error, OSError) else error
+            if not failure:
+                raise
             click.echo(str(failure), err=True)
             sys.exit(failure.exit_code)
 
@@ -84,7 +87,7 @@ def address(ours: Ours, overrides: tuple[str, ...]) -> None:
 
     settings = load(ours.schema, overrides=overrides)
     prepared = manifest.read(Path(settings.data.prepared))
-    _print(content_address(ours.project, settings, prepared, int(os.environ.get("WORLD_SIZE", 1))).record())
+    _print(content_address(ours.project, settings, prepared, rank_and_size()[1]).record())
 
 
 @main.command()

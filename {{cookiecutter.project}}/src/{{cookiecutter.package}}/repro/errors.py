@@ -1,5 +1,6 @@
 """Failures that a user can cause: a line or two and an exit code, no traceback."""
 
+import errno
 import os
 import sys
 
@@ -18,7 +19,9 @@ class Failure(Exception):
 
     def tell(self) -> None:
         """Print the message on standard error, once; one rank of a host speaks for all unless it is local."""
-        if self._told or not (self.local or os.environ.get("LOCAL_RANK", "0") == "0"):
+        local_rank = os.environ.get("LOCAL_RANK", "0")
+        # what is no number may be the very thing to tell
+        if self._told or not (self.local or not local_rank.isdecimal() or int(local_rank) == 0):
             return
         self._told = True
         who = f"rank {os.environ.get('RANK', '0')}: " if self.local else ""
@@ -47,3 +50,28 @@ class NonFinite(Failure):
     """A gradient is infinite or not a number, or too large for the order-free sum."""
 
     exit_code = 3
+
+
+# The system's word for what is wrong with a file or a folder -> the next step.
+NO_PLACE = {
+    errno.ENOENT: "restore it, or name another place",
+    errno.ENOTDIR: "a folder is wanted where a file is; name another place",
+    errno.EISDIR: "a file is wanted where a folder is; move it away, or name another place",
+    errno.EEXIST: "a folder is wanted where a file is; move it away, or name another place",
+    errno.EACCES: "change its mode so that you may read and write it, or name another place",
+    errno.EPERM: "change its owner so that you may read and write it, or name another place",
+    errno.EROFS: "the file system is read-only; name another place",
+    errno.ELOOP: "links that lead in a circle; name another place",
+    errno.ENAMETOOLONG: "a shorter name is wanted",
+    errno.ESTALE: "the file system lost it; mount it again, or name another place",
+}
+FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+
+
+def of_system(error: OSError) -> Failure | None:
+    """The failure that a user can mend by another place or more space; None for one that needs its traceback."""
+    if error.errno in FULL:
+        return Failure(f"{error}: free some space and run the same command again, it goes on from its last checkpoint")
+    if error.errno in NO_PLACE:
+        return Refused(f"{error.filename or 'the current folder'}: {error.strerror}: {NO_PLACE[error.errno]}")
+    return None

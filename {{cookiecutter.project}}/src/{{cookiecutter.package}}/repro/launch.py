@@ -1,6 +1,5 @@
 """How a stage starts and ends: arguments and environment before torch loads, plain words on failure."""
 
-import errno
 import os
 import sys
 from collections.abc import Callable
@@ -12,7 +11,7 @@ import click
 from .asked import loaded, stages
 from .asked.params import load
 from .asked.settings import Settings
-from .errors import Failure, Refused
+from .errors import Failure, Refused, of_system
 from .machine.switches import missing_variables, set_environment
 from .project import Project
 from .torchrun import end_with_launcher, torchrun
@@ -110,9 +109,9 @@ def call(project: Project, stage: Callable[[Any, Path], None], config: Settings,
     except Failure as failure:
         _end(failure)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if not (failed := of_system(error)):
             raise
-        _end(Failure(f"{error}: free some space and run the same command again, it goes on from its last checkpoint"))
+        _end(failed)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

@@ -12,6 +12,7 @@ import rfc8785
 
 from ..differences import flatten
 from ..errors import Refused
+from ..files import read_text
 from ..project import Project
 from . import manifest
 from .settings import Settings
@@ -90,7 +91,7 @@ def locks(project: Project) -> dict[str, str]:
     found = {}
     folder = project.root / LOCKS
     for path in sorted(folder.glob("*.txt")):
-        lines = (line.split(" #")[0].strip() for line in path.read_text().splitlines())
+        lines = (line.split(" #")[0].strip() for line in read_text(path, "Restore it from git, or: make lock").splitlines())
         pins = "\n".join(line for line in lines if line and not line.startswith("#"))
         found[path.name] = hashlib.sha256(pins.encode()).hexdigest()
     if not found:

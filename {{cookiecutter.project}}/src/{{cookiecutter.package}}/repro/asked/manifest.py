@@ -11,10 +11,12 @@ from typing import Any
 
 from ..differences import differences, named, some
 from ..errors import Refused
+from ..files import read_json
 from .settings import Data, addressed
 
 NAME = "manifest.json"
 REMEDY = "Prepare the data again: make repro"
+SHAPE = {"asked?": dict, "files": [{"path": str, "size": int, "sha256": str}]}
 
 
 def sha256_file(path: Path) -> str:
@@ -63,12 +65,7 @@ def write(folder: Path, asked: Data | None = None) -> dict[str, Any]:
 
 def read(folder: Path) -> dict[str, Any]:
     """The manifest of `folder`, not yet checked against its files."""
-    try:
-        return json.loads((folder / NAME).read_text())
-    except FileNotFoundError:
-        raise Refused(f"{folder / NAME}: missing. Prepare the data first: make repro") from None
-    except ValueError:
-        raise Refused(f"{folder / NAME}: not JSON: truncated or altered. Prepare the data again: make repro") from None
+    return read_json(folder / NAME, SHAPE, f"It was never written, truncated or altered. {REMEDY}")
 
 
 def require_whole(folder: Path, remedy: str = REMEDY) -> dict[str, Any]:

@@ -1,20 +1,21 @@
 """Reading of params.yaml, with `--set KEY=VALUE` applied. All problems are reported at once."""
 
 import difflib
-import io
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
-from ..differences import flatten
+from ..differences import flatten, some
 from ..errors import Refused
+from ..shape import shown
 from .settings import Settings
+from .yaml_file import parse_yaml, read_yaml
 
 PARAMS = Path("params.yaml")
+PLAIN = (str, int, float, type(None))  # of a truth, too: it is a whole number to Python
 S = TypeVar("S", bound=Settings)
 
 # Kind of problem -> the value that is wanted. pydantic fills in the braces.
@@ -48,23 +49,35 @@ def load(schema: type[S], path: Path = PARAMS, overrides: Sequence[str] = ()) ->
     Raises:
         Refused: no such file, broken YAML, an unknown or missing key, a value out of range; all at once.
     """
-    try:
-        tree = YAML(typ="safe").load(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise Refused(f"{path}: missing. Run from the project's root, where params.yaml lies.") from None
-    except (UnicodeDecodeError, YAMLError) as error:
-        raise Refused(f"{path}: not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(tree, dict):
-        raise Refused(f"{path}: {type(tree).__name__} seen, a mapping of keys wanted")
+    if not path.exists():
+        raise Refused(f"{path}: missing. Run from the project's root, where params.yaml lies.")
+    tree = read_yaml(path, dict, f"Mend it, or restore it: git checkout {path.name}")
+    if odd := [f"{path}: {told}" for told in _odd(tree)]:
+        raise Refused("\n".join(odd))
     problems = [problem for override in overrides if (problem := _override(tree, override))]
     set_here = {override.partition("=")[0] for override in overrides}
     try:
-        config = schema.model_validate(tree)
+        # as JSON, in which a list may be a tuple, while no number, truth or text may stand for another
+        config = schema.model_validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
-        problems += [_problem(path, schema, detail, set_here) for detail in error.errors()]
+        problems += _problems(path, schema, error.errors(), set_here)
     if problems:
         raise Refused("\n".join(problems))
     return config
+
+
+def _odd(value: Any, key: str = "") -> Iterator[str]:
+    """What of a value no config can hold, each in words: keys that are no text, dates and other things of YAML."""
+    if isinstance(value, dict):
+        before = f"{key}." if key else ""
+        yield from (f"{before}{shown(each)}: a key that is text wanted; put it in quotes" for each in value if not isinstance(each, str))
+        for name, inner in value.items():
+            yield from _odd(inner, f"{before}{name}") if isinstance(name, str) else ()
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _odd(inner, f"{key}.{number}")
+    elif not isinstance(value, PLAIN):
+        yield f"{key}: {shown(value)} given, a number, text, a truth or a list wanted; put text in quotes"
 
 
 def _override(tree: dict[str, Any], override: str) -> str | None:
@@ -79,9 +92,11 @@ def _override(tree: dict[str, Any], override: str) -> str | None:
     for section in sections:
         tree = tree[section]
     try:
-        value = YAML(typ="safe").load(io.StringIO(text)) if text else ""
-    except YAMLError:
+        value = parse_yaml(text, key) if text else ""
+    except Refused:
         value = text  # not YAML, hence plain text: the schema says whether text will do
+    if next(_odd(value), None):
+        value = text  # a date, say
     # a name such as 2026 or null stays text where text stands now
     tree[name] = text if isinstance(tree[name], str) and not isinstance(value, str) else value
     return None
@@ -92,21 +107,45 @@ def _nearest(key: str, known: list[str]) -> str:
     return f"; did you mean {close[0]}?" if close else f"; known keys: {', '.join(known)}"
 
 
-def _problem(path: Path, schema: Any, detail: Any, set_here: Iterable[str]) -> str:
-    key = ".".join(str(part) for part in detail["loc"])
-    where = f"--set {key}" if key in set_here else f"{path}: {key}" if key else str(path)
-    if detail["type"] == "missing":
-        return f"{where}: missing; add the key (the project's README describes each)"
-    if detail["type"] == "extra_forbidden":
-        *sections, _ = detail["loc"]
-        for section in sections:
-            schema = schema.model_fields[section].annotation
-        known = [".".join([*sections, name]) for name in schema.model_fields]
-        return f"{where}: unknown key{_nearest(key, known)}"
+def _problems(path: Path, schema: Any, details: Sequence[Any], set_here: Iterable[str]) -> list[str]:
+    """A line for each problem; keys that are missing, or unknown, share one."""
+    missing, unknown = (
+        [detail for detail in details if detail["type"] == kind] for kind in ("missing", "extra_forbidden")
+    )
+    told = [
+        _problem(path, detail, set_here) for detail in details if detail not in missing and detail not in unknown
+    ]
+    if unknown:
+        keys = some([_key(detail) for detail in unknown])
+        known = [name for detail in unknown for name in _siblings(schema, detail)]
+        hint = _nearest(_key(unknown[0]), known) if len(unknown) == 1 else "; remove them, or mend what stands above"
+        told.insert(0, f"{path}: {keys}: unknown key{'s' * (len(unknown) > 1)}{hint}")
+    if missing:
+        keys = some([_key(detail) for detail in missing])
+        told.insert(0, f"{path}: {keys}: missing; add the key{'s' * (len(missing) > 1)} (the project's README describes each)")
+    return told
+
+
+def _siblings(schema: Any, detail: Any) -> list[str]:
+    """The keys that are known where an unknown one stands."""
+    *sections, _ = detail["loc"]
+    for section in sections:
+        schema = schema.model_fields[section].annotation
+    return [".".join([*sections, name]) for name in schema.model_fields]
+
+
+def _key(detail: Any) -> str:
+    return ".".join(str(part) for part in detail["loc"])
+
+
+def _problem(path: Path, detail: Any, set_here: Iterable[str]) -> str:
+    key = _key(detail)
+    is_set = any(key == each or key.startswith(f"{each}.") for each in set_here)
+    where = f"--set {key}" if is_set else f"{path}: {key}" if key else str(path)
     if detail["type"] == "value_error":  # of a check of our own
         return f"{where}: {detail['msg'].removeprefix('Value error, ')}"
     wanted = WANTED.get(detail["type"])
     # An owner's own type may bring a kind without a row above: pydantic's sentence is used then.
     wanted = f"{wanted.format(**detail.get('ctx', {}))} wanted" if wanted else detail["msg"]
-    seen = "" if isinstance(detail["input"], dict | BaseModel) else f"{detail['input']!r} given, "
+    seen = "" if isinstance(detail["input"], dict | BaseModel) else f"{shown(detail['input'])} given, "
     return f"{where}: {seen}{wanted}"

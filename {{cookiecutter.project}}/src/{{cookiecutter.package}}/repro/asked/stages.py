@@ -12,18 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from ..differences import differences, flatten, some
 from ..errors import Refused
 from ..project import Project
 from .address import LOCKS, code, locks
 from .loaded import require_unchanged
 from .params import PARAMS
+from .yaml_file import read_yaml
 
 STAGES = "dvc.yaml"
+REMEDY = f"Mend it, or restore it: git checkout {STAGES}"
+PARTS = {f"{part}?": [(str, dict)] for part in ("params", "deps", "outs", "metrics", "plots")}
 VARIABLE = "DVC_STAGE"  # DVC sets it for the commands that it runs
 COMMAND = "repro/cli.py"  # not in the address; `repro train` loads it, and it changes nothing
+SHAPE = {"stages": {...: {"do?": PARTS, **PARTS}}}
 ASIDE = ("tests/", f"{LOCKS}/")  # a test may run a stage in its own process, which has loaded these
 
 
@@ -78,11 +80,11 @@ def watched(project: Project, sections: Sequence[str], whole: bool) -> Iterator[
 
 def outputs(project: Project) -> list[Path]:
     """The paths that the stages of dvc.yaml write."""
-    stages = _yaml(project.root / STAGES)["stages"].values() if (project.root / STAGES).is_file() else ()
+    stages = _stages(project).values()
     written = []
     for entry in (stage.get("do", stage) for stage in stages):
         for item in [item for part in ("outs", "metrics", "plots") for item in entry.get(part, ())]:
-            written.append(project.root / (item if isinstance(item, str) else next(iter(item))))
+            written.append(project.root / (item if isinstance(item, str) else next(iter(item), "")))
     return written
 
 
@@ -130,7 +132,7 @@ def _state(project: Project, stage: Stage | None) -> dict[str, Any]:
     package = _package(project)
     files = {f"{package}/{name}": sha256 for name, sha256 in code(project).items()}
     files |= {f"{LOCKS}/{name}": sha256 for name, sha256 in locks(project).items()}
-    keys = flatten({name: value for name, value in _yaml(project.root / PARAMS).items() if name in stage.params})
+    keys = flatten({name: value for name, value in _params(project).items() if name in stage.params})
     return {name: sha256 for name, sha256 in files.items() if stage.lists(name)} | keys
 
 
@@ -141,7 +143,7 @@ def _package(project: Project) -> str:
 def _running(project: Project) -> Stage | None:
     """The stage of dvc.yaml that DVC runs now; None without DVC."""
     name = os.environ.get(VARIABLE, "").partition("@")[0].rpartition(":")[2]  # of file:stage@item
-    entry = _yaml(project.root / STAGES)["stages"].get(name) if (project.root / STAGES).is_file() else None
+    entry = _stages(project).get(name)
     if entry is None:
         return None
     entry = entry.get("do", entry)  # of `foreach`
@@ -149,5 +151,11 @@ def _running(project: Project) -> Stage | None:
     return Stage(name, tuple(params), tuple(map(os.path.normpath, deps)))
 
 
-def _yaml(path: Path) -> Any:
-    return YAML(typ="safe").load(path.read_text("utf-8"))
+def _stages(project: Project) -> dict[str, Any]:
+    """The stages of dvc.yaml, by name; none without that file."""
+    path = project.root / STAGES
+    return read_yaml(path, SHAPE, REMEDY)["stages"] if path.is_file() else {}
+
+
+def _params(project: Project) -> dict[str, Any]:
+    return read_yaml(project.root / PARAMS, dict, "It changed while the stage ran: restore it and repeat: dvc repro")

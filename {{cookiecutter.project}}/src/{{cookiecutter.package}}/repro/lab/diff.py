@@ -11,9 +11,9 @@ import numpy as np
 from ..asked.address import fields
 from ..differences import Difference, differences, flatten
 from ..errors import Refused
-from ..files import read_json
 from ..machine.switches import SWITCHES
 from ..records import chain, names, receipt
+from ..records.reading import read_record
 
 Rows = np.ndarray[Any, Any]
 ANYWHERE = "anywhere"  # a phase that nobody knows
@@ -64,11 +64,11 @@ def load(path: Path, name: str = "") -> Side:
     steps = chain.rows(path / names.STEP_ROWS, chain.STEP)
     tensors, columns = path / names.TENSOR_ROWS, ()
     if tensors.is_file():
-        columns = tuple(read_json(path / names.TENSOR_COLUMNS))
+        columns = tuple(dict.fromkeys(read_record(path, names.TENSOR_COLUMNS)))
     return Side(
         name,
-        fields(read_json(path / names.ADDRESS)["preimage"]),
-        flatten(read_json(path / names.ENVIRONMENT)["preimage"]),
+        fields(read_record(path, names.ADDRESS)["preimage"]),
+        flatten(read_record(path, names.ENVIRONMENT)["preimage"]),
         receipt.resumes(path),
         steps["link"][-1].tobytes().hex() if len(steps) else None,
         steps,

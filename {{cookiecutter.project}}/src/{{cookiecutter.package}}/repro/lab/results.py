@@ -16,14 +16,27 @@ from ..asked import manifest
 from ..asked.address import content_address, fields
 from ..asked.settings import Settings
 from ..asked.stages import require_own
+from ..asked.yaml_file import parse_yaml, read_yaml
 from ..differences import differences, some
 from ..errors import Failure, Refused
-from ..files import read_json
 from ..project import Project
 from ..records.names import ADDRESS, METRICS, WEIGHTS
+from ..records.reading import NUMBER, read_record
 from ..records.receipt import Receipt, read
 
 RESULTS, OUTPUTS = "results.lock", "dvc.lock"
+ROW = {
+    "source": str,
+    "address": str,
+    "parts": {...: str},
+    "environment": str,
+    "weights": str,
+    "metrics": {...: NUMBER},
+}
+SHAPES = {
+    RESULTS: {"tolerance": (dict, None), "results": ([ROW], None)},
+    OUTPUTS: {"stages": {...: {"outs?": [{"path": str}]}}},
+}
 STEPS = "steps"  # a metric that the machinery counts, and that no run of one content address can vary
 SHOWN = 4  # differences that a sentence names
 AGAIN = "Train again: make repro, or dvc repro --force where DVC sees no change"
@@ -75,8 +88,8 @@ def _foreign(out: Path, run: Receipt) -> list[Verdict]:
     """
     own = {
         WEIGHTS: lambda path: manifest.sha256_file(path) == run.weights,
-        METRICS: lambda path: _comparable(read_json(path)) == _comparable(run.stated["metrics"]),
-        ADDRESS: lambda path: read_json(path) == {name: run.stated[name] for name in ("address", "parts", "preimage")},
+        METRICS: lambda path: _comparable(read_record(out, METRICS)) == _comparable(run.stated["metrics"]),
+        ADDRESS: lambda path: read_record(out, ADDRESS) == {name: run.stated[name] for name in ("address", "parts", "preimage")},
     }
     foreign = [name for name, is_own in own.items() if not _holds(is_own, out / name)]
     if not foreign:
@@ -88,7 +101,7 @@ def _foreign(out: Path, run: Receipt) -> list[Verdict]:
 def _holds(is_own: Callable[[Path], bool], path: Path) -> bool:
     try:
         return is_own(path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # missing, or not what it once was
+    except (OSError, Refused):  # missing, or not what it once was
         return False
 
 
@@ -219,7 +232,8 @@ def _committed(project: Project) -> Verdict:
     shown = subprocess.run(["git", "show", f"HEAD:./{OUTPUTS}"], cwd=project.root, capture_output=True, text=True)
     if shown.returncode:
         return Verdict(False, f"{OUTPUTS}: not committed, so there is nothing to compare with: git add and commit it")
-    if YAML(typ="safe").load(shown.stdout) == _yaml(project.root / OUTPUTS):
+    committed = parse_yaml(shown.stdout, f"{OUTPUTS} as committed", remedy="Write and commit another: dvc repro")
+    if committed == _yaml(project.root / OUTPUTS):
         return Verdict(True, f"the outputs are those of the committed {OUTPUTS}")
     return Verdict(
         False,
@@ -230,5 +244,9 @@ def _committed(project: Project) -> Verdict:
 
 def _yaml(path: Path, kind: str = "safe") -> Any:
     if not path.is_file():
-        raise Refused(f"{path}: missing. Restore it with: git checkout {path.name}")
-    return YAML(typ=kind).load(path.read_text())
+        raise Refused(f"{path}: missing. {_restored(path.name)}")
+    return read_yaml(path, SHAPES[path.name], _restored(path.name), kind)
+
+
+def _restored(name: str) -> str:
+    return f"Restore it with: git checkout {name}"

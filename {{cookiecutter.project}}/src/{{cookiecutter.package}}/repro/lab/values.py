@@ -13,9 +13,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from ..errors import Failure, Preempted, Refused
-from ..files import read_json, write_json
+from ..files import write_json
 from ..project import Project
 from ..records.names import ADDRESS, CHECKPOINTS, ENVIRONMENT, METRIC_ROWS, PATCH, RUN, TRACE, VALUES
+from ..records.reading import read_record
 from ..training import checkpoint
 from . import trainings
 from .replay import remade
@@ -33,7 +34,7 @@ def at(project: Project, run: Path, step: int, tell: Callable[[str], None]) -> d
     """
     if not (run / RUN).is_file():
         raise Refused(f"{run / RUN}: missing; the values of a step are made again from a run directory")
-    facts, address = read_json(run / RUN), read_json(run / ADDRESS)
+    facts, address = read_record(run, RUN), read_record(run, ADDRESS)
     patch = run / PATCH if facts["code"]["patch"] else None
     with (
         _copied(run, step) as (out, done),
@@ -60,7 +61,7 @@ def _copied(run: Path, step: int) -> Iterator[tuple[Path, int]]:
         for name in (ADDRESS, ENVIRONMENT, METRIC_ROWS):
             shutil.copyfile(run / name, out / name)
         shutil.copytree(run / TRACE, out / TRACE)
-        write_json(out / RUN, read_json(run / RUN) | {"status": "KILLED"})
+        write_json(out / RUN, read_record(run, RUN) | {"status": "KILLED"})
         done = 0
         for path in checkpoint.found(run / CHECKPOINTS):
             if int(path.name[:9]) <= step:

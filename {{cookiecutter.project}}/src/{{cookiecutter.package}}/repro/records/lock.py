@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ..errors import Failure, Refused
+from ..errors import FULL, Failure, Refused
 from .holder import GONE, LIVES, Holder, machine
 from .names import LOCK
 
@@ -28,7 +28,6 @@ LOOK = 0.5  # seconds between two looks at a holder that may be gone
 CONFIRM = 1.0  # seconds in which one of two who begin at once overwrites the other, where nothing can lock
 
 FREE, HELD, CANNOT = "free", "held", "cannot lock"  # what the kernel says
-FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG  # whoever starts a stage tells these
 
 _own: set[tuple[int, int]] = set()  # the lock files of this process: between its own threads the kernel locks nothing
 
@@ -55,7 +54,7 @@ class RunLock:
                 time.sleep(LOOK)
         except OSError as error:
             if error.errno in FULL:
-                raise
+                raise  # whoever starts a stage tells it
             raise Refused(
                 f"{self.path}: {error.strerror}. The run directory must be a folder that can be written; "
                 f"choose another with --out"

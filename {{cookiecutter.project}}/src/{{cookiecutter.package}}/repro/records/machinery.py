@@ -53,7 +53,7 @@ def files(folder: Path) -> dict[str, str]:
 def released(project: Project) -> dict[str, str]:
     """What `files` returned when the template was released; empty where the list is lost."""
     path = project.machinery / LIST
-    lines = path.read_text().splitlines() if path.is_file() else []
+    lines = path.read_text("utf-8", errors="replace").splitlines() if path.is_file() else []
     # a line that is no digest and name makes the list differ from itself
     return {name or LIST: sha256 for sha256, _, name in (line.partition("  ") for line in lines)}
 
@@ -62,7 +62,7 @@ def template_version(project: Project) -> str:
     """The version of the template that wrote the project, from its pyproject.toml."""
     try:
         return str(tomllib.loads((project.root / "pyproject.toml").read_text())["tool"]["repro"]["template"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "unknown"
 
 

@@ -11,10 +11,11 @@ from ..asked.address import ContentAddress, digest
 from ..asked.settings import Settings
 from ..differences import differences, named, some
 from ..errors import Refused
-from ..files import read_json, write_json
+from ..files import write_json
 from ..project import Project
 from . import names
 from .code_state import code_state
+from .reading import read_record
 from .record import Record
 
 FOLDERS = (names.CHECKPOINTS, names.TRACE, names.EARLIER)
@@ -103,7 +104,7 @@ def _clear(out: Path, finished: str, address: ContentAddress, tell: Callable[[st
     earlier = out / names.EARLIER
     for whole in earlier.glob(f".*.part/{names.RUN}"):  # a crash came before the last rename below
         whole.parent.rename(earlier / whole.parent.name[1 : -len(".part")])
-    facts = read_json(out / names.RUN) if (out / names.RUN).is_file() else {}
+    facts = read_record(out, names.RUN) if (out / names.RUN).is_file() else {}
     there = facts["tags"]["repro.address"] if facts else address.digest
     foreign = there != address.digest
     if foreign and finished == "refuse":
@@ -138,7 +139,7 @@ def _remove(folder: Path) -> None:
 
 
 def _require_same_address(out: Path, address: ContentAddress) -> None:
-    there = read_json(out / names.ADDRESS)["preimage"]
+    there = read_record(out, names.ADDRESS)["preimage"]
     if differing := differences(there, address.preimage):
         raise Refused(
             f"{out} holds an unfinished run of another content address ({named(differing, 'there', 'here')}). "
@@ -148,7 +149,7 @@ def _require_same_address(out: Path, address: ContentAddress) -> None:
 
 def _record_environment(out: Path, environment: dict[str, Any], tell: Callable[[str], None]) -> None:
     """Write down the numeric environment of a resumed run, and tell the user if it is another one than before."""
-    earlier = read_json(out / names.ENVIRONMENT)
+    earlier = read_record(out, names.ENVIRONMENT)
     if earlier["class"] != environment["class"]:
         differing = named(differences(earlier["preimage"], environment["preimage"]), "there", "here")
         tell(f"{out} goes on in another numeric environment, its bits are not promised. {differing}")

@@ -15,10 +15,12 @@ import rfc8785
 from ..asked.address import digest
 from ..asked.manifest import sha256_file
 from ..errors import Failure, Refused
-from ..files import read_json, rename
+from ..files import rename
+from ..shape import faults, unreadable
 from ..project import Project
 from .machinery import machinery
 from .names import ADDRESS, ENVIRONMENT, METRICS, PATCH, RECEIPT, RUN, WEIGHTS
+from .reading import STATED, read_record
 from .record import now
 
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -28,7 +30,7 @@ SCHEMA = 1
 
 def statement(project: Project, folder: Path, weights: str, trace: str | None) -> dict[str, Any]:
     """The receipt of the run in a directory; `weights` is their SHA-256, `trace` the trace root."""
-    facts, environment = read_json(folder / RUN), read_json(folder / ENVIRONMENT)
+    facts, environment = read_record(folder, RUN), read_record(folder, ENVIRONMENT)
     ended = now()
     return {
         "_type": STATEMENT,
@@ -36,12 +38,12 @@ def statement(project: Project, folder: Path, weights: str, trace: str | None) -
         "predicateType": PREDICATE,
         "predicate": {
             "schema": SCHEMA,
-            **read_json(folder / ADDRESS),
+            **read_record(folder, ADDRESS),
             "environment": {name: environment[name] for name in ("environment", "class", "preimage")},
             "config": facts["config"],
             "code": facts["code"],
             "machinery": machinery(project).stated(),
-            "metrics": {name: _exact(value) for name, value in read_json(folder / METRICS).items()},
+            "metrics": {name: _exact(value) for name, value in read_record(folder, METRICS).items()},
             "trace": trace,
             "informational": environment["informational"]
             | {
@@ -60,9 +62,16 @@ def _exact(value: float) -> float | str:
 
 
 def write(folder: Path, receipt: dict[str, Any]) -> str:
-    """Write the receipt into a run directory and return its name."""
+    """Write the receipt into a run directory and return its name.
+
+    Raises:
+        Refused: it holds a number that JSON cannot hold exactly.
+    """
     beside = folder / f"{RECEIPT}.part"
-    beside.write_bytes(rfc8785.dumps(receipt))
+    try:
+        beside.write_bytes(rfc8785.dumps(receipt))
+    except rfc8785.CanonicalizationError as error:
+        raise Refused(f"{folder / RECEIPT}: cannot be written: a record in {folder} was altered: {error}") from None
     rename(beside, folder / RECEIPT)
     return sha256_file(folder / RECEIPT)
 
@@ -110,6 +119,8 @@ def read(path: Path) -> Receipt:
         stated = statement["predicate"]
         if stated["schema"] != SCHEMA:
             raise Refused(f"{path}: schema {stated['schema']} seen, {SCHEMA} wanted; use the template's other version")
+        if fault := unreadable(statement) or next(faults(stated, STATED), None):
+            raise ValueError(fault)
         environment = stated["environment"]
         hashes = {
             "address": (stated["address"], digest(stated["preimage"])),
@@ -121,7 +132,7 @@ def read(path: Path) -> Receipt:
             what = f"{altered[0]} is not the hash of its preimage" if altered else "it is not canonical JSON"
             raise Failure(f"{path}: altered: {what}")
         weights = statement["subject"][0]["digest"]["sha256"]
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise Failure(f"{path}: altered, or no receipt: {type(error).__name__}: {error}") from None
     return Receipt(sha256_file(path), path, weights, stated)
 
@@ -129,5 +140,5 @@ def read(path: Path) -> Receipt:
 def resumes(folder: Path) -> tuple[int, ...]:
     """After how many steps the run in a directory was resumed, each time."""
     if (folder / RUN).is_file():
-        return tuple(read_json(folder / RUN).get("resumed", ()))
+        return tuple(read_record(folder, RUN).get("resumed", ()))
     return tuple(read(folder).stated["informational"]["resumed"])

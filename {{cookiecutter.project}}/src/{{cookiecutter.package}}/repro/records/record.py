@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Failure, Refused
-from ..files import read_json, write_json
+from ..files import read_text, write_json
 from . import names
+from .reading import metric_rows, read_record
 
 
 def now() -> int:
@@ -18,14 +19,14 @@ def now() -> int:
 
 
 def as_number(name: str, value: Any) -> float:
-    """A metric as JSON holds it: whole numbers stay whole, a tensor of one number is that number.
+    """A metric as JSON holds it: whole numbers below 2**53 stay whole, a tensor of one number is that number.
 
     Raises:
         Refused: it is no number.
     """
     try:
-        return value if isinstance(value, int) else float(value)
-    except (TypeError, ValueError, RuntimeError):
+        return int(value) if isinstance(value, int) and abs(value) < 2**53 else float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         seen = f"a tensor of shape {tuple(value.shape)}" if hasattr(value, "shape") else repr(value)
         raise Refused(f"metric {name}: {seen} given, one number wanted") from None
 
@@ -50,17 +51,18 @@ class Record:
     def unfinished(self) -> bool:
         """Whether the folder holds the record of a run that did not come to its end."""
         path = self.folder / names.RUN
-        return path.is_file() and read_json(path)["status"] != "FINISHED"
+        return path.is_file() and read_record(self.folder, names.RUN)["status"] != "FINISHED"
 
     def resume(self, environment: str) -> None:
         """Go on with the folder's record in this numeric environment; a row torn by a crash is cut off."""
-        self._facts = read_json(self.folder / names.RUN) | {"status": "RUNNING"}
+        self._facts = read_record(self.folder, names.RUN) | {"status": "RUNNING"}
+        rows = metric_rows(self.folder)
         self._facts["environments"] = list(dict.fromkeys([*self._facts.get("environments", []), environment]))
         write_json(self.folder / names.RUN, self._facts)
         path = self.folder / names.METRIC_ROWS
-        whole, newline, _ = path.read_text().rpartition("\n")
+        whole, newline, _ = read_text(path).rpartition("\n")
         os.truncate(path, len((whole + newline).encode()))  # in place: a crash here loses no row
-        for row in map(json.loads, whole.splitlines()):
+        for row in rows:
             self._known |= {(row["step"], name): value for name, value in row["metrics"].items()}
         self._rows = path.open("a", buffering=1)
 

@@ -22,6 +22,7 @@ from ..credentials import without_credentials
 from ..errors import Failure, Refused
 from ..files import read_json, write_json
 from . import names
+from .reading import UPLOAD, metric_rows, read_record
 
 DEFAULT_URI = "sqlite:///mlflow.db"
 BATCH = 1000  # metrics per request: MLflow's limit
@@ -77,10 +78,13 @@ class Follower:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """How far the upload of a run came; empty before it began."""
+    """How far the upload of a run came; empty before it began.
+
+    Empty, too, where the file is damaged: the upload then begins anew, and what MLflow has it keeps once.
+    """
     try:
-        return read_json(folder / names.UPLOAD)
-    except FileNotFoundError:
+        return read_json(folder / names.UPLOAD, UPLOAD)
+    except Refused:
         return {}
 
 
@@ -98,6 +102,9 @@ def sync(folder: Path, locks: Path) -> dict[str, Any]:
     with _alone(folder):
         try:
             return _upload(folder, locks)
+        except Refused as refused:
+            write_json(folder / names.UPLOAD, read_state(folder) | {"complete": False, "error": str(refused)})
+            raise
         except Exception as error:  # MLflow raises its own, requests', SQLAlchemy's …: all mean "not now"
             reason = without_credentials(" ".join(str(error).split()))[:300] or type(error).__name__
             write_json(folder / names.UPLOAD, read_state(folder) | {"complete": False, "error": reason})
@@ -130,7 +137,7 @@ def _upload(folder: Path, locks: Path) -> dict[str, Any]:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param, RunTag
 
-    facts = read_json(folder / names.RUN)
+    facts = read_record(folder, names.RUN)
     uri = address_of(facts["tracking"]["uri"])
     client = MlflowClient(uri)
     state = read_state(folder)
@@ -151,7 +158,7 @@ def _upload(folder: Path, locks: Path) -> dict[str, Any]:
     run = state["run"]
 
     status = facts["status"]  # read before the rows: a run that had ended then has no rows after these
-    rows = _rows(folder, state["rows"])
+    rows = metric_rows(folder, state["rows"])
     for batch, upto in _batches(rows, state["rows"]):
         client.log_batch(run, metrics=[Metric(*metric) for metric in batch])
         remember(rows=upto)
@@ -182,12 +189,6 @@ def _find_or_create(client: Any, facts: dict[str, Any]) -> tuple[str, str]:
     tags = {"repro.run": facts["id"]} | facts["tags"]
     run = client.create_run(identity, facts["started"], {key: str(value) for key, value in tags.items()})
     return identity, run.info.run_id
-
-
-def _rows(folder: Path, done: int) -> list[dict[str, Any]]:
-    """The whole rows after the first `done`; a line still being written has no newline yet."""
-    lines = (folder / names.METRIC_ROWS).read_text().split("\n")[:-1]
-    return [json.loads(line) for line in lines[done:]]
 
 
 def _batches(rows: list[dict[str, Any]], done: int) -> Iterator[tuple[list[tuple[str, float, int, int]], int]]:

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..asked.settings import Parallel
-from ..errors import Failure, Refused
+from ..errors import Failure, Refused, of_system
+from ..place import number, rank_and_size
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -110,11 +111,15 @@ class World:
         Raises:
             Failure: that of the first rank that met one, saying which ranks did where not all of them.
         """
-        failure = None
+        failure: Failure | None = None
         try:
             result = work()
         except Failure as met:
             failure = met
+        except OSError as error:
+            failure = of_system(error)
+            if not failure:
+                raise
         met_by = {rank: met for rank, met in enumerate(self.gather(failure)) if met}
         if met_by:
             first = next(iter(met_by.values()))
@@ -137,7 +142,7 @@ def join(device: str, parallel: Parallel) -> World:
         Refused: no such device, or more ranks than shards.
         Failure: the ranks do not meet.
     """
-    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank, size = rank_and_size()
     if size > parallel.shards:
         raise Refused(f"world size {size} seen, at most parallel.shards={parallel.shards} wanted: each rank runs one")
     place = device_of(device)
@@ -181,7 +186,7 @@ def device_of(device: str) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         return torch.device("cpu")
-    local_rank, seen = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    local_rank, seen = number("LOCAL_RANK", 0), torch.cuda.device_count()
     if local_rank >= seen:
         raise Refused(
             f"device: cuda asked for by local rank {local_rank}, {seen} GPUs seen. Try --set device=cpu",
