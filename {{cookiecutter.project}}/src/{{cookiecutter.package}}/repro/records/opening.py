@@ -14,7 +14,7 @@ from ..errors import Refused
 from ..files import read_json, write_json
 from ..project import Project
 from . import names
-from .code_state import code_state
+from .code_state import code_state, require_no_secret, told
 from .record import Record
 
 FOLDERS = (names.CHECKPOINTS, names.TRACE, names.EARLIER)
@@ -63,7 +63,7 @@ def open_run(
 
     Raises:
         Refused: it holds an unfinished run of another content address, a finished one where `record.finished` is
-            `refuse`, or what cannot be removed.
+            `refuse`, or what cannot be removed; or uncommitted code looks like a secret.
     """
     record = Record(out)
     resumed = record.unfinished()
@@ -72,12 +72,15 @@ def open_run(
         record.resume(environment["environment"])
         _record_environment(out, environment, tell)
         return Opened(record, resumed)
+    code, patch = code_state(project)
+    require_no_secret(patch)
     _clear(out, config.record.finished, address, tell)
+    if line := told(patch):
+        tell(line)
     # before run.json: that file says that there is a run to go on with, and going on needs its address
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / names.ADDRESS, address.record())
     write_json(out / names.ENVIRONMENT, environment)
-    code, patch = code_state(project)
     record.begin(
         patch,
         code=code,
