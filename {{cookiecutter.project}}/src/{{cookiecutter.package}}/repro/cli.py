@@ -208,9 +208,10 @@ def _places(device: str) -> int:
 @click.option("--signers", type=Path, help="The keys to trust: an allowed-signers file, as in ssh-keygen(1).")
 @click.pass_obj
 def verify_receipt(ours: Ours, receipt: Path, signers: Path | None) -> None:
-    """Check that a receipt is unaltered, and who signed it.
+    """Check a receipt: in itself, with the files beside it, and its signature.
 
-    RECEIPT is a file, or a run directory that holds one.
+    RECEIPT is a file, or a run directory that holds one. Only a signature by a key that you trust, given with
+    --signers, tells who wrote it; without one, all of it may be made up.
     """
     from .lab.verify_receipt import report
 
