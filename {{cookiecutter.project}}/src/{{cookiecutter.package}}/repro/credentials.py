@@ -14,8 +14,8 @@ NAMES = {
 CONTENTS = {
     "a private key": rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY",
     "an AWS key": rb"\b(AKIA|ASIA)[A-Z0-9]{16}\b|(?i:aws_secret_access_key)\W{1,6}[A-Za-z0-9/+]{40}",
-    "a token": rb"\b(gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{22}|glpat-[\w-]{20}|hf_[A-Za-z0-9]{30}|xox[abprs]-[\w-]{10}"
-    rb"|sk-[\w-]*[A-Za-z0-9]{24}|pypi-[\w-]{50}|AIza[\w-]{35}|dapi[0-9a-f]{32}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.)",
+    "a token": rb"\b(gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{22}|glpat-[\w-]{20}|hf_[A-Za-z0-9]{30}"
+    rb"|xox[abprs]-[\w-]{10}|sk-[\w-]*[A-Za-z0-9]{24}|pypi-[\w-]{50}|AIza[\w-]{35}|dapi[0-9a-f]{32}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.)",
 }
 
 

@@ -36,5 +36,8 @@ def _beside(receipt: Receipt) -> list[str]:
     if receipt.patch:
         there.append(PATCH)
     missing = [name for name in stated if name not in there]
-    lines = {"as the receipt states": there, "not beside the receipt, so what it states of them is not checked": missing}
+    lines = {
+        "as the receipt states": there,
+        "not beside the receipt, so what it states of them is unchecked": missing,
+    }
     return [f"{', '.join(files)}: {words}" for words, files in lines.items() if files]

@@ -63,6 +63,12 @@ class Made(Form):
     parts: dict[str, Sha256]
 
 
+class Begun(Form):
+    """The name that a run has from its beginning."""
+
+    id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+
+
 class Environment(Form):
     """The numeric environment and its class."""
 
@@ -154,18 +160,22 @@ class Receipt:
 
     @property
     def patch(self) -> Path | None:
-        """The patch of uncommitted code that the receipt names; None where there was none.
+        """The patch of uncommitted code that the receipt names; see `patch_beside`."""
+        return patch_beside(self.path, self.stated["code"]["patch"])
 
-        Raises:
-            Failure: it is lost, or not the one that the receipt names.
-        """
-        wanted = self.stated["code"]["patch"]
-        if not wanted:
-            return None
-        path = self.path.with_name(PATCH)
-        if not path.is_file() or sha256_file(path) != wanted:
-            raise Failure(f"{path}: missing or altered; the receipt is of uncommitted code and names SHA-256 {wanted}")
-        return path
+
+def patch_beside(path: Path, wanted: str | None) -> Path | None:
+    """The patch of uncommitted code beside a record, which names its SHA-256; None where there was none.
+
+    Raises:
+        Failure: it is lost, or another one.
+    """
+    if not wanted:
+        return None
+    patch = path.with_name(PATCH)
+    if not patch.is_file() or sha256_file(patch) != wanted:
+        raise Failure(f"{patch}: missing or altered; the {path.stem} is of uncommitted code and names SHA-256 {wanted}")
+    return patch
 
 
 def read(path: Path) -> Receipt:

@@ -33,7 +33,7 @@ def sign(folder: Path, key: str) -> None:
 
 
 def standing(path: Path, signers: Path | None) -> str:
-    """Who signed the receipt in a file, in a line; without `signers` that nobody can tell. Raises what `signer` does."""
+    """Who signed the receipt in a file, in a line; nobody can tell without `signers`. Raises what `signer` does."""
     if signers:
         return f"signed by {signer(path, signers)}"
     unchecked = f"{SIGNATURE} is not checked (name the keys that you trust with --signers FILE)"
