@@ -149,7 +149,7 @@ def main() -> int:
     """Print each rule that does not hold; return 2 if there is one."""
     broken = [rule for rule in RULES if not rule.holds(given(rule.answer))]
     for rule in broken:
-        shown = re.sub("://[^/]*@", "://***@", given(rule.answer))
+        shown = re.sub("://.*@", "://***@", given(rule.answer))
         print(f"{rule.answer}: {shown!r} refused; wanted: {rule.wanted}", file=sys.stderr)
     return 2 if broken else 0
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clone import command, git, project_in
 from conftest import python, training
 from project import PROJECT as OURS
 from project.config import Config
@@ -121,9 +122,11 @@ def test_link_in_place_of_a_folder_is_refused_and_its_target_stays(begin: Begin,
 
 
 def test_what_cannot_be_removed_stops_the_run(begin: Begin, monkeypatch: pytest.MonkeyPatch):
-    out = begin(seed=0)
+    out, remove = begin(seed=0), shutil.rmtree
 
-    def busy(path: Path) -> None:
+    def busy(path: Path, **options: Any) -> None:
+        if out not in Path(path).parents:  # a temporary folder
+            return remove(path, **options)
         raise OSError(16, "Device or resource busy", str(path))
 
     with monkeypatch.context() as patch:
@@ -161,3 +164,76 @@ def test_project_itself_is_no_run_directory(prepared: Path, tmp_path: Path):
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(".: params.yaml, trace seen and no run.json, an empty folder or a run's wanted")
     assert (mine / "trace" / "mine").is_file()
+
+
+# ---- uncommitted code
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A project with a commit."""
+    source = tmp_path / "own" / "src" / PACKAGE
+    source.mkdir(parents=True)
+    (source / "model.py").write_text("WIDTH = 1\n")
+    (source / "old.py").write_text(f"OLD = '{SECRET_OF['a token']}'\n")
+    (tmp_path / "own" / ".gitignore").write_text("ignored.pem\n")
+    git(tmp_path / "own", "init", "--quiet")
+    git(tmp_path / "own", "add", ".")
+    git(tmp_path / "own", "commit", "--quiet", "--message", "start")
+    return tmp_path / "own"
+
+
+# put together here, so that no scanner takes them for real ones
+SECRET_OF = {
+    "a private key": f"-----BEGIN {'OPENSSH'} PRIVATE KEY-----",
+    "an AWS key": f"key = 'AKIA{'Q7' * 8}'",
+    "a token": f"token: ghp_{'a1B2' * 9}",
+}
+SECRETS = [
+    *(("notes.txt", text, kind) for kind, text in SECRET_OF.items()),
+    ("model.py", SECRET_OF["a token"], "a token"),
+    ("aws.ini", f"aws_secret_access_key = {'abc/' * 10}", "an AWS key"),
+    (".env", "HOST=x", "a file of settings and passwords"),
+    (".env.local", "HOST=x", "a file of settings and passwords"),
+    ("credentials.json", "{}", "a file of credentials"),
+    ("id_ed25519", "x", "a private key"),
+]
+
+
+def opened(own: Path, config: Config, out: str = "run") -> list[str]:
+    """What is told when a run of the project begins."""
+    told: list[str] = []
+    open_run(project_in(own), config, own / out, address(0), ENVIRONMENT, told.append)
+    return told
+
+
+@pytest.mark.parametrize(("name", "text", "kind"), SECRETS)
+def test_secret_stays_out_of_the_record(name: str, text: str, kind: str, own: Path, config: Config):
+    (own / "src" / PACKAGE / name).write_text(f"before\n{text}\nafter\n")
+    with pytest.raises(Refused) as refused:
+        opened(own, config)
+    line = str(refused.value)
+    assert line.startswith(f"src/{PACKAGE}/{name}: looks like {kind}, ") and ".gitignore" in line and "\n" not in line
+    assert text not in line and not (own / "run").exists()
+
+
+def test_uncommitted_files_that_enter_the_record_are_named(own: Path, config: Config):
+    source = own / "src" / PACKAGE
+    assert opened(own, config, "clean") == []
+    for name in ("model.py", "credentials.py", ".env.example", "token.py", "ignored.pem"):
+        (source / name).write_text("def token(key): return key  # no secret: sk-learn, hf_hub, AKIA\n")
+    (source / "ignored.pem").write_text(SECRET_OF["a private key"])
+    (source / "old.py").unlink()  # what it held was committed
+    (own / "README.md").write_text("not read by a run")
+    (line,) = opened(own, config)
+    new = ", ".join(f"src/{PACKAGE}/{name}" for name in (".env.example", "credentials.py", "token.py"))
+    assert line == f"{names.PATCH} keeps files that are not committed: {new}"
+    assert "PRIVATE KEY" not in (own / "run" / names.PATCH).read_text()
+
+
+def test_secret_ends_a_training_with_the_code_of_wrong_input(project: Path, tmp_path: Path):
+    clone = Path(shutil.copytree(project, tmp_path / "clone"))
+    (clone / "src" / PACKAGE / "credentials.json").write_text("{}")
+    done = command(clone, f"{PACKAGE}.train", "--set", "tracking.enabled=false", "--out", "other")
+    assert done.returncode == 2 and not (clone / "other" / names.RUN).exists()
+    assert len(done.stderr.splitlines()) == 1 and f"src/{PACKAGE}/credentials.json: looks like " in done.stderr

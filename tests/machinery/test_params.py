@@ -54,6 +54,7 @@ TYPED = {
     "determinism.relax=[nnpack, all]": ["nnpack", "all"],
     "determinism.relax=[]": [],
     "tracking.uri=http://127.0.0.1:5000": "http://127.0.0.1:5000",
+    "tracking.uri=postgresql://host:5432/runs": "postgresql://host:5432/runs",
     "tracking.uri=": "",
     "tracking.experiment=2026": "2026",
     "tracking.experiment=null": "null",
@@ -136,7 +137,14 @@ def test_all_problems_are_told_at_once():
         assert f"{key}: " in line
 
 
-URIS = ["https://me:pa55@host/x", "https://t0ken-pa55@host", "postgresql://me:p@pa55@host/database"]
+URIS = [
+    "https://me:pa55@host/x",
+    "https://t0ken-pa55@host",
+    "postgresql://me:p@pa55@host/database",
+    "postgresql://me:sla/sh-pa55@host/database",
+    "postgresql://host/database?user=me&password=pa55",
+    "me:pa55@host",
+]
 
 
 @pytest.mark.parametrize("uri", URIS)
@@ -146,6 +154,15 @@ def test_credentials_in_the_tracking_uri_are_refused_without_showing_them(uri: s
     assert "pa55" not in line
     (line,) = refusal_of(PROJECT / "params.yaml", f"tracking.url={uri}")
     assert "did you mean tracking.uri?" in line and "pa55" not in line
+
+
+@pytest.mark.parametrize("uri", URIS)
+def test_credentials_of_the_tracking_uri_in_params_yaml_are_refused_likewise(uri: str, tmp_path: Path):
+    text, found = re.subn(r'^  uri: ".*?"', f'  uri: "{uri}"', PARAMS, count=1, flags=re.MULTILINE)
+    assert found
+    (tmp_path / "params.yaml").write_text(text)
+    (line,) = refusal_of(tmp_path / "params.yaml")
+    assert "wanted a URI without @ and ?" in line and "pa55" not in line
 
 
 # ---- the file, where it is wrong

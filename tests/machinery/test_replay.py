@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clone import command, project_in
+from clone import command, git, project_in
 from conftest import PACKAGE, python
 from project import PROJECT as OURS
+from project.repro.asked.address import digest
 from project.repro.asked.manifest import sha256_file
-from project.repro.errors import Refused
+from project.repro.errors import Failure, Refused
 from project.repro.lab import replay as replay_module
+from project.repro.lab import sources
+from project.repro.lab.trust import Trust, require_trusted
 from project.repro.records import names
 from project.repro.records.receipt import Receipt, read
 
@@ -104,6 +107,111 @@ def test_lost_patch_is_told(project: Path, tmp_path: Path):
     shutil.copyfile(project / "artifacts" / names.RECEIPT, tmp_path / names.RECEIPT)
     done = command(project, PACKAGE, "replay", tmp_path / names.RECEIPT)
     assert done.returncode == 1 and "the receipt is of uncommitted code" in done.stderr
+
+
+# ---- what others wrote
+
+
+@pytest.fixture(scope="module")
+def elsewhere(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project with a clean work tree: whose run in artifacts/ was of uncommitted code that it does not hold."""
+    folder = Path(shutil.copytree(project, tmp_path_factory.mktemp("elsewhere") / "project"))
+    git(folder, "checkout", "--", ".")
+    git(folder, "clean", "--force", "--", "src")
+    return folder
+
+
+SHOWN = [f"  src/{PACKAGE}/added.py: +1 -0", f"  src/{PACKAGE}/model.py: +3 -0"]
+
+
+def test_patch_that_nobody_answers_for_is_shown_and_not_run(elsewhere: Path):
+    done = command(elsewhere, PACKAGE, "replay", "--out", "artifacts-refused")
+    assert done.returncode == 2 and not (elsewhere / "artifacts-refused").exists()
+    assert done.stdout.splitlines()[-2:] == SHOWN and "not signed: " in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"artifacts/{names.PATCH}: ") and "--run-patch" in line and "--signers FILE" in line
+
+
+def test_patch_is_shown_and_run_where_the_user_says_so(elsewhere: Path):
+    done = command(elsewhere, PACKAGE, "replay", "--run-patch", "--out", "artifacts-allowed")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "\n".join(SHOWN) in done.stdout and "REPRODUCED: " in done.stdout
+
+
+def test_patch_is_run_where_a_trusted_key_signed_the_receipt(elsewhere: Path, tmp_path: Path):
+    def trusting(signers: Path) -> list[str]:
+        told: list[str] = []
+        require_trusted(project_in(elsewhere), receipt.path, receipt.patch, Trust(signers), told.append)
+        return told
+
+    run = Path(shutil.copytree(elsewhere / "artifacts", tmp_path / "run"))
+    receipt = read(run)
+    for name in ("ada", "mallory"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
+        (tmp_path / f"{name}.signers").write_text(f"{name} {(tmp_path / f'{name}.pub').read_text()}")
+    with pytest.raises(Refused, match="a signature wanted"):
+        trusting(tmp_path / "ada.signers")
+    sign = ["ssh-keygen", "-q", "-Y", "sign", "-n", "repro-receipt", "-f", tmp_path / "ada", run / names.RECEIPT]
+    subprocess.run(sign, check=True)
+    told = trusting(tmp_path / "ada.signers")
+    assert told[0].endswith(": signed by ada") and told[1].splitlines()[1:] == SHOWN
+    with pytest.raises(Failure, match="signed by a key that is not among"):
+        trusting(tmp_path / "mallory.signers")
+
+
+def test_committed_code_and_that_of_the_work_tree_need_no_word(project: Path, elsewhere: Path):
+    told: list[str] = []
+    receipt = read(project / "artifacts")
+    require_trusted(project_in(project), receipt.path, receipt.patch, Trust(), told.append)
+    require_trusted(project_in(elsewhere), receipt.path, None, Trust(), told.append)
+    assert told == []
+
+
+@pytest.mark.parametrize(("section", "key"), [("receipt", "key"), ("tracking", "uri"), ("record", "finished")])
+def test_key_outside_the_content_address_is_not_taken_from_a_receipt(
+    section: str, key: str, project: Path, tmp_path: Path
+):
+    clone = Path(shutil.copytree(project, tmp_path / "clone"))
+    statement = json.loads((clone / "artifacts" / names.RECEIPT).read_bytes())
+    stated = statement["predicate"]
+    stated["preimage"]["config"][section] = {key: "of another"}
+    stated["parts"] = {name: digest(part) for name, part in stated["preimage"].items()}
+    stated["address"] = digest(stated["preimage"])
+    write(clone / "artifacts", statement)
+    done = command(clone, PACKAGE, "replay", "--out", "artifacts-refused")
+    assert done.returncode == 2 and f"differ in the key '{section}.{key}': no run of " in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and not (clone / "artifacts-refused").exists()
+
+
+@pytest.mark.parametrize("named", ["/etc/passwd", "../secret", "data/../../secret", "--remote=x", "a\nb", "a\0b"])
+def test_data_outside_the_project_are_those_of_params_yaml(named: str, project: Path, tmp_path: Path):
+    ours, tree = project_in(project), project_in(tmp_path)
+    wanted = read(project / "artifacts").stated["config"]["data.sha256"]
+    config = {"data.raw": named}
+    assert sha256_file(replay_module._raw(ours, config, wanted, tree, print)) == wanted
+    with pytest.raises(Refused, match="not a file in this project"):
+        replay_module._raw(ours, config, "0" * 64, tree, print)
+
+
+@pytest.mark.parametrize("commit", ["--detach", "HEAD", "0" * 39, "0" * 40 + "\n"])
+def test_commit_that_is_no_commit_is_refused(commit: str, project: Path, tmp_path: Path):
+    clone = Path(shutil.copytree(project, tmp_path / "clone"))
+    statement = json.loads((clone / "artifacts" / names.RECEIPT).read_bytes())
+    statement["predicate"]["code"]["commit"] = commit
+    write(clone / "artifacts", statement)
+    done = command(clone, PACKAGE, "replay")
+    assert done.returncode == 2 and "code.commit: " in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["0" * 31, "0" * 33, "../" + "0" * 32, "-" + "0" * 31, "0" * 32 + "\n", "0" * 31 + "'"]
+)
+def test_name_that_is_no_id_asks_no_server(name: str):
+    def server() -> str:
+        raise AssertionError("it was asked")
+
+    with pytest.raises(Refused, match="no such run directory, receipt or MLflow run id"), sources.located(name, server):
+        raise AssertionError("it was found")
 
 
 # ---- verdicts

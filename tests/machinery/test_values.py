@@ -7,8 +7,10 @@ import pytest
 import torch
 from clone import command, project_in, train
 from conftest import PACKAGE
-from project.repro.errors import Failure
-from project.repro.lab.values import at, differences, how_much
+from project.repro.errors import Failure, Refused
+from project.repro.files import read_json, write_json
+from project.repro.lab.trust import Trust
+from project.repro.lab.values import at, differences, how_much, recorded
 from project.repro.records import chain, names
 from project.repro.training import trace
 from project.repro.training.digest import combined_digest
@@ -71,10 +73,15 @@ def test_only_what_differs_in_the_phase_is_told():
 # ---- a step made again
 
 
+def made_again(project: Path, run: Path, step: int) -> dict[str, Tensor]:
+    """The values of a step of a run whose uncommitted code is that of the work tree."""
+    return at(project_in(project), recorded(project_in(project), run, Trust(), print), step, lambda text: None)
+
+
 @pytest.mark.parametrize("step", [0, 22])
 def test_values_are_those_of_the_recorded_step(step: int, project: Path):
     run = project / "artifacts"
-    values = at(project_in(project), run, step, lambda text: None)
+    values = made_again(project, run, step)
     row = chain.rows(run / names.STEP_ROWS, chain.STEP)[step]
     gradients = [value for name, value in values.items() if name.startswith("gradient ")]
     weights = {name.removeprefix("weights "): v for name, v in values.items() if name.startswith("weights ")}
@@ -93,11 +100,35 @@ def test_command_tells_by_how_much_two_runs_differ(project: Path, tmp_path: Path
     source = other / "src" / PACKAGE / "train.py"
     source.write_text(source.read_text().replace("fused=True)", "fused=True, eps=1e-6)"))
     train(other, "artifacts-other")
-    done = command(other, PACKAGE, "diff", "artifacts", "artifacts-other", "--values")
+    diff = "diff", "artifacts", "artifacts-other", "--values"
+    done = command(other, PACKAGE, *diff)
+    assert done.returncode == 2 and "making step" not in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"artifacts/{names.PATCH}: ") and "--run-patch" in line
+    done = command(other, PACKAGE, *diff, "--run-patch")
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     told = lines[lines.index("values at step 0, weights:") + 1]
     assert told.startswith("  weights features.0.weight: 288 of 288 numbers differ, by at most ") and " ULPs); " in told
+
+
+@pytest.mark.parametrize("identity", ["../../../../x", "-x", "", None])
+def test_id_that_is_no_id_is_refused(identity: str | None, project: Path, tmp_path: Path):
+    """A folder that is removed afterwards has its name."""
+    run = Path(shutil.copytree(project / "artifacts", tmp_path / "run"))
+    write_json(run / names.RUN, read_json(run / names.RUN) | {"id": identity})
+    with pytest.raises(Refused, match=r"run\.json: id: .* seen, no run writes that"):
+        recorded(project_in(project), run, Trust(run_patch=True), print)
+
+
+def test_unfinished_run_is_made_again_from_its_own_patch_alone(project: Path, tmp_path: Path):
+    run = Path(shutil.copytree(project / "artifacts", tmp_path / "run"))
+    (run / names.RECEIPT).unlink()
+    assert recorded(project_in(project), run, Trust(), print).patch == run / names.PATCH
+    with (run / names.PATCH).open("a") as patch:
+        patch.write("\n")
+    with pytest.raises(Failure, match=r"code\.patch: missing or altered; the run is of uncommitted code"):
+        recorded(project_in(project), run, Trust(run_patch=True), print)
 
 
 def test_step_that_does_not_repeat_is_told(project: Path, tmp_path: Path):
@@ -109,7 +140,7 @@ def test_step_that_does_not_repeat_is_told(project: Path, tmp_path: Path):
     for row in rows:
         links.append(row.tobytes()[: chain.STEP.itemsize])
     with pytest.raises(Failure, match=r"step 3: the digests in .* are others than before"):
-        at(project_in(project), run, 5, lambda text: None)
+        made_again(project, run, 5)
 
 
 def test_value_that_the_next_module_works_on_in_place_is_kept_as_it_was(tmp_path: Path):

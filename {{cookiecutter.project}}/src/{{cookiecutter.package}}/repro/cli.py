@@ -33,6 +33,16 @@ class Ours(NamedTuple):
     schema: type[Settings]
 
 
+signers_option = click.option(
+    "--signers", type=Path, help="The keys to trust: an allowed-signers file, as in ssh-keygen(1)."
+)
+run_patch_option = click.option(
+    "--run-patch",
+    is_flag=True,
+    help="Run the uncommitted code of a record (code.patch), whoever wrote it: it may do all that you may do.",
+)
+
+
 class Grouped(click.Group):
     """Verbs in groups, each with its whole line; a failure that a user can cause ends in a line and an exit code."""
 
@@ -112,11 +122,15 @@ def env(ours: Ours, overrides: tuple[str, ...]) -> None:
 @click.argument("one")
 @click.argument("other")
 @click.option("--values", is_flag=True, help="Make the step again in both, and say by how much the tensors differ.")
+@signers_option
+@run_patch_option
 @click.pass_obj
-def diff(ours: Ours, one: str, other: str, values: bool) -> None:
+def diff(ours: Ours, one: str, other: str, values: bool, signers: Path | None, run_patch: bool) -> None:
     """Find where two runs first differ, and the likely causes.
 
     It names the step, the phase and the tensor. ONE and OTHER are run directories, receipts or MLflow run ids.
+    --values runs the uncommitted code of a run if this work tree holds the same, its receipt is signed by one of
+    --signers, or --run-patch is given.
     """
     from .lab import diff
     from .lab.sources import located
@@ -130,9 +144,11 @@ def diff(ours: Ours, one: str, other: str, values: bool) -> None:
         click.echo("\n".join(lines))
         place = diff.first_place(*sides) if values and not equal else None
         if place:
+            from .lab.trust import Trust
             from .lab.values import report
 
-            click.echo("\n".join(report(ours.project, this, that, place.step, place.phase, click.echo)))
+            trust = Trust(signers, run_patch)
+            click.echo("\n".join(report(ours.project, (this, that), place.step, place.phase, trust, click.echo)))
     sys.exit(0 if equal else 1)
 
 
@@ -208,12 +224,13 @@ def _places(device: str) -> int:
 
 @main.command("verify-receipt")
 @click.argument("receipt", type=Path, default="artifacts")
-@click.option("--signers", type=Path, help="The keys to trust: an allowed-signers file, as in ssh-keygen(1).")
+@signers_option
 @click.pass_obj
 def verify_receipt(ours: Ours, receipt: Path, signers: Path | None) -> None:
-    """Check that a receipt is unaltered, and who signed it.
+    """Check a receipt: in itself, with the files beside it, and its signature.
 
-    RECEIPT is a file, or a run directory that holds one.
+    RECEIPT is a file, or a run directory that holds one. Only a signature by a key that you trust, given with
+    --signers, tells who wrote it; without one, all of it may be made up.
     """
     from .lab.verify_receipt import report
 
@@ -235,17 +252,22 @@ def accept(ours: Ours, run: Path, source: str) -> None:
 @click.argument("source", metavar="RECEIPT|RUN|MLFLOW_RUN_ID", default="artifacts")
 @click.option("--out", default="artifacts-replay", show_default=True, type=Folder, help="The new run directory.")
 @click.option("--ranks", type=click.IntRange(min=1), help="The world size; any gives the same bits.")
+@signers_option
+@run_patch_option
 @click.pass_obj
-def replay(ours: Ours, source: str, out: Path, ranks: int | None) -> None:
+def replay(ours: Ours, source: str, out: Path, ranks: int | None, signers: Path | None, run_patch: bool) -> None:
     """Make a recorded run again and compare the bits.
 
-    Its commit, its data and its config are taken from the record, in a work tree that is removed afterwards.
+    Its commit, its data and its config are taken from the record, in a work tree that is removed afterwards. Its
+    uncommitted code is run if this work tree holds the same, the receipt is signed by one of --signers, or
+    --run-patch is given.
     """
     from .lab.replay import replay
     from .lab.sources import located
+    from .lab.trust import Trust
 
     with located(source, lambda: _tracking_uri(ours)) as path:
-        sys.exit(0 if replay(ours.project, path, out, ranks, click.echo) else 1)
+        sys.exit(0 if replay(ours.project, path, out, ranks, click.echo, Trust(signers, run_patch)) else 1)
 
 
 @main.command()

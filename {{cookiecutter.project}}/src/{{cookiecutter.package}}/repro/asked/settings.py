@@ -8,7 +8,6 @@ only the first enters the content address:
 - `NEUTRAL`: must not change a bit
 """
 
-import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -139,10 +138,10 @@ class Tracking(Section):
 
     @model_validator(mode="after")
     def _keep_credentials_out_of_files(self) -> Self:
-        if re.search(r"://[^/\s]*@", self.uri):
+        if found := [mark for mark in "@?" if mark in self.uri]:
             raise ValueError(
-                "uri holds a user or a password, and files are no place for them; wanted a URI without them. "
-                "Set the environment variable MLFLOW_TRACKING_URI instead"
+                f"uri holds {found[0]!r}, before or after which a user or a password may stand, and files are no place "
+                f"for them; wanted a URI without @ and ?. Set the environment variable MLFLOW_TRACKING_URI instead"
             )
         return self
 

@@ -3,13 +3,17 @@
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ruamel.yaml import YAML
+
 from ..asked import manifest
 from ..asked.address import digest
+from ..asked.params import PARAMS
 from ..differences import differences, flatten
 from ..errors import Failure, Refused
 from ..project import Project
@@ -17,16 +21,27 @@ from ..records.machinery import judged
 from ..records.names import TRACE
 from ..records.receipt import Receipt, read
 from . import diff, results, trainings
+from .trust import Trust, require_trusted
 
 Tell = Callable[[str], None]
+NOBODY = Trust()
+# Prints the keys that enter the content address of a commit, as its own code says.
+ADDRESSED = """
+import json
+from {package}.config import Config
+from {package}.repro.asked.params import load
+from {package}.repro.differences import flatten
+print(json.dumps([*flatten(load(Config).addressed())]))
+"""
 ENVIRONMENT_KEYS = ("device", "determinism.cpu", "determinism.relax")
 
 
-def replay(project: Project, source: Path, out: Path, ranks: int | None, tell: Tell) -> bool:
+def replay(project: Project, source: Path, out: Path, ranks: int | None, tell: Tell, trust: Trust = NOBODY) -> bool:
     """Make the run of a receipt (or of the run directory with it) again in `out`; say whether it is reproduced.
 
     Raises:
-        Refused: its commit or its data cannot be had here, or `ranks` is not the world size in its address.
+        Refused: its commit or its data cannot be had here, `ranks` is not the world size in its address, or it brings
+            code along that nobody allowed.
         Failure: a step of it failed.
     """
     receipt = read(source)
@@ -35,13 +50,16 @@ def replay(project: Project, source: Path, out: Path, ranks: int | None, tell: T
     if promised and ranks not in (None, promised):
         raise Refused(f"world size {ranks} asked for, {promised} wanted: with parallel.reduce=ddp it decides bits")
     tell("\n".join(judged(project, stated.get("machinery"))))
-    with remade(project, receipt.name, stated, receipt.patch, tell) as (tree, keys):
+    patch = receipt.patch
+    require_trusted(project, receipt.path, patch, trust, tell)
+    with remade(project, receipt.name, stated, patch, tell) as (tree, keys):
         here = json.loads(trainings.run(tree, trainings.command(tree, "", keys, "env")))
         for field in differences(stated["environment"]["preimage"], here["preimage"]):
             tell(f"environment: {field.field}: {field.one} there, {field.other} here")
         size = promised or ranks or 1
         tell(f"training on {size} rank{'s' * (size > 1)} into {out}")
         keys |= {"tracking.enabled": False, "trace.level": "step" if stated["trace"] else "off"}
+        keys["receipt.key"] = ""  # the reader's key is none of the record's business
         trainings.run(tree, trainings.command(tree, ".train", keys, "--out", out.absolute(), ranks=size))
     again = read(out)
     asked = differences(stated["preimage"], again.stated["preimage"])
@@ -56,21 +74,35 @@ def remade(
 ) -> Iterator[tuple[Project, dict[str, Any]]]:
     """The project that a run had, in a worktree that is gone afterwards, and the keys that may change bits.
 
-    `run` holds its `code`, `config`, `preimage` and `parts`. The user's own work tree is left alone.
+    `run` holds its `code`, `config`, `preimage` and `parts`, in the form `Made`. The user's own work tree is left
+    alone.
 
     Raises:
-        Refused: its commit or its data cannot be had.
+        Refused: its commit or its data cannot be had, or its config names a key that is not in the content address.
     """
     with _checked_out(project, name, run["code"], patch) as tree:
-        preimage, config = run["preimage"], run["config"]
-        keys = flatten(preimage["config"]) | {"seed": preimage["seed"]} | {key: config[key] for key in ENVIRONMENT_KEYS}
-        keys["data.raw"] = str(_raw(project, config, tree, tell))
+        keys = _keys(tree, run)
+        keys["data.raw"] = str(_raw(project, run["config"], keys["data.sha256"], tree, tell))
         keys["data.prepared"] = str(tree.root / "data" / "prepared")
         trainings.run(tree, trainings.command(tree, ".prepare", keys))
         seen, wanted = digest(manifest.require_whole(Path(keys["data.prepared"]))), run["parts"]["data"]
         if seen != wanted:
             raise Failure(f"data: manifest root {seen} prepared here, {wanted} recorded")
         yield tree, keys
+
+
+def _keys(tree: Project, run: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a run that may change bits. No other is taken from a record: others may have written it."""
+    preimage, config = run["preimage"], run["config"]
+    keys = flatten(preimage["config"])
+    known = json.loads(trainings.run(tree, [sys.executable, "-c", ADDRESSED.format(package=tree.name)]))
+    strange = sorted(keys.keys() ^ known) + [key for key in ENVIRONMENT_KEYS if key not in config]
+    if strange:
+        raise Refused(
+            f"the config in the record and the content address of its code differ in the key {strange[0]!r}: no run of "
+            f"that code wrote the record; ask for the whole one"
+        )
+    return keys | {"seed": preimage["seed"]} | {key: config[key] for key in ENVIRONMENT_KEYS}
 
 
 @contextmanager
@@ -107,9 +139,14 @@ def _git(folder: Path, *words: str, check: bool = True) -> "subprocess.Completed
     return done
 
 
-def _raw(project: Project, config: Mapping[str, Any], tree: Project, tell: Tell) -> Path:
-    """The dataset file as the run had it: the user's, or in the worktree, from DVC."""
-    named, wanted = config["data.raw"], config["data.sha256"]
+def _raw(project: Project, config: Mapping[str, Any], wanted: str, tree: Project, tell: Tell) -> Path:
+    """The dataset file as the run had it: the user's, or in the worktree, from DVC.
+
+    A record names only files inside the project; elsewhere, it must be the file that the user's params.yaml names.
+    """
+    named = str(config.get("data.raw"))
+    if Path(named).is_absolute() or ".." in Path(named).parts or named.startswith("-") or not named.isprintable():
+        return _configured(project, named, wanted)
     own, raw = project.root / named, tree.root / named
     if own.is_file() and manifest.sha256_file(own) == wanted:
         return own
@@ -122,6 +159,14 @@ def _raw(project: Project, config: Mapping[str, Any], tree: Project, tell: Tell)
         subprocess.run(["dvc", *words], cwd=tree.root, capture_output=True)
     manifest.require(raw, wanted, "DVC has it neither in its cache nor in a remote; put it back, then replay again")
     return raw
+
+
+def _configured(project: Project, named: str, wanted: str) -> Path:
+    """The dataset file that params.yaml names, instead of one that a record must not."""
+    own = project.root / YAML(typ="safe").load((project.root / PARAMS).read_text())["data"]["raw"]
+    remedy = f"The record names {named!r}, not a file in this project: write where yours lies into {PARAMS}: data.raw"
+    manifest.require(own, wanted, remedy)
+    return own
 
 
 def _compare(project: Project, receipt: Receipt, again: Receipt, source: Path, tell: Tell) -> bool:

@@ -5,7 +5,6 @@ class) with the SHA-256 of the weights, the metrics, and where they come from.
 """
 
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from ..project import Project
 from ..records.names import ADDRESS, METRICS, WEIGHTS
 from ..records.reading import NUMBER, read_record
 from ..records.receipt import Receipt, read
+from .beside import is_stated
 
 RESULTS, OUTPUTS = "results.lock", "dvc.lock"
 ROW = {
@@ -86,27 +86,11 @@ def _foreign(out: Path, run: Receipt) -> list[Verdict]:
 
     DVC and git bring back single files of an earlier run, such as its weights, and leave the later one's receipt.
     """
-    own = {
-        WEIGHTS: lambda path: manifest.sha256_file(path) == run.weights,
-        METRICS: lambda path: _comparable(read_record(out, METRICS)) == _comparable(run.stated["metrics"]),
-        ADDRESS: lambda path: read_record(out, ADDRESS) == {name: run.stated[name] for name in ("address", "parts", "preimage")},
-    }
-    foreign = [name for name, is_own in own.items() if not _holds(is_own, out / name)]
+    foreign = [name for name in (WEIGHTS, METRICS, ADDRESS) if not is_stated(run, name)]
     if not foreign:
         return []
     said = f"FOREIGN: {some(foreign)} in {out}: not of the run whose {run.path.name} lies there: missing, altered, or "
     return [Verdict(False, f"{said}brought back by DVC or git from another run. {AGAIN}")]
-
-
-def _holds(is_own: Callable[[Path], bool], path: Path) -> bool:
-    try:
-        return is_own(path)
-    except (OSError, Refused):  # missing, or not what it once was
-        return False
-
-
-def _comparable(metrics: dict[str, Any]) -> dict[str, str]:
-    return {name: repr(float(value)) for name, value in metrics.items()}  # NaN is equal to none
 
 
 def _stale(project: Project, config: Settings, out: Path, run: Receipt) -> list[Verdict]:

@@ -8,8 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ..errors import Refused
-from ..records.names import WEIGHTS
+from ..records.names import FILES, TRACE, WEIGHTS
 from ..records.tracking import QUIET
+
+# What is downloaded of a run, and no other path that a server names. Weights are large; the receipt has their SHA-256.
+KEPT = FILES - {WEIGHTS} | {TRACE}
 
 
 @contextmanager
@@ -37,7 +40,7 @@ def _downloaded(run: str, uri: str, folder: str) -> Path:
         client = MlflowClient(uri)
         client.get_run(run)
         for artifact in client.list_artifacts(run):
-            if artifact.path != WEIGHTS:  # large, and its SHA-256 stands in the receipt
+            if artifact.path in KEPT:
                 client.download_artifacts(run, artifact.path, folder)
     except MlflowException as error:
         raise Refused(f"{run}: {' '.join(str(error).split())[:200]}; set MLFLOW_TRACKING_URI to its server") from None

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,35 +16,63 @@ from torch import Tensor
 from ..errors import Failure, Preempted, Refused
 from ..files import write_json
 from ..project import Project
-from ..records.names import ADDRESS, CHECKPOINTS, ENVIRONMENT, METRIC_ROWS, PATCH, RUN, TRACE, VALUES
+from ..records import receipt
+from ..records.names import ADDRESS, CHECKPOINTS, ENVIRONMENT, METRIC_ROWS, RECEIPT, RUN, TRACE, VALUES
 from ..records.reading import read_record
 from ..training import checkpoint
 from . import trainings
 from .replay import remade
+from .trust import Trust, require_trusted
 
 SHOWN = 3
 WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def at(project: Project, run: Path, step: int, tell: Callable[[str], None]) -> dict[str, Tensor]:
-    """The tensors of a step (counted from 0) of the run in a directory, in the order in which they came to be.
+@dataclass(frozen=True)
+class Recorded:
+    """A run that is to be made again: its directory, its id, what `Made` has the form of, and its patch."""
+
+    run: Path
+    id: str
+    made: Mapping[str, Any]
+    patch: Path | None
+
+
+def recorded(project: Project, run: Path, trust: Trust, tell: Callable[[str], None]) -> Recorded:
+    """The record of a run, as its receipt states it where there is one.
 
     Raises:
-        Refused: there is no such run, or no way to make its step again.
-        Failure: the re-run gives other digests than recorded, or does not reach the step.
+        Refused: there is no such run, its record has another form, or it brings code along that nobody allowed.
+        Failure: the receipt or the patch was altered, or the signature is another's.
     """
     if not (run / RUN).is_file():
         raise Refused(f"{run / RUN}: missing; the values of a step are made again from a run directory")
-    facts, address = read_record(run, RUN), read_record(run, ADDRESS)
-    patch = run / PATCH if facts["code"]["patch"] else None
+    facts = read_record(run, RUN)
+    receipt.require_form(receipt.Begun, facts, run / RUN)
+    finished = (run / RECEIPT).is_file()
+    made = receipt.read(run).stated if finished else facts | read_record(run, ADDRESS)
+    receipt.require_form(receipt.Made, made, run / RUN)
+    patch = receipt.patch_beside(run / (RECEIPT if finished else RUN), made["code"]["patch"])
+    require_trusted(project, run / RECEIPT, patch, trust, tell)
+    return Recorded(run, facts["id"], made, patch)
+
+
+def at(project: Project, recorded: Recorded, step: int, tell: Callable[[str], None]) -> dict[str, Tensor]:
+    """The tensors of a step (counted from 0) of a run, in the order in which they came to be.
+
+    Raises:
+        Refused: there is no way to make its step again.
+        Failure: the re-run gives other digests than recorded, or does not reach the step.
+    """
+    run, made = recorded.run, recorded.made
     with (
         _copied(run, step) as (out, done),
-        remade(project, facts["id"], facts | address, patch, tell) as (again, keys),
+        remade(project, recorded.id, made, recorded.patch, tell) as (again, keys),
     ):
-        keys |= {"trace.level": facts["config"]["trace.level"], "trace.values": step}
+        keys |= {"trace.level": made["config"]["trace.level"], "trace.values": step}
         keys |= {"tracking.enabled": False, "checkpoint.every": 10**9}
         tell(f"making step {step} of {run} again, from the checkpoint after step {done}")
-        ranks = address["preimage"].get("world_size", 1)
+        ranks = made["preimage"].get("world_size", 1)
         words = trainings.command(again, ".train", keys, "--out", out, ranks=ranks)
         trainings.run(again, words, ends=(0, Preempted.exit_code) if ranks == 1 else (0, 1))
         if not (out / VALUES).is_file():
@@ -109,12 +138,18 @@ def _ulps(one: Tensor, other: Tensor) -> Tensor:
     return torch.where((bits < 0) == (others < 0), (these - those).abs().double(), across)
 
 
-def report(project: Project, one: Path, other: Path, step: int, phase: str, tell: Callable[[str], None]) -> list[str]:
-    """The lines that say by how much two runs differ at a step, from the phase in which they part."""
+def report(
+    project: Project, runs: tuple[Path, Path], step: int, phase: str, trust: Trust, tell: Callable[[str], None]
+) -> list[str]:
+    """The lines that say by how much two runs differ at a step, from the phase in which they part.
+
+    Raises:
+        Failure: a run has no record from which it may be made again; see `recorded`.
+    """
     seen: list[dict[str, Any]] = []
-    for run in (one, other):
+    for side in [recorded(project, run, trust, tell) for run in runs]:
         try:
-            seen.append(at(project, run, step, tell))
+            seen.append(at(project, side, step, tell))
         except Failure as failure:
-            return [f"no values: {run} made again: {failure}"]
+            return [f"no values: {side.run} made again: {failure}"]
     return [f"values at step {step}, {phase}:", *(f"  {line}" for line in differences(seen[0], seen[1], phase))]

@@ -91,6 +91,17 @@ def rows(path: Path, fields: np.dtype[Any]) -> np.ndarray[Any, Any]:
     return np.memmap(path, row, "r", shape=(count,)) if count else np.empty(0, row)
 
 
+def root(path: Path, width: int) -> str | None:
+    """The hash (hex) of all rows of a chain, computed anew; None where a row and its hash do not agree."""
+    content, link = path.read_bytes(), bytes(LINK)
+    for start in range(0, len(content), width + LINK):
+        row, there = content[start : start + width], content[start + width : start + width + LINK]
+        link = hashlib.sha256(link + row).digest()[:LINK]
+        if there != link:
+            return None
+    return link.hex()
+
+
 def first_difference(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> int | None:
     """The first row in which two chains differ, by bisection over the links; None if the shorter begins the longer."""
     low, high = 0, min(len(one), len(other))

@@ -5,10 +5,15 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..credentials import secret_in
+from ..differences import some
+from ..errors import Refused
 from ..project import Project
+from .names import PATCH
 
 # The files that a run reads and git keeps. No other file of the work tree reaches a record.
 READ = ("src", "requirements", "params.yaml", "pyproject.toml", "dvc.yaml", ":(glob)**/*.dvc")
@@ -25,6 +30,43 @@ def code_state(project: Project) -> tuple[dict[str, Any], bytes]:
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None, "patch": None}, b""
     return {"commit": head, "dirty": bool(patch), "patch": hashlib.sha256(patch).hexdigest() if patch else None}, patch
+
+
+class Change(NamedTuple):
+    """What a patch does to a file: whether the last commit lacks it, and the lines that are added."""
+
+    name: str
+    new: bool
+    added: bytes
+
+
+def changes(patch: bytes) -> Iterator[Change]:
+    """The files that a patch of `code_state` changes and leaves there."""
+    for section in f"\n{patch.decode(errors='surrogateescape')}".split("\ndiff --git ")[1:]:
+        names, *lines = section.split("\n")
+        name = names[len(names) // 2 + 1 :].strip('"').removeprefix("b/")  # a/NAME b/NAME, in quotes if it is odd
+        added = "\n".join(line[1:] for line in lines if line.startswith("+") and not line.startswith("+++ "))
+        if not lines[0].startswith("deleted file"):
+            yield Change(name, lines[0].startswith("new file"), added.encode(errors="surrogateescape"))
+
+
+def require_no_secret(patch: bytes) -> None:
+    """Refuse a patch that would carry a secret into the record, and from there to MLflow.
+
+    What it removes was committed, so that it is no secret any more.
+    """
+    for change in changes(patch):
+        if kind := secret_in(Path(change.name).name, change.added):
+            raise Refused(
+                f"{change.name}: looks like {kind}, and a run copies what is not committed into {PATCH} and to MLflow. "
+                f"Name the file in .gitignore, or move the secret out of the project"
+            )
+
+
+def told(patch: bytes) -> str | None:
+    """The line that names the new files in a patch, if there are any."""
+    new = [change.name for change in changes(patch) if change.new]
+    return f"{PATCH} keeps files that are not committed: {some(new)}" if new else None
 
 
 def _patch(project: Project) -> bytes:

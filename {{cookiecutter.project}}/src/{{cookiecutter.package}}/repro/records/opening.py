@@ -14,7 +14,7 @@ from ..errors import Refused
 from ..files import write_json
 from ..project import Project
 from . import names
-from .code_state import code_state
+from .code_state import code_state, require_no_secret, told
 from .reading import read_record
 from .record import Record
 
@@ -64,7 +64,7 @@ def open_run(
 
     Raises:
         Refused: it holds an unfinished run of another content address, a finished one where `record.finished` is
-            `refuse`, or what cannot be removed.
+            `refuse`, or what cannot be removed; or uncommitted code looks like a secret.
     """
     record = Record(out)
     resumed = record.unfinished()
@@ -73,12 +73,15 @@ def open_run(
         record.resume(environment["environment"])
         _record_environment(out, environment, tell)
         return Opened(record, resumed)
+    code, patch = code_state(project)
+    require_no_secret(patch)
     _clear(out, config.record.finished, address, tell)
+    if line := told(patch):
+        tell(line)
     # before run.json: that file says that there is a run to go on with, and going on needs its address
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / names.ADDRESS, address.record())
     write_json(out / names.ENVIRONMENT, environment)
-    code, patch = code_state(project)
     record.begin(
         patch,
         code=code,

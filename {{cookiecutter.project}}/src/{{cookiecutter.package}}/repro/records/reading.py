@@ -45,15 +45,6 @@ SHAPES = {
 }
 METRIC_ROW = {"step": int, "time": int, "metrics": {...: float}}
 UPLOAD = {"id": str, "uri": str, "rows": int, "complete": bool, "run?": str, "where?": str}
-# What a receipt states, in its predicate.
-STATED = ADDRESS | {
-    "environment": {"environment": str, "class": str, "preimage": dict},
-    "config": dict,
-    "code": CODE,
-    "metrics": {...: NUMBER},
-    "trace": (str, None),
-    "informational": {"resumed": [int]},
-}
 
 
 def read_record(folder: Path, name: str) -> Any:

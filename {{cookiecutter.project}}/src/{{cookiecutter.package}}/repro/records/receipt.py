@@ -8,24 +8,101 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import rfc8785
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from ..asked.address import digest
 from ..asked.manifest import sha256_file
+from ..differences import some
 from ..errors import Failure, Refused
 from ..files import rename
-from ..shape import faults, unreadable
 from ..project import Project
+from ..shape import unreadable
 from .machinery import machinery
 from .names import ADDRESS, ENVIRONMENT, METRICS, PATCH, RECEIPT, RUN, WEIGHTS
-from .reading import STATED, read_record
+from .reading import read_record
 from .record import now
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://github.com/org/repro-template/receipt/v1"
 SCHEMA = 1
+Commit = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Form(BaseModel):
+    """The form of a part of a record. Others may have written it: commands are made of it, and paths."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Code(Form):
+    """Its commit and the SHA-256 of its patch."""
+
+    commit: Commit | None
+    patch: Sha256 | None
+
+
+class Preimage(Form):
+    """What the content address is made of."""
+
+    config: dict[str, Any]
+    code: dict[str, str]
+    data: dict[str, Any]
+    lock: dict[str, str]
+    seed: int
+    world_size: PositiveInt | None = None
+
+
+class Made(Form):
+    """That from which a run is made again."""
+
+    code: Code
+    config: dict[str, Any]
+    preimage: Preimage
+    parts: dict[str, Sha256]
+
+
+class Begun(Form):
+    """The name that a run has from its beginning."""
+
+    id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+
+
+class Environment(Form):
+    """The numeric environment and its class."""
+
+    environment: Sha256
+    name: Annotated[str, Field(alias="class")]
+    preimage: dict[str, Any]
+
+
+class Informational(Form):
+    """What changes no bit: after how many steps the run was resumed."""
+
+    resumed: list[int]
+
+
+class Stated(Made):
+    """The predicate of a receipt."""
+
+    address: Sha256
+    environment: Environment
+    metrics: dict[str, int | float | str]
+    trace: Annotated[str, Field(pattern="^[0-9a-f]{48}$")] | None
+    informational: Informational
+
+
+def require_form(form: type[Form], value: Any, path: Path) -> None:
+    """Refuse what a file holds if it does not have the form, naming the first key that is wrong."""
+    try:
+        form.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise Refused(f"{path}: {key}: {first['input']!r:.80} seen, no run writes that: {first['msg']}") from None
 
 
 def statement(project: Project, folder: Path, weights: str, trace: str | None) -> dict[str, Any]:
@@ -34,7 +111,7 @@ def statement(project: Project, folder: Path, weights: str, trace: str | None) -
     ended = now()
     return {
         "_type": STATEMENT,
-        "subject": [{"name": WEIGHTS, "digest": {"sha256": weights}}],
+        "subject": _subject(weights),
         "predicateType": PREDICATE,
         "predicate": {
             "schema": SCHEMA,
@@ -54,6 +131,11 @@ def statement(project: Project, folder: Path, weights: str, trace: str | None) -
             },
         },
     }
+
+
+def _subject(weights: str) -> list[dict[str, Any]]:
+    """The one thing that a receipt is of."""
+    return [{"name": WEIGHTS, "digest": {"sha256": weights}}]
 
 
 def _exact(value: float) -> float | str:
@@ -87,25 +169,29 @@ class Receipt:
 
     @property
     def patch(self) -> Path | None:
-        """The patch of uncommitted code that the receipt names; None where there was none.
+        """The patch of uncommitted code that the receipt names; see `patch_beside`."""
+        return patch_beside(self.path, self.stated["code"]["patch"])
 
-        Raises:
-            Failure: it is lost, or not the one that the receipt names.
-        """
-        wanted = self.stated["code"]["patch"]
-        if not wanted:
-            return None
-        path = self.path.with_name(PATCH)
-        if not path.is_file() or sha256_file(path) != wanted:
-            raise Failure(f"{path}: missing or altered; the receipt is of uncommitted code and names SHA-256 {wanted}")
-        return path
+
+def patch_beside(path: Path, wanted: str | None) -> Path | None:
+    """The patch of uncommitted code beside a record, which names its SHA-256; None where there was none.
+
+    Raises:
+        Failure: it is lost, or another one.
+    """
+    if not wanted:
+        return None
+    patch = path.with_name(PATCH)
+    if not patch.is_file() or sha256_file(patch) != wanted:
+        raise Failure(f"{patch}: missing or altered; the {path.stem} is of uncommitted code and names SHA-256 {wanted}")
+    return patch
 
 
 def read(path: Path) -> Receipt:
     """The receipt in a file, or in a run directory.
 
     Raises:
-        Refused: there is none.
+        Refused: there is none, or a key of it is none that a run writes.
         Failure: it is not as it was written.
     """
     path = path / RECEIPT if path.is_dir() else path
@@ -119,8 +205,9 @@ def read(path: Path) -> Receipt:
         stated = statement["predicate"]
         if stated["schema"] != SCHEMA:
             raise Refused(f"{path}: schema {stated['schema']} seen, {SCHEMA} wanted; use the template's other version")
-        if fault := unreadable(statement) or next(faults(stated, STATED), None):
+        if fault := unreadable(statement):
             raise ValueError(fault)
+        require_form(Stated, stated, path)
         environment = stated["environment"]
         hashes = {
             "address": (stated["address"], digest(stated["preimage"])),
@@ -132,6 +219,9 @@ def read(path: Path) -> Receipt:
             what = f"{altered[0]} is not the hash of its preimage" if altered else "it is not canonical JSON"
             raise Failure(f"{path}: altered: {what}")
         weights = statement["subject"][0]["digest"]["sha256"]
+        if statement["subject"] != _subject(weights):
+            seen = some([str(subject["name"]) for subject in statement["subject"]])
+            raise Failure(f"{path}: subjects {seen!r} seen, {WEIGHTS} alone with its SHA-256 wanted: altered")
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise Failure(f"{path}: altered, or no receipt: {type(error).__name__}: {error}") from None
     return Receipt(sha256_file(path), path, weights, stated)

@@ -32,6 +32,15 @@ def sign(folder: Path, key: str) -> None:
         raise Failure(f"{folder / RECEIPT} is not signed: {reason}. Sign it with: {' '.join(command)}")
 
 
+def standing(path: Path, signers: Path | None) -> str:
+    """Who signed the receipt in a file, in a line; nobody can tell without `signers`. Raises what `signer` does."""
+    if signers:
+        return f"signed by {signer(path, signers)}"
+    unchecked = f"{SIGNATURE} is not checked (name the keys that you trust with --signers FILE)"
+    signed = unchecked if path.with_name(SIGNATURE).is_file() else "not signed"
+    return f"{signed}: a consistent receipt proves nothing about its author, anyone can write one"
+
+
 def signer(path: Path, signers: Path) -> str:
     """Who signed the receipt in a file.
 
