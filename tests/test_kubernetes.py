@@ -42,6 +42,11 @@ FAULTS: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "of Python, not of the API": (("spec", "trainer", "num_nodes"), 2, "spec.trainer.num_nodes: unknown"),
     "misspelt in the trainer": (("spec", "trainer", "numProcsPerNode"), 4, "spec.trainer.numProcsPerNode: unknown"),
     "misspelt in the pod": ((*POD, "securityContext", "runAsNonroot"), True, "securityContext.runAsNonroot: unknown"),
+    "misspelt in the container": (
+        (*POD, "containers", 0, "securityContext", "capabilities", "drops"),
+        ["ALL"],
+        "capabilities.drops: unknown",
+    ),
     "misspelt in a volume": ((*POD, "volumes", 1, "emptyDir", "size"), "8Gi", "volumes[1].emptyDir.size: unknown"),
     "of a pod, not of a patch": ((*POD, "hostNetwork"), True, "hostNetwork: unknown"),
     "of a container, not of a patch": ((*POD, "containers", 0, "image"), "a", "containers[0].image: unknown"),
@@ -179,7 +184,7 @@ def test_image_is_named_by_digest_and_recorded_by_id(job: dict[str, Any]) -> Non
 def test_variables_of_torchrun_are_left_to_the_runtime(job: dict[str, Any]) -> None:
     """It refuses a job that sets them; and of this container, variables in a patch."""
     assert not [name for name in environment(job) if name.startswith("PET_")]
-    assert [container.keys() for container in pod(job)["containers"]] == [{"name", "volumeMounts"}]
+    assert [container.keys() for container in pod(job)["containers"]] == [{"name", "securityContext", "volumeMounts"}]
 
 
 def test_names_come_from_the_answers(baked: tuple[Answers, BakedProject], job: dict[str, Any]) -> None:
@@ -212,7 +217,15 @@ def test_loader_workers_have_shared_memory(job: dict[str, Any]) -> None:
 def test_user_is_the_one_of_the_image(baked: tuple[Answers, BakedProject], job: dict[str, Any]) -> None:
     """Not root; and what lies on the claim is its group's."""
     *_, (user, group) = re.findall(r"^USER (\d+):(\d+)$", baked[1].text("Dockerfile"), re.MULTILINE)
-    assert pod(job)["securityContext"] == {"runAsNonRoot": True, "runAsUser": int(user), "fsGroup": int(group)}
+    seen = {key: pod(job)["securityContext"][key] for key in ("runAsNonRoot", "runAsUser", "fsGroup")}
+    assert seen == {"runAsNonRoot": True, "runAsUser": int(user), "fsGroup": int(group)}
+
+
+def test_container_has_no_more_rights_than_a_training_needs(job: dict[str, Any]) -> None:
+    """What Kubernetes asks of a pod of its standard "restricted"."""
+    assert pod(job)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    (container,) = pod(job)["containers"]
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 def test_each_rank_has_a_gpu_and_a_shard(baked: tuple[Answers, BakedProject], job: dict[str, Any]) -> None:
