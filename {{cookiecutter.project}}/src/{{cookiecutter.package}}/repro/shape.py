@@ -1,4 +1,4 @@
-"""The shape that data read from a file must have: which keys, and what stands there. It is checked before it is used."""
+"""The shape that data read from a file must have: which keys, and what stands there."""
 
 import re
 from collections.abc import Iterator

@@ -104,8 +104,9 @@ class Step:
         training.trace.gradients(torch.where(loss.isnan(), torch.nan, loss))
         if names:
             training.gradients.discard()
-            reach = f". parallel.lsb={training.config.parallel.lsb} makes {training.config.parallel.limit:g} and more infinite"
-            grid = reach if training.config.parallel.reduce == "order_free" else ""
+            asked = training.config.parallel
+            reach = f". parallel.lsb={asked.lsb} makes {asked.limit:g} and more infinite"
+            grid = reach if asked.reduce == "order_free" else ""
             raise NonFinite(f"step {self.number}: the gradient is not finite in: {', '.join(names)}{grid}")
         if (told := training.gradients.told()) and training.world.leads:
             print(f"step {self.number}: {told}", file=sys.stderr, flush=True)

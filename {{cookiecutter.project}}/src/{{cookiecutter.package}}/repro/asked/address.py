@@ -91,7 +91,9 @@ def locks(project: Project) -> dict[str, str]:
     found = {}
     folder = project.root / LOCKS
     for path in sorted(folder.glob("*.txt")):
-        lines = (line.split(" #")[0].strip() for line in read_text(path, "Restore it from git, or: make lock").splitlines())
+        lines = (
+            line.split(" #")[0].strip() for line in read_text(path, "Restore it from git, or: make lock").splitlines()
+        )
         pins = "\n".join(line for line in lines if line and not line.startswith("#"))
         found[path.name] = hashlib.sha256(pins.encode()).hexdigest()
     if not found:

@@ -29,7 +29,9 @@ def require_unchanged(project: Project) -> None:
     before, now = _begun.get(project.package, {}), code(project)
     changed = sorted(name for name in before.keys() | now.keys() if before and before.get(name) != now.get(name))
     if changed:
-        raise Refused(f"{some(changed)}: changed while the stage started, so nobody knows what it loaded. Start it again")
+        raise Refused(
+            f"{some(changed)}: changed while the stage started, so nobody knows what it loaded. Start it again"
+        )
     for source, cached in _bytecode(project):
         if not _is_of(cached, source):
             raise Refused(

@@ -70,7 +70,11 @@ def _odd(value: Any, key: str = "") -> Iterator[str]:
     """What of a value no config can hold, each in words: keys that are no text, dates and other things of YAML."""
     if isinstance(value, dict):
         before = f"{key}." if key else ""
-        yield from (f"{before}{shown(each)}: a key that is text wanted; put it in quotes" for each in value if not isinstance(each, str))
+        yield from (
+            f"{before}{shown(each)}: a key that is text wanted; put it in quotes"
+            for each in value
+            if not isinstance(each, str)
+        )
         for name, inner in value.items():
             yield from _odd(inner, f"{before}{name}") if isinstance(name, str) else ()
     elif isinstance(value, list):
@@ -112,9 +116,7 @@ def _problems(path: Path, schema: Any, details: Sequence[Any], set_here: Iterabl
     missing, unknown = (
         [detail for detail in details if detail["type"] == kind] for kind in ("missing", "extra_forbidden")
     )
-    told = [
-        _problem(path, detail, set_here) for detail in details if detail not in missing and detail not in unknown
-    ]
+    told = [_problem(path, detail, set_here) for detail in details if detail not in missing and detail not in unknown]
     if unknown:
         keys = some([_key(detail) for detail in unknown])
         known = [name for detail in unknown for name in _siblings(schema, detail)]
@@ -122,7 +124,9 @@ def _problems(path: Path, schema: Any, details: Sequence[Any], set_here: Iterabl
         told.insert(0, f"{path}: {keys}: unknown key{'s' * (len(unknown) > 1)}{hint}")
     if missing:
         keys = some([_key(detail) for detail in missing])
-        told.insert(0, f"{path}: {keys}: missing; add the key{'s' * (len(missing) > 1)} (the project's README describes each)")
+        told.insert(
+            0, f"{path}: {keys}: missing; add the key{'s' * (len(missing) > 1)} (the project's README describes each)"
+        )
     return told
 
 

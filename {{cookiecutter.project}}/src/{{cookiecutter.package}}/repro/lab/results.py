@@ -20,7 +20,7 @@ from ..differences import differences, some
 from ..errors import Failure, Refused
 from ..project import Project
 from ..records.names import ADDRESS, METRICS, WEIGHTS
-from ..records.reading import NUMBER, read_record
+from ..records.reading import NUMBER
 from ..records.receipt import Receipt, read
 from .beside import is_stated
 

@@ -5,7 +5,6 @@ ends with the process. Between machines, and where the file system cannot lock, 
 sign of life; one that gives none for two minutes has lost the folder.
 """
 
-import errno
 import fcntl
 import os
 import sys

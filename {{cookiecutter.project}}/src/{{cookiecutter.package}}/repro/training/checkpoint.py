@@ -260,9 +260,7 @@ class Saver:
     write, also in the background: it puts on the disk what a checkpoint relies on.
     """
 
-    def __init__(
-        self, folder: Path, origin: Origin, settings: Checkpoint, first: Callable[[], None]
-    ) -> None:
+    def __init__(self, folder: Path, origin: Origin, settings: Checkpoint, first: Callable[[], None]) -> None:
         self.folder, self.origin, self.settings, self.first = folder, origin, settings, first
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None

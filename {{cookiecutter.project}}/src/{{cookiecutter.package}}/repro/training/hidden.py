@@ -34,8 +34,8 @@ class Hidden:
         if not found:
             return None
         return (
-            f"{some(found, 3)}: changed in a step, and no checkpoint holds it. If a later step reads it, bits depend on "
-            f"kills and on the world size: keep it in a buffer (register_buffer)"
+            f"{some(found, 3)}: changed in a step, and no checkpoint holds it. If a later step reads it, bits depend "
+            f"on kills and on the world size: keep it in a buffer (register_buffer)"
         )
 
 

@@ -210,7 +210,7 @@ class Stock:
         self._called = True
 
     def shards(self, mine: Sequence[int], measures: bool = False) -> Iterator[int]:
-        """As `OrderFree.shards`; there is no grid to measure, and gradients of all but the last shard only accumulate."""
+        """As `OrderFree.shards`, without a grid to measure; gradients of all but the last shard only accumulate."""
         self._turns.begin(mine)
         self.module.zero_grad(set_to_none=True)
         self._loss.zero_()
