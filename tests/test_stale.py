@@ -94,8 +94,8 @@ def pipeline(bake: Bake) -> Iterator[Pipeline]:
     (baked.path / CODE / "scale.py").write_text("SCALE = 16\n")
     edit(
         baked.path / CODE / "data.py",
-        "from .config import Data\n",
-        "from .config import Data\nfrom .scale import SCALE\n",
+        "from .config import Config\n",
+        "from .config import Config\nfrom .scale import SCALE\n",
     )
     edit(
         baked.path / CODE / "config.py",

@@ -184,7 +184,7 @@ def test_every_shard_has_its_turn_to_be_computed_twice(config: Config, tmp_path:
         plan = Plan(1000, config.parallel.global_batch, config.parallel.shards, config.seed)
         optimizer = torch.optim.SGD(model.parameters())
         trace = Trace("off", tmp_path, ALONE)
-        training = TrainingOfRun(asked, ALONE, trace, plan, model, optimizer, lambda step, **metrics: None)
+        training = TrainingOfRun(asked, ALONE, trace, plan, model, optimizer, {}, lambda step, **metrics: None)
         every_step = [(number, Step(training, number, steps)) for number in range(steps)]
         return [(n, shard) for n, step in every_step for shard in range(plan.shards) if step._rechecks(shard)]
 

@@ -148,7 +148,9 @@ def test_checkpoint_of_another_run_is_never_used(part: str, finish: Finish, inte
 
 def test_record_compares_what_is_logged_again(tmp_path: Path):
     record = Record(tmp_path)
-    record.begin(tags={}, environments=["here"])
+    empty = {"config": {}, "tracking": {"uri": "", "experiment": ""}, "dataset": {"name": "", "digest": ""}}
+    code, tags = {"commit": None, "patch": None}, {"repro.address": "a"}
+    record.begin(code=code, tags=tags, environments=["here"], **empty)
     record.log(0, {"loss": 0.1, "odd": float("nan")})
     resumed = Record(tmp_path)
     resumed.resume("there")
