@@ -40,7 +40,7 @@ def begin(config: Config, tmp_path: Path) -> Begin:
             (out / folder / "of").write_text(str(seed))
         if end:
             (out / names.WEIGHTS).write_text(f"weights of {seed}")
-            (out / "evaluation.json").write_text(str(seed))
+            (out / "evaluation.json").write_text("the owner's")
             opened.record.end("FINISHED", {})
         return out
 
@@ -52,6 +52,12 @@ def files(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
+def of_run(contents: dict[str, str]) -> dict[str, str]:
+    """Those that are kept of a finished run."""
+    left = (names.CHECKPOINTS, "evaluation.json")
+    return {name: text for name, text in contents.items() if not name.startswith(left)}
+
+
 def test_finished_run_of_another_address_is_kept_whole(begin: Begin, capsys: pytest.CaptureFixture[str]):
     out = begin(seed=0)
     before = files(out)
@@ -59,9 +65,9 @@ def test_finished_run_of_another_address_is_kept_whole(begin: Begin, capsys: pyt
     (kept,) = (out / names.EARLIER).iterdir()
     assert kept.name == f"{address(0).digest[:16]}-{read_json(kept / names.RUN)['id'][:8]}"
     assert f"it is kept in {kept}" in capsys.readouterr().out
-    assert files(kept) == {name: text for name, text in before.items() if not name.startswith(names.CHECKPOINTS)}
+    assert files(kept) == of_run(before)
     here = files(out)
-    assert names.WEIGHTS not in here and "evaluation.json" not in here
+    assert names.WEIGHTS not in here and here["evaluation.json"] == "the owner's"
     assert here[f"{names.TRACE}/of"] == "1" and here[f"{names.CHECKPOINTS}/of"] == "1"
 
 
@@ -88,7 +94,7 @@ def test_crash_while_a_run_is_kept_loses_nothing(begin: Begin, tmp_path: Path, m
     while not whole:
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         out = begin(seed=0)
-        wanted = {name: text for name, text in files(out).items() if not name.startswith(names.CHECKPOINTS)}
+        wanted = of_run(files(out))
         left = crashes
 
         def crash(path: Path, target: Path) -> Any:

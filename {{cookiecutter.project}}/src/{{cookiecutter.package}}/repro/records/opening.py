@@ -121,9 +121,9 @@ def _clear(out: Path, finished: str, address: ContentAddress, tell: Callable[[st
         beside = earlier / f".{kept.name}.part"
         beside.mkdir(parents=True, exist_ok=True)
         # run.json last: as long as it is there, a start after a crash goes on with this
-        for path in sorted(out.iterdir(), key=lambda path: path.name == names.RUN):
-            if path.name not in (names.LOCK, names.EARLIER) and path.name[0] != ".":
-                path.rename(beside / path.name)
+        for name in sorted({*names.FILES, names.TRACE} - {names.LOCK}, key=lambda name: name == names.RUN):
+            if (out / name).exists():  # the owner's files, such as an evaluation, stay
+                (out / name).rename(beside / name)
         beside.rename(kept)
         tell(f"{out} held the finished run of another content address ({there[:16]}); it is kept in {kept}")
     _remove(out / names.TRACE)
