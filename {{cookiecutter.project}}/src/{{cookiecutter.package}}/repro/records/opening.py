@@ -41,7 +41,8 @@ def require_run_directory(project: Project, out: Path) -> None:
                 f"{out / name}: a link seen, a folder of this run's own wanted: remove the link. To have a run on "
                 f"another disk, name a place there with --out"
             )
-    if not out.is_dir() or (out / names.RUN).is_file():
+    # after a crash in the instant between two runs, only the earlier one tells that this is a run directory
+    if not out.is_dir() or (out / names.RUN).is_file() or (out / names.EARLIER).is_dir():
         return
     written = {path.name for path in stages.outputs(project) if path.parent.resolve() == out.resolve()}
     ours = written | names.FILES | {f"{name}.part" for name in names.FILES} | {names.EARLIER}
