@@ -93,7 +93,7 @@ def offline(tmp_path: Path, env: Environment) -> dict[str, Any]:
     pytest.fail("no way to switch the network off here: neither unshare nor a sitecustomize works")
 
 
-def test_generation_is_quick_and_needs_no_network(
+def test_generation_takes_less_than_a_second_and_no_network(
     template: Path, tmp_path: Path, offline: dict[str, Any], record_property: Callable[[str, object], None]
 ) -> None:
     """Hooks and the first commit included; the best of five, for other work goes on beside."""
@@ -105,7 +105,7 @@ def test_generation_is_quick_and_needs_no_network(
         assert done.returncode == 0, done.stdout
         assert (tmp_path / attempt / "repro-project" / ".git").is_dir()
     record_property("generation, best of five", f"{min(seconds):.2f} s")
-    assert min(seconds) < 20  # it downloads and compiles nothing
+    assert min(seconds) < 1
 
 
 def test_a_zip_and_a_git_url_give_the_same_as_a_folder(bake: Bake, template: Path, tmp_path: Path) -> None:

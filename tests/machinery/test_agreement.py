@@ -102,12 +102,12 @@ def crowd(**odd: Any) -> list[dict[str, Any]]:
 HOSTS = [f"node{rank // 8:03d} cuda:{rank % 8}" for rank in range(1024)]
 
 
-def test_1024_ranks_are_compared_quickly_and_told_in_a_few_lines():
+def test_1024_ranks_are_compared_in_a_second_and_told_in_a_few_lines():
     reports = crowd(field3={517: "odd"}, field9=dict.fromkeys(range(64, 72), "older"), field77={3: "x", 900: "y"})
     start = time.process_time()  # of this process alone, so that a busy machine fails no test
     groups = disagreements(reports, HOSTS)
     text = table(groups) + "\n" + blame(groups, 1024)
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < 1
     lines = text.splitlines()
     assert len(lines) == 9 and max(map(len, lines)) < 150, text
     assert lines[2].split() == ["field3", "odd", "517", "node064", "cuda:5"]
@@ -122,7 +122,7 @@ def test_1024_ranks_that_all_differ_everywhere_are_told_in_a_few_lines_too():
     start = time.process_time()
     groups = disagreements(reports, HOSTS)
     text = table(groups) + "\n" + blame(groups, 1024)
-    assert time.process_time() - start < 20  # 204,800 values, few of them equal: comparing them in pairs takes hours
+    assert time.process_time() - start < 2  # 204,800 values, few of them equal
     lines = text.splitlines()
     assert len(lines) < 70 and max(map(len, lines)) < 150, text
     assert "0,2,4,6,8,10,12,14,… (512 ranks)" in lines[1]
@@ -171,8 +171,8 @@ def test_rank_with_another_library_stops_all(run: Run):
 def test_what_one_rank_alone_is_refused_stops_all_with_its_words(run: Run):
     ran = run("arguments", 1, 3, OTHER="--set data.prepared=nowhere")
     assert ran.codes == dict.fromkeys(range(3), "2"), ran.told
-    (told,) = ran.told.splitlines()
-    assert told.startswith("nowhere/manifest.json: missing. ") and told.endswith("make repro (met by rank 1 of 3)")
+    told = "nowhere/manifest.json: missing. Prepare the data first: make repro (met by rank 1 of 3)"
+    assert ran.told.count(told) == 1
     assert "]: Traceback" not in ran.told and ran.steps() == 0 and not ran.out.exists()
 
 

@@ -134,7 +134,7 @@ def one_gradient(value: float, shards: int = SHARDS, lsb: int = -44) -> tuple[Te
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4, 5, 8, 64])
-@pytest.mark.parametrize("lsb", [-44, -30])
+@pytest.mark.parametrize("lsb", [-30, -44, -62, -100, -149])
 def test_largest_value_adds_exactly_and_the_next_is_reported(shards: int, lsb: int):
     settings = Parallel(global_batch=shards, shards=shards, reduce="order_free", lsb=lsb, timeout_seconds=60)
     limit = torch.tensor(2.0 ** (settings.limit_exponent + lsb))

@@ -116,6 +116,7 @@ WRONG = {
     "data.sha256=abc": "--set data.sha256: 'abc' given, text of the form ^[0-9a-f]{64}$ wanted",
     "parallel.global_batch=65 parallel.shards=8": "global_batch=65 does not divide into shards=8 equal parts",
     "parallel.lsb=1": "--set parallel.lsb: 1 given, 0 or less wanted",
+    "parallel.lsb=-150": "--set parallel.lsb: -150 given, -149 or more wanted",
     "compute.compile=maybe": "--set compute.compile: 'maybe' given, true or false wanted",
     "determinism.relax=all": "--set determinism.relax: 'all' given, a list wanted",
     "determinism.cpu=fast": "--set determinism.cpu: 'fast' given, 'portable' or 'native' wanted",

@@ -29,6 +29,7 @@ def told(scale: float, other: float = 1.0, lsb: int = -44, steps: int = 1) -> li
             generator = torch.Generator().manual_seed(shard)
             gradients.add(partial(loss, torch.randn(1000, generator=generator)))
         gradients.reduce()
+        assert all(parameter.grad.isfinite().all() for parameter in model.values())
         lines.append(gradients.told())
     return lines
 

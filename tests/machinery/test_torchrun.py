@@ -85,8 +85,7 @@ def test_refusal_ends_with_its_own_line_and_exit_code(tmp_path: Path):
     missing = tmp_path / "missing"
     launched = Launched(tmp_path, f"{PACKAGE}.train", *training(tmp_path / "run", missing))
     assert launched.end() == 2
-    (told,) = launched.said
-    assert told.startswith(f"{missing / 'manifest.json'}: missing. ") and told.endswith(": make repro")
+    assert launched.said == [f"{missing / 'manifest.json'}: missing. Prepare the data first: make repro"]
     assert launched.printed == ""
 
 

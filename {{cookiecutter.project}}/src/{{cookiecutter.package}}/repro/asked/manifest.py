@@ -65,7 +65,9 @@ def write(folder: Path, asked: Data | None = None) -> dict[str, Any]:
 
 def read(folder: Path) -> dict[str, Any]:
     """The manifest of `folder`, not yet checked against its files."""
-    return read_json(folder / NAME, SHAPE, f"It was never written, truncated or altered. {REMEDY}")
+    if not (folder / NAME).is_file():
+        raise Refused(f"{folder / NAME}: missing. Prepare the data first: make repro")
+    return read_json(folder / NAME, SHAPE, f"It was truncated or altered. {REMEDY}")
 
 
 def require_whole(folder: Path, remedy: str = REMEDY) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def require_prepared(data: Data) -> dict[str, Any]:
     if differing := differences(manifest["asked"], addressed(data)):
         raise Refused(
             f"{folder}: prepared with other keys of `data` ({named(differing, 'there', 'here')}). Prepare the data "
-            f"again with those of this run, also those given with --set: make repro"
+            f"again: make repro. If you give such a key with --set, give prepare the same --set"
         )
     return manifest
 

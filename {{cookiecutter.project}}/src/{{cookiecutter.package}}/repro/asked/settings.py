@@ -49,7 +49,7 @@ class Parallel(Section):
     global_batch: PositiveInt
     shards: PositiveInt
     reduce: Literal["order_free", "ddp"]
-    lsb: Annotated[int, Field(le=0)]
+    lsb: Annotated[int, Field(ge=-149, le=0)]  # float32 has no smaller number than 2**-149
     timeout_seconds: Annotated[PositiveInt, NEUTRAL]
 
     @property

@@ -171,9 +171,14 @@ class OrderFree:
         bucket = self._bucket_of[parameter]
         if value.dtype not in MAX_EXPONENT:
             value = value.float()
-        # Scaling up first overflows exactly where a value is out of range; powers of two round nothing.
-        up = MAX_EXPONENT[value.dtype] - self._limit_exponent - self._lsb
-        multiples = value.reshape(-1).mul(2.0**up).mul_(2.0 ** (-self._lsb - up)).round_()
+        # Scaling up first overflows exactly where a value is out of range; powers of two round nothing. One that the
+        # format cannot hold is two: only what is out of range anyway overflows at the first.
+        top = MAX_EXPONENT[value.dtype]
+        up = top - self._limit_exponent - self._lsb
+        multiples = value.reshape(-1).mul(2.0 ** min(up, top - 1))
+        if up >= top:
+            multiples.mul_(2.0 ** (up - top + 1))
+        multiples.mul_(2.0 ** (self._limit_exponent - top)).round_()
         self._slot_of[parameter].add_(multiples)
         self._resolution.take(parameter, value, multiples)
         if self._last:

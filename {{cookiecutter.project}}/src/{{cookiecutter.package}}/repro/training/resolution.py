@@ -65,7 +65,7 @@ class Resolution:
             return None
         self._told |= set(coarse)
         size, gone = min(coarse.values())
-        finest = math.frexp(most)[1] + ROOM - self._settings.limit_exponent
+        finest = max(math.frexp(most)[1] + ROOM - self._settings.limit_exponent, -149)
         remedy = (
             f"parallel.lsb={finest} is the finest that leaves room for gradients {2**ROOM} times as large as any seen"
             if finest < lsb
