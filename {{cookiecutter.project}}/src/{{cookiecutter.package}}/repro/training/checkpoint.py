@@ -28,7 +28,7 @@ from ..asked import manifest
 from ..asked.settings import Checkpoint
 from ..errors import Failure, Refused
 from ..files import read_json, sync, write_json
-from .trees import BUFFERS, Stateful, pack, unpack
+from .trees import BUFFERS, Stateful, copied, pack, unpack
 from .world import World
 
 NAME = re.compile(r"(\d{9})-([0-9a-f]{16})")
@@ -77,16 +77,14 @@ def take(
     Raises:
         Refused: the state of an object holds what a checkpoint cannot.
     """
-    state = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
-    others: dict[str, Any] = {}
-    for index, entries in state["state"].items():
-        for name, value in entries.items():
-            (tensors if isinstance(value, Tensor) else others)[f"{index}.{name}"] = value
-    beside: dict[str, Tensor] = {}
-    packed = pack({BUFFERS: _not_persistent(model)} | {n: s.state_dict() for n, s in objects.items()}, "state", beside)
-    values = {"param_groups": state["param_groups"], "state": others, "others": packed}
-    return Snapshot(step, _copied(model.state_dict()), _copied(tensors), beside, values)
+    others: dict[str, Tensor] = {}
+    states = {BUFFERS: _not_persistent(model)} | {name: held.state_dict() for name, held in objects.items()}
+    values = {
+        "optimizer": pack(optimizer.state_dict(), "optimizer", tensors),
+        "others": pack(states, "state", others),
+    }
+    return Snapshot(step, _copied(model.state_dict()), tensors, others, values)
 
 
 def put(
@@ -111,15 +109,7 @@ def put(
     with torch.no_grad():
         for name, buffer in _not_persistent(model).items():
             buffer.copy_(buffers[name])
-    state: dict[int, dict[str, Any]] = {}
-    for key, value in (snapshot.optimizer | snapshot.values["state"]).items():
-        index, name = key.split(".", 1)
-        state.setdefault(int(index), {})[name] = value
-    groups = [
-        {key: tuple(value) if isinstance(now.get(key), tuple) else value for key, value in group.items()}
-        for group, now in zip(snapshot.values["param_groups"], optimizer.param_groups, strict=True)
-    ]  # JSON has no tuples
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    optimizer.load_state_dict(unpack(snapshot.values["optimizer"], snapshot.optimizer))
 
 
 def _not_persistent(model: nn.Module) -> dict[str, Tensor]:
@@ -129,8 +119,7 @@ def _not_persistent(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    # `clone` also parts tensors that share memory, which safetensors refuses
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    return {name: copied(tensor) for name, tensor in tensors.items()}
 
 
 def write(snapshot: Snapshot, folder: Path, origin: Origin, keep: int) -> Path:
@@ -196,7 +185,7 @@ def read(path: Path, origin: Origin) -> Snapshot:
         raise Damaged(str(error)) from None
     origin.require(path, state)
     model, optimizer, others = (load_file(path / f"{part}.safetensors") for part in ("model", "optimizer", "others"))
-    values = {key: state[key] for key in ("param_groups", "state", "others")}
+    values = {key: state[key] for key in ("optimizer", "others")}
     return Snapshot(state["step"], model, optimizer, others, values)
 
 

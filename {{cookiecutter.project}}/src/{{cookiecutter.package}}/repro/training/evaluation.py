@@ -8,9 +8,9 @@ from typing import Any
 import numpy
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from .sampling import Indexed, on_device
+from .sampling import Indexed, Seeded, on_device
 from .seeds import derive, seed_everything
 from .world import World
 
@@ -49,21 +49,10 @@ def count_batches(dataset: Indexed, batch: int) -> int:
     return -(-len(dataset) // batch)
 
 
-class _Seeded(Dataset[Any]):
-    """A dataset whose items are pure functions of (root seed, index), even if its transforms draw."""
-
-    def __init__(self, dataset: Indexed, seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
-
-    def __getitem__(self, index: int) -> Any:
-        seed_everything(derive(self.seed, "test sample", index))
-        return self.dataset[index]
-
-
 def _batches(dataset: Indexed, batch: int, seed: int, world: World) -> Iterator[tuple[int, Any]]:
     mine = range(world.rank, count_batches(dataset, batch), world.size)
-    places = [list(range(number * batch, min((number + 1) * batch, len(dataset)))) for number in mine]
-    loader = DataLoader(_Seeded(dataset, seed), batch_sampler=places, generator=torch.Generator())
+    keys = [[(index,) for index in range(len(dataset))[number * batch : (number + 1) * batch]] for number in mine]
+    loader = DataLoader(Seeded(dataset, seed, "test sample"), batch_sampler=keys, generator=torch.Generator())
     for number, items in zip(mine, loader, strict=True):
         seed_everything(derive(seed, "test batch", number))
         yield number, on_device(items, world.device)

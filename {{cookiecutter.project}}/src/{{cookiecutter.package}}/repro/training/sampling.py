@@ -86,15 +86,17 @@ def planned(dataset: Indexed, settings: Settings, epochs: int | None, steps: int
 
 
 class Seeded(Dataset[Any]):
-    """A dataset whose items are pure functions of (root seed, epoch, index), even if its transforms draw."""
+    """A dataset whose items are pure functions of the root seed and of their key, even if its transforms draw.
 
-    def __init__(self, dataset: Indexed, seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
+    A key is what the seeds of `purpose` are derived from; the index in the dataset is its last number.
+    """
 
-    def __getitem__(self, key: Key) -> Any:
-        epoch, index = key
-        seed_everything(derive(self.seed, "sample", epoch, index))
-        return self.dataset[index]
+    def __init__(self, dataset: Indexed, seed: int, purpose: str = "sample") -> None:
+        self.dataset, self.seed, self.purpose = dataset, seed, purpose
+
+    def __getitem__(self, key: tuple[int, ...]) -> Any:
+        seed_everything(derive(self.seed, self.purpose, *key))
+        return self.dataset[key[-1]]
 
 
 class Shards(Sampler[list[Key]]):

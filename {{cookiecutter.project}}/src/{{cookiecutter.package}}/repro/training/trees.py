@@ -26,20 +26,24 @@ def pack(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         Refused: it holds something that is neither a tensor nor a number, text or a container of such.
     """
     if isinstance(tree, Tensor):
-        # copied, for training goes on; `clone` also parts tensors that share memory, which safetensors refuses
-        tensors[name] = tree.detach().to("cpu", copy=True).contiguous()
+        tensors[name] = copied(tree)
         return {"tensor": name}
     if isinstance(tree, dict) and all(isinstance(key, str | int) for key in tree):
         return {"dict": [[key, pack(value, f"{name}.{key}", tensors)] for key, value in tree.items()]}
-    if type(tree) in (list, tuple):
+    if type(tree) in (list, tuple):  # others, such as named tuples, would come back as these
         items = [pack(value, f"{name}.{place}", tensors) for place, value in enumerate(tree)]
         return {type(tree).__name__: items}
-    if tree is None or type(tree) in (bool, int, float, str):
+    if tree is None or isinstance(tree, bool | int | float | str):
         return tree
     raise Refused(
         f"{name}: a {type(tree).__name__} in its state, which no checkpoint holds: let state_dict() give tensors, "
         f"numbers, text, None, and dicts, lists and tuples of these"
     )
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy on the CPU, safe from the steps that follow; it shares no memory, which safetensors would refuse."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def unpack(packed: Any, tensors: dict[str, Tensor]) -> Any:
