@@ -110,6 +110,7 @@ def another_seed(content: bytes) -> bytes:
 def another_seed_hashed_anew(content: bytes) -> bytes:
     statement = json.loads(another_seed(content))
     stated = statement["predicate"]
+    stated["config"]["seed"] = stated["preimage"]["seed"]
     stated["parts"] = {name: digest(part) for name, part in stated["preimage"].items()}
     stated["address"] = digest(stated["preimage"])
     return rfc8785.dumps(statement)
@@ -179,6 +180,14 @@ def test_signature_that_is_not_checked_proves_nothing(run: Path):
 def test_run_without_a_trace_is_not_said_to_lack_one(run: Path):
     forged(run, lambda statement: statement["predicate"].update(trace=None))
     assert not any("steps.bin" in line for line in verify_receipt.report(OURS, run, None))
+
+
+@pytest.mark.parametrize(("key", "value"), [("seed", 1), ("train.learning_rate", 0.1), ("data.test_percent", 30)])
+def test_config_that_is_not_that_of_the_address_is_refused(key: str, value: float, run: Path):
+    """No hash is over the keys as they are listed for the reader."""
+    forged(run, lambda statement: statement["predicate"]["config"].update({key: value}))
+    with pytest.raises(Failure, match=f"altered: its config states another {key} than its preimage"):
+        verify_receipt.report(OURS, run, None)
 
 
 MORE = {"name": "poison.bin", "digest": {"sha256": "0" * 64}}

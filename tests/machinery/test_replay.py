@@ -175,6 +175,7 @@ def test_key_outside_the_content_address_is_not_taken_from_a_receipt(
     statement = json.loads((clone / "artifacts" / names.RECEIPT).read_bytes())
     stated = statement["predicate"]
     stated["preimage"]["config"][section] = {key: "of another"}
+    stated["config"][f"{section}.{key}"] = "of another"
     stated["parts"] = {name: digest(part) for name, part in stated["preimage"].items()}
     stated["address"] = digest(stated["preimage"])
     write(clone / "artifacts", statement)

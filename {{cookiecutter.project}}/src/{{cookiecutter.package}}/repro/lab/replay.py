@@ -156,7 +156,7 @@ def _raw(project: Project, config: Mapping[str, Any], wanted: str, tree: Project
         ("cache", "dir", "--local", str(project.root / ".dvc" / "cache")),
         ("pull", "--quiet", f"{named}.dvc"),
     ):
-        subprocess.run(["dvc", *words], cwd=tree.root, capture_output=True)
+        subprocess.run([sys.executable, "-m", "dvc", *words], cwd=tree.root, capture_output=True)
     manifest.require(raw, wanted, "DVC has it neither in its cache nor in a remote; put it back, then replay again")
     return raw
 

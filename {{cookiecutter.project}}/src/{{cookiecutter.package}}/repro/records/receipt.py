@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from ..asked.address import digest
 from ..asked.manifest import sha256_file
-from ..differences import some
+from ..differences import flatten, some
 from ..errors import Failure, Refused
 from ..files import rename
 from ..project import Project
@@ -214,10 +214,15 @@ def read(path: Path) -> Receipt:
             **{f"parts.{name}": (stated["parts"][name], digest(part)) for name, part in stated["preimage"].items()},
             "environment": (environment["environment"], digest(environment["preimage"])),
         }
-        altered = [name for name, (written, computed) in hashes.items() if written != computed]
-        if altered or rfc8785.dumps(statement) != content:
-            what = f"{altered[0]} is not the hash of its preimage" if altered else "it is not canonical JSON"
-            raise Failure(f"{path}: altered: {what}")
+        asked = flatten(stated["preimage"]["config"]) | {"seed": stated["preimage"]["seed"]}
+        others = [key for key, value in asked.items() if stated["config"].get(key) != value]
+        altered = [
+            *(f"{name} is not the hash of its preimage" for name, (seen, wanted) in hashes.items() if seen != wanted),
+            *(f"its config states another {key} than its preimage" for key in others),
+            *(["it is not canonical JSON"] if rfc8785.dumps(statement) != content else []),
+        ]
+        if altered:
+            raise Failure(f"{path}: altered: {altered[0]}")
         weights = statement["subject"][0]["digest"]["sha256"]
         if statement["subject"] != _subject(weights):
             seen = some([str(subject["name"]) for subject in statement["subject"]])
