@@ -52,9 +52,17 @@ CANARY_AND_TRAININGS = (
     + """
 assert not missing_variables(switches)
 apply(switches)
-import runpy, sys
+import hashlib, random, runpy, sys
+import numpy, torch
 from {package}.repro.machine.canary import RELEASED, arithmetic_canary
+from {package}.repro.training.seeds import seed_everything
 print("released" if arithmetic_canary() == RELEASED else "other")
+seed_everything(5)
+draws = [random.gauss(0, 1) for _ in range(999)], [random.betavariate(0.4, 0.4) for _ in range(999)]
+draws += numpy.random.normal(size=999), numpy.random.beta(0.4, 0.4, 999), numpy.random.default_rng(5).gamma(0.5, 1, 999)
+draws += torch.randn(999).numpy(), torch.randn(7).numpy(), torch.randn(999, dtype=torch.float64).numpy()
+gammas = [numpy.random.rand(999).astype(kind) ** kind(2.2) for kind in (numpy.float32, numpy.float64)]
+print(hashlib.sha256(b"".join(numpy.asarray(numbers).tobytes() for numbers in (*draws, *gammas))).hexdigest())
 for arguments in {trainings}:
     sys.argv = ["train", *arguments]
     runpy.run_module("{package}.train", run_name="__main__", alter_sys=True)
@@ -65,9 +73,10 @@ MODELS = ("convnet", "transformer")
 
 @dataclass(frozen=True)
 class Played:
-    """What a CPU gave: whether its canary is the released one, and the SHA-256 of the weights by model."""
+    """What a CPU gave: whether its canary is the released one, the SHA-256 of draws, and of the weights by model."""
 
     canary: bool
+    draws: str
     weights: Mapping[str, str]
 
 
@@ -96,7 +105,8 @@ def play(
     program = CANARY_AND_TRAININGS.format(package=project.package, cpu=cpu, relax=relax, trainings=trainings)
     printed = python(project, profile, "-c", program, **strict(project, cpu, relax, **variables))
     weights = {model: hashlib.sha256((out / model / "model.safetensors").read_bytes()) for model in models}
-    return Played(printed.startswith("released\n"), {model: digest.hexdigest() for model, digest in weights.items()})
+    canary, draws, *_ = printed.splitlines()
+    return Played(canary == "released", draws, {model: digest.hexdigest() for model, digest in weights.items()})
 
 
 def on_each(profiles: Sequence[str], work: Callable[[str], Played]) -> dict[str, Played]:
@@ -122,16 +132,22 @@ def test_canary_is_released_on_every_cpu_with_avx2(profile: str, portable: dict[
     assert portable[profile].canary
 
 
+WIDE = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "NPY_DISABLE_CPU_FEATURES", "OPENBLAS_CORETYPE")
+
+
 def test_canary_differs_on_a_cpu_without_avx2(project: Project, tmp_path: Path) -> None:
     """Such a CPU is of another class, whatever else is pinned."""
-    assert not play(project, "ivb", tmp_path, relax=("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")).canary
+    assert not play(project, "ivb", tmp_path, relax=WIDE).canary
 
 
+NUMPYS = ("NPY_DISABLE_CPU_FEATURES",)
 # The second column: whether only a CPU with AVX-512 can show what the switch is for.
 LEFT_OFF = [
     (("MKL_CBWR",), False),
     (("ATEN_CPU_CAPABILITY",), True),
     (("ONEDNN_MAX_CPU_ISA",), True),
+    (NUMPYS, True),
+    (("OPENBLAS_CORETYPE",), True),
     (("nnpack",), False),
     (THREADS, False),  # either one pins both libraries
 ]
@@ -139,10 +155,20 @@ SHOWN = [relax for relax, wide in LEFT_OFF if not wide or WIDEST != "haswell"]
 
 
 @pytest.mark.parametrize("relax", SHOWN, ids=" ".join)
-def test_canary_notices_each_switch_left_off(relax: tuple[str, ...], project: Project, tmp_path: Path) -> None:
+def test_canary_notices_each_switch_left_off(
+    relax: tuple[str, ...], project: Project, portable: dict[str, Played], tmp_path: Path
+) -> None:
     """On a CPU with AVX-512 every portable switch matters, and two threads are not one."""
     threads = dict.fromkeys(THREADS, "2") if relax == THREADS else {}
-    assert not play(project, WIDEST, tmp_path, relax=relax, **threads).canary
+    played = play(project, WIDEST, tmp_path, relax=relax, **threads)
+    assert not played.canary
+    assert (played.draws != portable[WIDEST].draws) == (relax == NUMPYS)
+
+
+def test_draws_and_numpys_arithmetic_are_one_digest_on_every_cpu(portable: dict[str, Played]) -> None:
+    """Normal, beta and gamma deviates of python, NumPy and torch, and powers, as an augmentation takes them."""
+    digests = {profile: played.draws for profile, played in portable.items()}
+    assert len(digests) >= 4 and len(set(digests.values())) == 1, digests
 
 
 @pytest.mark.parametrize("model", MODELS)

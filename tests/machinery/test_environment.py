@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ def environment() -> dict[str, Any]:
 def test_it_has_the_fields_that_decide_bits():
     seen = environment()
     assert set(seen) == {
-        *("torch", "cuda", "numpy", "python", "image", "device", "cpu", "threads", "switches", "variables")
+        *("torch", "cuda", "numpy", "python", "libc", "image", "device", "cpu", "threads", "switches", "variables")
     }
     assert seen["torch"]["version"] == torch.__version__ and seen["threads"] == 1
     assert seen["switches"] == switches.effective()
@@ -42,6 +43,8 @@ RELEVANT = {
     "TORCH_CUDNN_V8_API_DISABLED": "1",
     "CUBLAS_WORKSPACE_CONFIG": ":16:8",
     "MKL_CBWR": "AVX2",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V4",
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-FMA",
     "OMP_NUM_THREADS": "2",
     "KMP_AFFINITY": "compact",
     "NVIDIA_TF32_OVERRIDE": "1",
@@ -87,6 +90,26 @@ def test_switch_left_off_changes_the_digest():
     switches.apply(STRICT)
     assert digest(after) != digest(before)
     assert {name for name in before if before[name] != after[name]} == {"switches"}
+
+
+CLASS = f"""
+from {PACKAGE}.repro.asked.settings import Compute, Determinism
+from {PACKAGE}.repro.machine import switches
+strict = Determinism(cpu="portable", relax=())
+switches.apply(strict)
+import torch
+from {PACKAGE}.repro.machine.environment import environment_class, numeric_environment
+environment = numeric_environment(strict, torch.device("cpu"))
+print(environment_class(environment, Compute(precision="float32", compile=False)), environment["libc"])
+"""
+WITHOUT_FMA = "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX2_Usable,-FMA_Usable"  # of glibc since 2.33, and before
+
+
+def test_c_library_that_computes_otherwise_is_another_class():
+    """Without FMA, a few of a thousand exponentials have another last bit, and so have deviates of many kinds."""
+    clean, other = (python("-c", CLASS, env={"GLIBC_TUNABLES": tunables}) for tunables in (None, WITHOUT_FMA))
+    assert clean.stdout.startswith("cpu-portable/") and other.stdout.startswith("cpu/"), clean.stderr + other.stderr
+    assert clean.stdout.endswith(f"{platform.libc_ver()[0]} {platform.libc_ver()[1]}\n")
 
 
 # ---- secrets

@@ -19,6 +19,7 @@ from loops import STEPS, WHOLE, Loop, Parts, draws, each_step, good, plain
 from project import PROJECT
 from project.config import Config
 from project.repro import launch
+from project.repro.asked import stages
 from project.repro.asked.settings import Parallel
 from project.repro.errors import Refused
 from project.repro.records import names
@@ -51,8 +52,9 @@ class Ended:
 
 
 @pytest.fixture(autouse=True)
-def without_lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests in this process have loaded the lab, and no stage may: it is not in the content address."""
+def without_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages run in this process, which has loaded tests, from elsewhere, and the lab, which the address lacks."""
+    monkeypatch.setattr(stages, "require_installed", lambda project, unhashed: None)
     for name in [name for name in sys.modules if ".repro.lab" in name]:
         monkeypatch.delitem(sys.modules, name)
 

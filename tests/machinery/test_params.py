@@ -225,7 +225,7 @@ def test_missing_keys_share_a_line(tmp_path: Path):
     path = tmp_path / "params.yaml"
     path.write_text("seed: 0\n")
     (told,) = refusal_of(path)
-    assert told.startswith(f"{path}: device, data, parallel, compute, determinism and 10 more: missing; add the keys")
+    assert told.startswith(f"{path}: device, data, parallel, compute, unhashed and 11 more: missing; add the keys")
 
 
 @pytest.mark.parametrize("typo", ["lodaer", "Loader"])

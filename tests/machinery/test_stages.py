@@ -1,15 +1,19 @@
 """A stage that uses something which DVC or the content address does not know is refused by name; any other one runs."""
 
+import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
+from project.repro.asked import loaded, opened
 from project.repro.asked.stages import require_own, watched
 from project.repro.errors import Refused
 from project.repro.project import Project
+from project.repro.training.sampling import Seeded
 
 PIPELINE = """
 stages:
@@ -44,6 +48,7 @@ class Case:
 
     project: Project
     monkeypatch: pytest.MonkeyPatch
+    before: tuple[str, ...]  # top-level modules of the tests themselves, which lie elsewhere
 
     def write(self, name: str, text: str) -> None:
         path = self.project.root / name
@@ -65,7 +70,8 @@ class Case:
         """The stage under DVC, or without it where `stage` is empty; `during` happens while it runs."""
         self.monkeypatch.setenv("DVC_STAGE", stage)
         prepares = stage == "prepare"
-        with watched(self.project, ["data", "determinism"] if prepares else SECTIONS, whole=not prepares):
+        sections = ["data", "determinism"] if prepares else SECTIONS
+        with watched(self.project, sections, whole=not prepares, unhashed=self.before):
             during()
 
     def refusal(self, stage: str, during: Callable[[], None] = lambda: None) -> str:
@@ -78,7 +84,8 @@ class Case:
 @pytest.fixture
 def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     """A project in which nothing is wrong."""
-    case = Case(Project(tmp_path / "src" / "tides"), monkeypatch)
+    before = tuple({name.partition(".")[0] for name in sys.modules})
+    case = Case(Project(tmp_path / "src" / "tides"), monkeypatch, before)
     for name, text in FILES.items():
         case.write(name, text)
     monkeypatch.chdir(tmp_path)
@@ -159,14 +166,22 @@ def test_module_outside_the_address_is_refused_with_dvc_and_without(case: Case, 
     assert case.refusal(stage).startswith(f"{name}: loaded, but not in the content address: a change there would go un")
 
 
-def test_modules_of_others_are_none_of_the_projects_business(case: Case, tmp_path_factory: pytest.TempPathFactory):
-    elsewhere = tmp_path_factory.mktemp("elsewhere") / "library.py"
-    elsewhere.write_text("")
+PATHS = {"stdlib": "python/lib", "platstdlib": "python/lib", "scripts": "venv/bin"}
+
+
+def site_packages(case: Case) -> Path:
+    """The folder of installed packages, as a small project's environment has it."""
+    above = case.project.root.parent
+    case.monkeypatch.setattr(loaded.sysconfig, "get_path", lambda name: str(above / PATHS.get(name, "venv/lib")))
+    return above / "venv/lib"
+
+
+def test_modules_of_others_are_none_of_the_projects_business(case: Case):
     for name in ("tests/conftest.py", "requirements/check_locks.py", ".venv/lib/library.py"):
         case.write(name, "")
     case.monkeypatch.setattr(sys, "prefix", str(case.project.root / ".venv"))
     for name in (
-        elsewhere,
+        site_packages(case) / "library" / "__init__.py",
         "tests/conftest.py",
         "requirements/check_locks.py",
         ".venv/lib/library.py",
@@ -174,6 +189,115 @@ def test_modules_of_others_are_none_of_the_projects_business(case: Case, tmp_pat
     ):
         case.load(name)
     case.run("train")
+
+
+@pytest.mark.parametrize("place", ["elsewhere/one.py", "elsewhere.zip/one.py", "python/lib/site-packages/one.py"])
+@pytest.mark.parametrize("stage", ["train", "prepare", ""])
+def test_module_from_outside_is_refused_unless_it_is_allowed_by_name(case: Case, place: str, stage: str):
+    """By PYTHONPATH, from an archive, or from the packages of another Python."""
+    file = case.project.root.parent / place
+    site_packages(case)
+    case.load(file)
+    name = f"of {file}"
+    for during in (lambda: None, lambda: case.load(file)):
+        said = case.refusal(stage, during)
+        assert said.startswith(f"{name} ({file}): loaded from outside the project and its environment, so no hash cov")
+        assert said.endswith("name it in unhashed.modules")
+        case.monkeypatch.delitem(sys.modules, name)
+    case.load(file)
+    case.before += (name.partition(".")[0],)
+    case.run(stage)
+
+
+def test_module_that_an_installed_package_makes_is_its_own(case: Case):
+    """As torch does, in a folder for temporary files."""
+    made = ModuleType("torch.made.xyz")
+    made.__file__ = "/tmp/torchinductor_ada/xy/xyz.py"
+    case.monkeypatch.setitem(sys.modules, made.__name__, made)
+    case.before = tuple(set(case.before) - {"torch"})
+    case.run("train")
+
+
+# ---- files that the package opens
+
+UNKNOWN = "constants.json", "tables/rates.npy"
+KNOWN = "src/tides/words.json", "data/prepared/rates.npy", "../rates.npy"
+
+
+@pytest.fixture
+def reader(case: Case, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The module data.py of the small project, whose functions open files."""
+    case.write("src/tides/data.py", READING)
+    spec = importlib.util.spec_from_file_location("of_data", case.project.package / "data.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    case.write("data/prepared/train.npy", "")
+    for name in (*UNKNOWN, *KNOWN):
+        case.write(name, "")
+        with (case.project.root / name).open("wb") as file:
+            np.save(file, np.zeros(2))
+    opened.watch(case.project, [case.project.package, case.project.root / "data" / "prepared"])
+    yield module
+    opened._watches.clear()
+
+
+READING = """
+import os
+from pathlib import Path
+import numpy as np
+
+def by_open(name): open(name, "rb").close()
+def by_pathlib(name): Path(name).read_bytes()
+def by_numpy(name): np.load(name)
+def by_mapping(name): np.load(name, mmap_mode="r")
+def by_descriptor(name): os.close(os.open(name, os.O_RDONLY))
+def by_both(name): open(name, "r+b").close()
+def written(name): open(name, "wb").close()
+def kept(name):
+    with open(name, "w+b") as file:
+        np.save(file, np.zeros(2))
+    np.load(name)
+"""
+WAYS = "by_open", "by_pathlib", "by_numpy", "by_mapping", "by_descriptor", "by_both"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", [*UNKNOWN, "src/../constants.json"])
+def test_file_that_no_hash_covers_is_refused_with_the_line_that_opened_it(
+    case: Case, reader: ModuleType, way: str, name: str
+):
+    line = READING.splitlines().index(next(line for line in READING.splitlines() if way in line)) + 1
+    named = name.removeprefix("src/../")
+    for stage in ("train", ""):
+        said = case.refusal(stage, lambda: getattr(reader, way)(name))
+        assert said.startswith(f"{named} (by data.py:{line}): opened, but not in the content address: a change t")
+    with pytest.raises(Refused, match="opened, but not in the content address"):
+        Seeded([1.0], seed=0)[(0, 0)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", KNOWN)
+def test_file_that_is_hashed_or_lies_elsewhere_is_let_through(case: Case, reader: ModuleType, way: str, name: str):
+    case.run("train", lambda: getattr(reader, way)(name))
+    assert opened.unknown() == {}
+
+
+def test_file_that_the_stage_itself_wrote_is_let_through(case: Case, reader: ModuleType):
+    case.run("train", lambda: (reader.written("notes.txt"), reader.by_open("notes.txt"), reader.kept("rates.npy")))
+
+
+def test_file_that_the_machinery_or_a_test_opens_is_let_through(case: Case, reader: ModuleType):
+    case.run("train", lambda: (case.project.root / "constants.json").read_bytes())
+
+
+def test_preparation_must_list_the_file_that_it_opens(case: Case, reader: ModuleType):
+    """Its outcome is hashed, so only DVC has to know."""
+    case.write("data/raw.csv", "")
+    case.edit("dvc.yaml", "src/tides/data.py,", "src/tides/data.py, src/tides/words.json,")
+    case.run("prepare", lambda: reader.by_open("data/raw.csv"))  # as ${data.raw}
+    said = case.refusal("prepare", lambda: reader.by_open("constants.json"))
+    assert "dvc.yaml: deps of stage prepare lack constants.json: a change there" in said
 
 
 # ---- what changes while a stage runs: DVC looks at it afterwards

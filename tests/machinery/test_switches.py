@@ -62,6 +62,8 @@ WANTED = {
     "ATEN_CPU_CAPABILITY": "AVX2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "MKL_CBWR": 3,
+    "NPY_DISABLE_CPU_FEATURES": "X86_V3",
+    "OPENBLAS_CORETYPE": "Haswell",
     "nnpack": False,
     "deterministic_debug_mode": 2,
     "backends.cudnn.deterministic": True,
@@ -156,6 +158,8 @@ INSTEAD = {
     "ATEN_CPU_CAPABILITY": {"ATEN_CPU_CAPABILITY": "default"},
     "ONEDNN_MAX_CPU_ISA": {"ONEDNN_MAX_CPU_ISA": "SSE41"},
     "MKL_CBWR": {"MKL_CBWR": "AUTO"},
+    "NPY_DISABLE_CPU_FEATURES": {"NPY_DISABLE_CPU_FEATURES": "X86_V3"},
+    "OPENBLAS_CORETYPE": {"OPENBLAS_CORETYPE": "Nehalem"},
 }
 PROBE = f"""
 import json, sys

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from .asked import loaded, stages
+from .asked import loaded, opened, stages
 from .asked.params import load
 from .asked.settings import Settings
 from .errors import Failure, Refused, of_system
@@ -79,6 +79,8 @@ def begin(project: Project, schema: type[S], trains: bool = False) -> tuple[S, P
         if ranks > 1:
             _start_ranks(config, overrides, out, ranks)
         set_environment(config.determinism)
+        known = project.root / config.data.prepared, out, *(project.root / name for name in config.unhashed.files)
+        opened.watch(project, [project.package, Path(sys.prefix), *known])
         return config, out
     except click.ClickException as error:
         _end(Refused(error.format_message()))
@@ -103,7 +105,7 @@ def call(project: Project, stage: Callable[[Any, Path], None], config: Settings,
     """
     try:
         sections = [only, "determinism"] if only else type(config).sections()  # `begin` has set its switches
-        with stages.watched(project, sections, whole=not only):
+        with stages.watched(project, sections, whole=not only, unhashed=config.unhashed.modules):
             seed_everything(derive(0 if only else config.seed, "init"))
             stage(getattr(config, only) if only else config, out)
     except Failure as failure:

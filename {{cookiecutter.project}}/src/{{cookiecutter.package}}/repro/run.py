@@ -15,7 +15,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from . import progress
-from .asked import manifest
+from .asked import manifest, opened, stages
 from .asked.address import LOCKS, content_address
 from .asked.settings import Settings
 from .differences import flatten
@@ -169,6 +169,7 @@ class Run:
 
     def _after(self, done: int) -> None:
         self._done = done
+        opened.require_known()
         ended = done == self._stop
         every = self.config.integrity.compare_every
         if every and (done % every == 0 or ended):
@@ -213,6 +214,7 @@ class Run:
         if self._finished:
             raise Refused("run.finish() was called twice: call it once, with all metrics")
         numbers = {name: as_number(name, value) for name, value in metrics.items()}
+        stages.require_still()
         self._finished = True
         self.log(self._stop - 1, **{"epoch": self._plan.epoch(self._stop), **numbers})
         if not self._record:

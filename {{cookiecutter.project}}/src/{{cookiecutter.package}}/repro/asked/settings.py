@@ -88,6 +88,13 @@ class Determinism(Section):
     relax: tuple[str, ...]
 
 
+class Unhashed(Section):
+    """Top-level modules, and files of the project, that a run may use although no hash covers them."""
+
+    modules: tuple[str, ...]
+    files: tuple[str, ...]
+
+
 class Checkpoint(Section):
     """How often the state is saved, how many saves are kept, and whether a failed save ends the run."""
 
@@ -160,6 +167,7 @@ class Settings(Section):
     data: Data
     parallel: Parallel
     compute: Compute
+    unhashed: Unhashed
     determinism: Annotated[Determinism, ENVIRONMENT]
     checkpoint: Annotated[Checkpoint, NEUTRAL]
     integrity: Annotated[Integrity, NEUTRAL]

@@ -5,18 +5,21 @@ before it begins, and again when it ends.
 """
 
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..differences import differences, flatten, some
 from ..errors import Refused
 from ..project import Project
+from . import opened
 from .address import LOCKS, code, locks
-from .loaded import require_unchanged
+from .loaded import require_installed, require_unchanged
 from .params import PARAMS
 from .yaml_file import read_yaml
 
@@ -25,6 +28,7 @@ REMEDY = f"Mend it, or restore it: git checkout {STAGES}"
 PARTS = {f"{part}?": [(str, dict)] for part in ("params", "deps", "outs", "metrics", "plots")}
 VARIABLE = "DVC_STAGE"  # DVC sets it for the commands that it runs
 COMMAND = "repro/cli.py"  # not in the address; `repro train` loads it, and it changes nothing
+KEY = re.compile(r"\$\{([\w.]+)\}")  # of params.yaml, in a path
 SHAPE = {"stages": {...: {"do?": PARTS, **PARTS}}}
 ASIDE = ("tests/", f"{LOCKS}/")  # a test may run a stage in its own process, which has loaded these
 
@@ -50,32 +54,47 @@ class Stage:
             )
 
 
+_files: list[Callable[[], None]] = []  # of the stage that runs
+
+
 @contextmanager
-def watched(project: Project, sections: Sequence[str], whole: bool) -> Iterator[None]:
+def watched(project: Project, sections: Sequence[str], whole: bool, unhashed: Sequence[str] = ()) -> Iterator[None]:
     """Hold the stage that runs inside to what it says that it uses.
 
     `sections` are the top-level keys that it is given; `whole` says that this is the whole config. Then it is a run
-    or reads one, and must list the whole package and all locks.
+    or reads one, and must list the whole package and all locks. `unhashed` top-level modules may come from anywhere.
 
     Raises:
-        Refused: it loaded a module that the content address lacks. Or, under DVC, its entry in dvc.yaml lacks
-            something, or something that the entry lists changed while the stage ran.
+        Refused: it loaded a module or opened a file of the project that the content address lacks, or loaded a module
+            from elsewhere. Or, under DVC, its entry in dvc.yaml lacks something, or something that the entry lists
+            changed while the stage ran.
     """
     stage = _running(project)
     if stage:
         require_own(project, f"stage {stage.name} runs")
         stage.require("params", [section for section in sections if section not in stage.params])
-    _require_files(project, stage, whole)
+    files = partial(_require_files, project, stage, whole, unhashed)
+    files()
     require_unchanged(project)
     before = _state(project, stage)
-    yield
-    _require_files(project, stage, whole)
+    _files.append(files)
+    try:
+        yield
+    finally:
+        _files.remove(files)
+    files()
     changed = [difference.field for difference in differences(before, _state(project, stage))]
     if stage and changed:
         raise Refused(
             f"{some(changed)}: changed while stage {stage.name} ran. DVC would take that for the state that was used. "
             f"Undo it and record the outcome with: dvc commit {stage.name}. Or repeat: dvc repro"
         )
+
+
+def require_still() -> None:
+    """Hold the stage that runs, if any, to the same files again: before a run says what it made."""
+    for files in _files:
+        files()
 
 
 def outputs(project: Project) -> list[Path]:
@@ -97,8 +116,9 @@ def require_own(project: Project, doing: str) -> None:
         )
 
 
-def _require_files(project: Project, stage: Stage | None, whole: bool) -> None:
-    """Refuse loaded modules that the content address lacks; under DVC, also what the stage does not list."""
+def _require_files(project: Project, stage: Stage | None, whole: bool, unhashed: Sequence[str]) -> None:
+    """Refuse loaded modules and opened files that the content address lacks; under DVC, also those not listed."""
+    require_installed(project, unhashed)
     package, loaded = _package(project), _loaded(project)
     addressed = [f"{package}/{name}" for name in code(project)]
     unknown = sorted(loaded - {*addressed, f"{package}/{COMMAND}"})
@@ -109,8 +129,11 @@ def _require_files(project: Project, stage: Stage | None, whole: bool) -> None:
         )
     # nobody sees which of the files that are not Python a stage reads: it is to list them all
     used = [name for name in addressed if name in loaded or not name.endswith(".py")]
+    if whole:
+        opened.require_known()
     if stage:
-        stage.require("deps", [name for name in ([package, LOCKS] if whole else used) if not stage.lists(name)])
+        used = [package, LOCKS] if whole else [*used, *opened.unknown()]
+        stage.require("deps", [name for name in used if not stage.lists(name)])
 
 
 def _loaded(project: Project) -> set[str]:
@@ -148,6 +171,8 @@ def _running(project: Project) -> Stage | None:
         return None
     entry = entry.get("do", entry)  # of `foreach`
     params, deps = ([item for item in entry.get(part, ()) if isinstance(item, str)] for part in ("params", "deps"))
+    keys = flatten(_params(project))
+    deps = [KEY.sub(lambda key: str(keys.get(key[1], key[0])), path) for path in deps]
     return Stage(name, tuple(params), tuple(map(os.path.normpath, deps)))
 
 

@@ -1,18 +1,21 @@
-"""A digest of results that show how this process computes in float32. It takes a few milliseconds.
+"""A digest of results that show how this process computes. It takes some milliseconds.
 
 A variable only asks a library for something; the canary shows whether the library obeyed. Each operation below
 gives other bits as soon as one of the portable pins is off, on the CPUs named.
 """
 
 import hashlib
+import math
 from collections.abc import Callable
 
+import numpy
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Every x86-64 CPU with AVX2 gives this digest with torch 2.13.0's CPU build, while all portable pins are in force.
-RELEASED = "2535051f35f3bb1072b530a2f167bc21da76eb5fb90e767998d92e793b611854"
+# Every x86-64 CPU with AVX2 gives this digest with torch 2.13.0's CPU build, NumPy 2.4.6 and the mathematics of glibc,
+# while all portable pins are in force.
+RELEASED = "49cd664e52519e77c4d480225fa7812f6592b499efa9b99af5458de3a63f43c1"
 
 
 def _numbers(*shape: int, start: int) -> Tensor:
@@ -49,12 +52,32 @@ def _convolution_without_onednn() -> Tensor:
         torch.backends.mkldnn.enabled = before  # type: ignore[assignment]
 
 
+def _numpy() -> Tensor:
+    return torch.from_numpy(numpy.exp(_numbers(256, start=12).double().numpy()))
+
+
+def _solution() -> Tensor:
+    """Of a linear system, by OpenBLAS."""
+    matrix = _numbers(64, 64, start=13).double().numpy()
+    return torch.from_numpy(numpy.linalg.solve(matrix + 9 * numpy.eye(64), matrix))
+
+
+def _c_library() -> Tensor:
+    """The functions that generators of random numbers call: Python's, NumPy's, and torch's in float64."""
+    numbers = (_numbers(4096, start=14) * 3).tolist()  # so many, because few of them tell one CPU from another
+    rows = [(math.exp(x), math.sin(x), math.cos(x), math.log(x + 4), math.pow(x + 4, 2.2)) for x in numbers]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
 OPERATIONS: dict[str, Callable[[], Tensor]] = {
     "MKL_CBWR": _product,  # every CPU
     "ATEN_CPU_CAPABILITY": _softmax,  # CPUs with AVX-512
     "ONEDNN_MAX_CPU_ISA": _convolution,  # CPUs with AVX-512
     "threads": _layer_norm_gradient,  # every CPU
     "nnpack": _convolution_without_onednn,  # every CPU; torch asks NNPACK only where oneDNN is off
+    "NPY_DISABLE_CPU_FEATURES": _numpy,  # CPUs with AVX-512
+    "OPENBLAS_CORETYPE": _solution,  # CPUs with AVX-512
+    "libm": _c_library,  # CPUs without FMA
 }
 
 

@@ -20,10 +20,10 @@ from .switches import effective, is_portable
 
 # Only these variables are read: no other one may reach a record.
 PREFIXES = (
-    "ATEN_", "CUBLAS_", "CUDNN_", "DNNL_", "GLOO_", "KMP_", "MKL_", "NCCL_", "OMP_", "ONEDNN_", "OPENBLAS_",
+    "ATEN_", "CUBLAS_", "CUDNN_", "DNNL_", "GLOO_", "KMP_", "MKL_", "NCCL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_",
     "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TRITON_",
 )  # fmt: skip
-NAMES = ("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE", "PYTHONHASHSEED")
+NAMES = ("CUDA_LAUNCH_BLOCKING", "GLIBC_TUNABLES", "NVIDIA_TF32_OVERRIDE", "PYTHONHASHSEED")
 # These change no bit: where files lie, how much is logged, which network card is used.
 UNRELATED = re.compile(
     r"_(HOME|DIR|PATH|LOGS?|DEBUG\w*|VERBOSE|IFNAME|HCA|GID_INDEX|ASYNC_ERROR_HANDLING)$|_CACHE|_LOG_"
@@ -47,6 +47,7 @@ def numeric_environment(determinism: Determinism, device: torch.device) -> dict[
         "cuda": _cuda(device) if cuda else None,
         "numpy": numpy.__version__,
         "python": platform.python_version(),
+        "libc": " ".join(platform.libc_ver()),  # the mathematics of Python, and NumPy's random numbers
         "image": os.environ.get("REPRO_IMAGE"),
         "device": device.type,
         "cpu": {

@@ -86,6 +86,24 @@ def _mkl(function: str, *arguments: int) -> Value:
         return None
 
 
+def _numpy_kernels() -> Value:
+    """The instruction sets that NumPy may choose its kernels from, beyond those that it always needs."""
+    from numpy import show_config
+
+    return ",".join(show_config(mode="dicts")["SIMD Extensions"].get("found", ()))
+
+
+def _openblas_kernels() -> Value:
+    """Ask the OpenBLAS inside NumPy itself; None where NumPy was built without it."""
+    import numpy
+
+    for library in Path(numpy.__file__).parents[1].glob("numpy.libs/libscipy_openblas64_*.so"):
+        name = ctypes.CDLL(str(library)).scipy_openblas_get_corename64_
+        name.restype = ctypes.c_char_p
+        return str(name().decode())
+    return None
+
+
 MKL_COMPATIBLE = 3  # MKL_CBWR_COMPATIBLE in mkl_types.h
 MKL_ALL = -1  # MKL_CBWR_ALL
 
@@ -140,6 +158,20 @@ SWITCHES = (
         MKL_COMPATIBLE,
         "MKL takes another path for each maker and model of CPU",
         read=lambda: _mkl("mkl_serv_cbwr_get", MKL_ALL),
+    ),
+    _portable(
+        "NPY_DISABLE_CPU_FEATURES",
+        "X86_V4,AVX512_ICL,AVX512_SPR",  # NumPy's names of what AVX-512 CPUs have
+        "X86_V3",
+        "NumPy's own kernels differ between vector widths",
+        read=_numpy_kernels,
+    ),
+    _portable(
+        "OPENBLAS_CORETYPE",
+        "Haswell",
+        "Haswell",
+        "NumPy's OpenBLAS has other kernels for each model of CPU",
+        read=_openblas_kernels,
     ),
     _functions(
         "nnpack",

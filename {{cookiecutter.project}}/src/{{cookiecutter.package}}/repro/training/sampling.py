@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from ..asked import opened
 from ..asked.settings import Determinism, Settings
 from ..errors import Refused
 from ..machine import switches
@@ -96,7 +97,9 @@ class Seeded(Dataset[Any]):
 
     def __getitem__(self, key: tuple[int, ...]) -> Any:
         seed_everything(derive(self.seed, self.purpose, *key))
-        return self.dataset[key[-1]]
+        item = self.dataset[key[-1]]
+        opened.require_known()
+        return item
 
 
 class Shards(Sampler[list[Key]]):
