@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from warm import GRACE, Warm
+from warm import GRACE, Warm, forget_tests
 
 FLIPPED_AFTER = 7  # steps
 WRONG_FROM = 18  # the gradient that counts of the first shard that rank 1 of 2 computes twice, shard 4
@@ -154,6 +154,7 @@ if __name__ == "__main__":
     sys.argv = ["train", *rest]
     if rank == at:
         FAULTS[chosen](package)
+    forget_tests()
     try:
         runpy.run_module(f"{package}.train", run_name="__main__", alter_sys=True)
     except SystemExit as left:

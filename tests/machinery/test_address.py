@@ -42,6 +42,8 @@ ADDRESSED = {
     "parallel.lsb": ("-40", "-39"),
     "compute.precision": ("bfloat16", "float32"),
     "compute.compile": ("true", "false"),
+    "unhashed.modules": ("[one]", "[another]"),
+    "unhashed.files": ("[one]", "[another]"),
 }
 OUTSIDE = {
     "device": ("cpu", "cuda"),

@@ -3,17 +3,19 @@
 import itertools
 import random
 import tracemalloc
+from typing import Any
 
 import numpy
 import pytest
 import torch
 from project.config import Config
+from project.repro.errors import Refused
 from project.repro.training import sampling
 from project.repro.training.order import Permutation
 from project.repro.training.sampling import Plan, Shards
 from project.repro.training.seeds import derive
 from project.repro.training.world import World
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 SAMPLES, BATCH, SHARDS = 100, 24, 4
 
@@ -87,6 +89,24 @@ def test_worker_count_does_not_change_a_bit(config: Config, workers: int):
     alone = loaded(config, world(0, 1), 0, 0, 6)
     assert torch.equal(torch.stack(alone), torch.stack(loaded(config, world(0, 1), workers, 0, 6)))
     assert len(torch.stack(alone)[..., 1:].unique()) == 3 * 6 * BATCH  # it draws, and never the same twice
+
+
+class Refusing(Dataset[Any]):
+    """Its items are refused."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        raise Refused("item: none seen, one wanted")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_failure_in_a_worker_is_told_in_its_own_line(config: Config, workers: int):
+    settings = config.model_copy(update={"loader": config.loader.model_copy(update={"workers": workers})})
+    with pytest.raises(Refused) as refused:
+        next(sampling.batches(sampling.loader(Refusing(), plan(), settings, world(0, 1), 0, 1)))
+    assert str(refused.value) == "item: none seen, one wanted"
 
 
 def test_without_the_seeding_the_worker_count_shows():

@@ -30,6 +30,7 @@ FORKS = multiprocessing.get_context("forkserver")  # no threads and no connectio
 FORKS.set_forkserver_preload(["torch._dynamo", "mlflow", *OURS])
 
 
+TEMPLATE = Path(__file__).resolve().parents[2]
 PATIENCE = 900  # seconds, for what takes a few: the machine may be busy
 GRACE = 60  # seconds in which ranks that fail alike end by themselves, on a busy machine too
 
@@ -113,12 +114,20 @@ def _enter(variables: dict[str, str], files: tuple[str, str], work: Callable[...
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(PROJECT)
-    sys.modules.pop(__name__)  # a stage refuses modules from elsewhere
+    forget_tests()
     for descriptor, file in enumerate(files, 1):
         opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(opened, descriptor)
         os.close(opened)
     work(*arguments)
+
+
+def forget_tests() -> None:
+    """Forget the modules of the tests and tools that start trainings: a stage refuses modules from elsewhere."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and any(Path(file).is_relative_to(TEMPLATE / folder) for folder in ("tests", "tools")):
+            del sys.modules[name]
 
 
 def _module(name: str, arguments: tuple[str, ...]) -> None:

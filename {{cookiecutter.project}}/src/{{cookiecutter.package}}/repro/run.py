@@ -126,7 +126,7 @@ class Run:
         self._model, self._optimizer, self._objects = model, optimizer, require_stateful(state)
         training = Training(self.config, self.world, self._trace, plan, model, optimizer, self._objects, self.log)
         start = self._restore()
-        training.batches = iter(sampling.loader(dataset, plan, self.config, self.world, start, stop))
+        training.batches = sampling.batches(sampling.loader(dataset, plan, self.config, self.world, start, stop))
         numbers = progress.shown(start, stop, lambda: self._latest) if self.world.leads else iter(range(start, stop))
         try:
             for number in numbers:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ..differences import some
@@ -41,7 +42,7 @@ class _Watch:
 
     def _line(self) -> str | None:
         """The line of the owner's code that opens a file; None where the machinery, an import or a library does."""
-        frame = sys._getframe(3)
+        frame: FrameType | None = sys._getframe(3)
         while frame:
             if frame.f_code.co_filename.startswith("<frozen importlib"):  # modules are judged by `stages`
                 return None

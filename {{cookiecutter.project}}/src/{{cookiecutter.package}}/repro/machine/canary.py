@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 # Every x86-64 CPU with AVX2 gives this digest with torch 2.13.0's CPU build, NumPy 2.4.6 and the mathematics of glibc,
 # while all portable pins are in force.
-RELEASED = "49cd664e52519e77c4d480225fa7812f6592b499efa9b99af5458de3a63f43c1"
+RELEASED = "f3bb061bc426cb0d06c7d780fbff0cd21d20466cfc9788cde03a713ee6d04fa0"
 
 
 def _numbers(*shape: int, start: int) -> Tensor:
@@ -53,7 +53,8 @@ def _convolution_without_onednn() -> Tensor:
 
 
 def _numpy() -> Tensor:
-    return torch.from_numpy(numpy.exp(_numbers(256, start=12).double().numpy()))
+    numbers = _numbers(256, start=12).numpy()
+    return torch.from_numpy(numpy.exp(numbers) + numpy.exp(numbers.astype(numpy.float64)))
 
 
 def _solution() -> Tensor:

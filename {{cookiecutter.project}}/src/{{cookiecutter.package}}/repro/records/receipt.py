@@ -45,12 +45,25 @@ class Code(Form):
     patch: Sha256 | None
 
 
+class File(Form):
+    """A prepared file."""
+
+    path: str
+    sha256: Sha256
+
+
+class Data(Form):
+    """The manifest of the prepared data."""
+
+    files: list[File]
+
+
 class Preimage(Form):
     """What the content address is made of."""
 
     config: dict[str, Any]
     code: dict[str, str]
-    data: dict[str, Any]
+    data: Data
     lock: dict[str, str]
     seed: int
     world_size: PositiveInt | None = None

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..asked import opened
 from ..asked.settings import Determinism, Settings
-from ..errors import Refused
+from ..errors import Failure, Refused
 from ..machine import switches
 from .order import Permutation
 from .seeds import derive, seed_everything
@@ -128,6 +128,14 @@ def loader(dataset: Indexed, plan: Plan, settings: Settings, world: World, start
         pin_memory=world.device.type == "cuda",
         generator=torch.Generator(),  # without it the loader would draw from the global generator
     )
+
+
+def batches(loader: DataLoader[Any]) -> Iterator[Any]:
+    """What a loader yields; a worker's failure keeps its plain line, to which torch adds the worker's traceback."""
+    try:
+        yield from loader
+    except Failure as failure:
+        raise type(failure)(str(failure).rpartition(f"{type(failure).__name__}: ")[2].strip()) from None
 
 
 def _set_switches(determinism: Determinism, worker: int) -> None:

@@ -1,0 +1,166 @@
+"""Kill a training at each system call that changes its run directory, and compare it with one left alone.
+
+strace lists the calls of one training. Then, for each of them, another training gets SIGKILL from strace as it enters
+that very call, and is started again. `make chaos` runs this.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from bake import PACKAGE
+
+ON_NAMES = "openat", "mkdir", "mkdirat", "rmdir", "rename", "renameat", "renameat2", "unlink", "unlinkat", "link"
+ON_OPEN = "write", "pwrite64", "ftruncate", "fsync", "fdatasync"  # files and folders
+LINE = re.compile(r"(\d+) +(\w+)\((.*)")
+NUMBER = re.compile(r"\d{9}(-[0-9a-f]+)?")  # of a step, in the name of a checkpoint
+RANDOM = ".tmp"  # how safetensors names a file until it is whole
+STEPS = 6
+SETTINGS = ("train.epochs=2", "parallel.global_batch=480", "checkpoint.every=2", "checkpoint.keep=1",
+            "tracking.enabled=false")  # fmt: skip
+ARGUMENTS = [word for setting in SETTINGS for word in ("--set", setting)]
+
+
+@dataclass(frozen=True)
+class Point:
+    """The nth time that a thread makes a call on a path, named from the run directory."""
+
+    call: str
+    path: str
+    nth: int
+
+    @property
+    def file(self) -> str:
+        """The path, without the number of a step."""
+        return NUMBER.sub("N", self.path) or "the run directory"
+
+
+def points(log: str, out: Path) -> list[Point]:
+    """The calls in strace's log that change what lies in `out`: the first two and the last of each kind on a path.
+
+    A call on a file whose name is drawn at random is known by another path that it names, or left out.
+    """
+    made: Counter[tuple[str, str, str]] = Counter()
+    found: dict[tuple[str, str], list[Point]] = defaultdict(list)
+    for thread, call, rest in LINE.findall(log):
+        changes = call != "openat" or "O_CREAT" in rest or "O_TRUNC" in rest
+        paths = [path for path in named(call, rest) if Path(path).is_relative_to(out)]
+        for path in paths:
+            made[thread, call, path] += 1
+        stable = [path for path in paths if RANDOM not in path]
+        if changes and stable:
+            nth = made[thread, call, stable[-1]]
+            found[call, stable[-1]].append(Point(call, inside(stable[-1], out), nth))
+    return [point for each in found.values() for point in dict.fromkeys([*each[:2], each[-1]])]
+
+
+def inside(path: str, out: Path) -> str:
+    """A path named from the run directory; empty for that itself."""
+    return "" if Path(path) == out else Path(path).relative_to(out).as_posix()
+
+
+def named(call: str, rest: str) -> Iterator[str]:
+    """The absolute paths by which strace knows a call: of open files and folders, and of names that it is given."""
+    yield from re.findall(r"<(/[^<>]*)>", rest.partition('"')[0] if call in ON_OPEN else rest)
+    if call in ON_NAMES:
+        yield from re.findall(r'"(/[^"]*)"', rest)
+
+
+def strace(out: Path, *options: str) -> int:
+    """The exit code of a training under strace."""
+    command = ["strace", "-f", "-y", "-qq", *options, sys.executable, "-m", f"{PACKAGE}.train"]
+    with out.with_suffix(".log").open("a") as log:
+        return subprocess.run(
+            [*command, *ARGUMENTS, "--out", str(out)], stdout=log, stderr=log, cwd=out.parent
+        ).returncode
+
+
+def listed(out: Path) -> list[Point]:
+    """The points of a training in `out`."""
+    log = out.with_suffix(".strace")
+    if strace(
+        out, "--seccomp-bpf", "-e", f"trace={','.join((*ON_NAMES, *ON_OPEN))}", "-e", "signal=none", "-o", str(log)
+    ):
+        sys.exit(out.with_suffix(".log").read_text())
+    return points(log.read_text(errors="replace"), out)
+
+
+def strike(point: Point, out: Path) -> bool:
+    """Whether a training in `out` was killed there."""
+    inject = f"inject={point.call}:signal=KILL:when={point.nth}"
+    code = strace(out, "-o", os.devnull, "-e", f"trace={point.call}", "-e", inject, "-P", str(out / point.path))
+    return code in (-9, 137)
+
+
+def section(project: Path, content: Callable[[Path], dict[str, str]]) -> str:
+    """Do it all; return the Markdown. `content` gives the digests of a run that must be equal."""
+    from victim import Victim  # of the machinery's tests
+
+    def ended(out: Path) -> dict[str, str]:
+        victim = Victim(out, *ARGUMENTS)
+        if victim.end(3600):
+            sys.exit(out.with_suffix(".log").read_text()[-3000:])
+        return content(out)
+
+    alone = ended(project / "calls-alone")
+    half = Victim(project / "calls-half", *ARGUMENTS)
+    if not half.until(lambda: half.news() >= STEPS // 2):
+        sys.exit("the training ended before it was killed")
+    half.kill()
+
+    def begun(number: int, resumed: bool) -> Path:
+        out = project / f"calls-{number:03}"
+        if resumed:
+            shutil.copytree(half.out, out)
+        return out
+
+    plan = [(point, resumed) for resumed in (False, True) for point in listed(begun(int(resumed), resumed))]
+
+    def outcome(numbered: tuple[int, tuple[Point, bool]]) -> tuple[Point, bool, str]:
+        number, (point, resumed) = numbered
+        out = begun(number, resumed)
+        verdict = "not met" if not strike(point, out) else "EQUAL" if ended(out) == alone else "DIFFERENT"
+        print(f"{'resumed, ' * resumed}{point.call} {point.file} {point.nth}: {verdict}", flush=True)
+        return point, resumed, verdict
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        outcomes = list(pool.map(outcome, enumerate(plan, start=2)))
+    return markdown(outcomes)
+
+
+def markdown(outcomes: list[tuple[Point, bool, str]]) -> str:
+    """The outcomes as a table."""
+    verdicts = Counter(verdict for _, _, verdict in outcomes)
+    files: dict[str, list[tuple[Point, bool, str]]] = defaultdict(list)
+    for outcome in outcomes:
+        files[outcome[0].file].append(outcome)
+    lines = [
+        "## At each system call",
+        "",
+        f"A training of {STEPS} steps, and one that was resumed in its middle, each killed as it entered a system call",
+        "that changes its run directory, and started again: "
+        + ", ".join(f"{count} **{verdict}**" for verdict, count in sorted(verdicts.items()))
+        + ". Of calls that repeat",
+        "on a file, such as a row per step, the first two and the last were taken. strace injects the signal.",
+        "",
+        "| file | system calls | killed | EQUAL |",
+        "|---|---|---:|---:|",
+    ]
+    for file, met in sorted(files.items()):
+        calls = ", ".join(f"`{call}`" for call in sorted({point.call for point, _, _ in met}))
+        killed = [verdict for _, _, verdict in met if verdict != "not met"]
+        lines.append(f"| {file if ' ' in file else f'`{file}`'} | {calls} | {len(killed)} | {killed.count('EQUAL')} |")
+    lines += [
+        "",
+        "N is the number of a step. safetensors writes a file under a random name first: those calls are not in the",
+        "table, but for the rename that ends them.",
+        "",
+    ]
+    return "\n".join(lines)
