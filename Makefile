@@ -17,7 +17,7 @@ demo: $(TOOLS)/.locked  ## generate a project, train it twice in different ways,
 
 test: $(TOOLS)/.locked  ## test generation, a generated project and its machinery (TESTS=FILES); ten minutes
 	@echo "pytest"
-	@$(PYTEST) $(TESTS)
+	@$(PYTEST) $(or $(TESTS),-m "not long")
 
 test-hosts: $(TOOLS)/.locked  ## test containers, Slurm, PostgreSQL, networks, other CPUs; as root, it installs packages
 	@$(IN_TOOLS) python tests/hosts/packages.py

@@ -7,6 +7,9 @@ import pytest
 from bake import VENV
 from baked import Bake, BakedProject, Environment, InstalledProject, cookiecutter, copy_template
 
+# Generation needs no environment, and is tested while another process makes it.
+FIRST = "test_image", "test_machinery.py::TestRepeated", "test_generation", "test_machinery", "test_project"
+FIRST += "test_portable", "test_nodes", "test_slurm"
 DATES = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
 
 
@@ -50,8 +53,13 @@ def project(bake: Bake) -> InstalledProject:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest, where files are run side by side."""
-    longest = ["test_image.py", "test_machinery.py", "test_portable.py", "test_nodes.py", "test_slurm.py"]
-    items.sort(key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest))
+
+    def place(item: pytest.Item) -> int:
+        file, _, name = item.nodeid.partition("::")
+        name = f"{Path(file).name}::{name}"
+        return next((number for number, first in enumerate(FIRST) if name.startswith(first)), len(FIRST))
+
+    items.sort(key=place)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -91,6 +91,7 @@ def test_without_a_gpu_it_is_said_what_was_not_measured(bundle: Bundle, folder: 
     assert not (folder / "results").exists()
 
 
+@pytest.mark.long
 def test_with_torch_alone_parts_run_and_make_a_table(bundle: Bundle, folder: Path) -> None:
     """A training, too; the table says that a CPU is no GPU."""
     parts = "machine", "sum-small-convnet-float32-eager"

@@ -273,6 +273,7 @@ def start(project: InstalledProject, image: Path, tmp_path: Path) -> Iterator[St
         process.kill()
 
 
+@pytest.mark.long
 def test_two_nodes_train_to_the_bits_of_one_process(default: dict[str, Any], start: Start, tmp_path: Path) -> None:
     """Started as the runtime starts them: by the job's own command, which learns the rest from variables."""
     trainer, variables = default["spec"]["trainer"], environment(default)

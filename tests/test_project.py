@@ -79,6 +79,7 @@ def test_make_repro_reproduces_the_released_digest_and_leaves_nothing_changed(ba
     assert released["metrics"]["accuracy"] >= 0.97
 
 
+@pytest.mark.long
 def test_other_arithmetic_is_told_and_compared_by_its_metrics(bake: Bake, project: InstalledProject) -> None:
     """On a CPU of another class: its own bits, metrics within the tolerance, and a plain sentence."""
     baked = bake()
@@ -93,6 +94,7 @@ def test_other_arithmetic_is_told_and_compared_by_its_metrics(bake: Bake, projec
     assert "Bits are not promised here" in printed
 
 
+@pytest.mark.long
 def test_transformer_learns_as_shipped(project: InstalledProject, tmp_path: Path) -> None:
     """The other network, with the settings that the released run had."""
     python = str(project.python)

@@ -191,6 +191,7 @@ def test_what_changes_no_run_is_no_change(pipeline: Pipeline) -> None:
 # ---- DVC and git bring back single files of a run
 
 
+@pytest.mark.long
 def test_weights_without_the_record_of_their_run_are_never_passed_off(pipeline: Pipeline) -> None:
     """Another run, then the way back to the first: the same code and keys, but the record is the other run's."""
     first = weights(pipeline.path / "artifacts")

@@ -58,7 +58,7 @@ def yours(bake: Bake, project: InstalledProject) -> InstalledProject:
     sha256 = hashlib.sha256((root / RAW).read_bytes()).hexdigest()
     keys = (YOURS / "params.yaml").read_text().replace("SHA256", sha256)
     (root / "params.yaml").write_text(keys + machinery)
-    change(root / "params.yaml", ("train.epochs=1", SHORT), ("  enabled: true", "  enabled: false"))
+    change(root / "params.yaml", ("train.epochs=2", SHORT), ("  enabled: true", "  enabled: false"))
     change(root / "dvc.yaml", ("model, data, train,", "model, data, train, rate,"))
     (root / "results.lock").write_text("tolerance:\n  mean_error: 0.01\nresults: []\n")
     commit(yours)
@@ -77,6 +77,7 @@ def make(yours: InstalledProject, *words: str) -> str:
     return yours.make("--assume-old=environment", *words)
 
 
+@pytest.mark.long
 def test_lint_passes(yours: InstalledProject) -> None:
     """Ruff, mypy and import-linter, with the project's own settings."""
     make(yours, "lint")

@@ -104,12 +104,26 @@ def gradient(package: str) -> None:
     model.build = build
 
 
+def evaluation(package: str) -> None:
+    """An evaluation forgets to leave the running statistics alone."""
+    module = import_module(f"{package}.evaluate")
+    evaluate = module.evaluate
+
+    def evaluated(model: Any, *arguments: Any) -> Any:
+        result = evaluate(model, *arguments)
+        for buffer in model.buffers():
+            buffer.mul_(2)
+        return result
+
+    module.evaluate = evaluated
+
+
 def nothing(package: str) -> None:
     """No fault."""
 
 
 FAULTS: dict[str, Callable[[str], None]] = {
-    f.__name__: f for f in (library, variable, code, arguments, initial_weights, weights, gradient, nothing)
+    f.__name__: f for f in (library, variable, code, arguments, initial_weights, weights, gradient, evaluation, nothing)
 }
 
 

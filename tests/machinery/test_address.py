@@ -67,7 +67,8 @@ OUTSIDE = {
     "tracking.uri": ("http://127.0.0.1:5000", ""),
     "tracking.experiment": ("another",),
     "tracking.wait_seconds": ("1", "2"),
-    "verify.shorten": ("[train.epochs=2]", "[]"),
+    "verify.shorten": ("[train.epochs=3]", "[]"),
+    "verify.vary": ("[checkpoint.every=7]", "[]"),
 }
 
 

@@ -148,6 +148,7 @@ def test_changed_optimizer_epsilon(clean: Path, prepared: Path, tmp_path: Path):
 # ---- what it ran on
 
 
+@pytest.mark.long
 def test_switch_off(prepared: Path, tmp_path: Path):
     network = "model.name=transformer"
     outs = tmp_path / "on", tmp_path / "off"
@@ -160,6 +161,7 @@ def test_switch_off(prepared: Path, tmp_path: Path):
     assert found[0].endswith(": MKL takes another path for each maker and model of CPU")
 
 
+@pytest.mark.long
 def test_another_thread_count(prepared: Path, tmp_path: Path):
     network = "model.name=transformer"
     outs = tmp_path / "one", tmp_path / "two"

@@ -187,6 +187,7 @@ print(torch.get_num_threads(), int(tensor_digest(numbers)), int(tensor_digest(nu
 """
 
 
+@pytest.mark.long
 def test_number_of_threads_does_not_matter():
     printed = {threads: python("-c", IN_THREADS, threads).stdout.split() for threads in ("1", "2")}
     assert [p[0] for p in printed.values()] == list(printed)

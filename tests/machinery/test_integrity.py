@@ -78,6 +78,7 @@ def test_table_is_shown_while_the_record_is_uploaded(run: Run):
     assert len(ran.lines("head.weight")) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["convnet", "transformer"])
 def test_comparing_and_recomputing_change_no_bit(run: Run, model: str):
     def weights(ranks: int, every: int) -> str:

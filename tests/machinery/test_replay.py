@@ -56,6 +56,7 @@ def test_run_is_reproduced_on_two_ranks_and_the_work_tree_left_alone(project: Pa
     assert state(project) == before and not list((project / "build").glob("replay-*"))
 
 
+@pytest.mark.long
 def test_missing_data_comes_from_dvc_and_another_run_is_told(project: Path, tmp_path: Path):
     """A receipt that states other weights, on a clone whose data file is gone but for DVC's cache."""
     clone = Path(shutil.copytree(project, tmp_path / "clone"))
@@ -132,6 +133,7 @@ def test_patch_that_nobody_answers_for_is_shown_and_not_run(elsewhere: Path):
     assert line.startswith(f"artifacts/{names.PATCH}: ") and "--run-patch" in line and "--signers FILE" in line
 
 
+@pytest.mark.long
 def test_patch_is_shown_and_run_where_the_user_says_so(elsewhere: Path):
     done = command(elsewhere, PACKAGE, "replay", "--run-patch", "--out", "artifacts-allowed")
     assert done.returncode == 0, done.stderr + done.stdout

@@ -44,6 +44,7 @@ def test_killed_while_writing_the_first_checkpoint(start: Start, finish: Finish)
     finish(every=5)
 
 
+@pytest.mark.long
 def test_tracked_and_killed_is_one_run_with_each_step_once(
     start: Start, whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -102,7 +103,7 @@ def test_sigterm_saves_that_very_step_and_ends_with_143(
     assert f"after step {done}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
 def test_torchrun_that_is_ended_takes_its_ranks_along_and_they_save(
     number: signal.Signals, start: Start, finish: Finish
 ):
@@ -120,6 +121,7 @@ def test_torchrun_that_is_ended_takes_its_ranks_along_and_they_save(
 # ---- one rank lost
 
 
+@pytest.mark.long
 def test_torchrun_starts_again_by_itself_when_a_rank_is_killed(start: Start, whole: dict[str, Any]):
     victim = start(*EVERY_STEP, ranks=3, restarts=2)
     assert victim.until(lambda: victim.rows() >= 4)

@@ -185,6 +185,7 @@ def probes() -> dict[str, dict[str, Any]]:
         return dict(zip(cases, two.map(probe, cases.values()), strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["", *VARIABLES])
 def test_variable_left_off_is_visible_and_alone(name: str, probes: dict[str, dict[str, Any]]):
     seen = probes[name]["effective"]
@@ -225,12 +226,14 @@ RELEASED_WITH = "2.13.0"  # the torch that computes RELEASED, in its CPU and its
 PINS = [name for name in VARIABLES if HERE[name].portable]
 
 
+@pytest.mark.long
 def test_canary_is_the_released_one_on_every_cpu_that_can_be_portable(probes: dict[str, dict[str, Any]]):
     assert arithmetic_canary() == arithmetic_canary() == probes[""]["canary"]
     if can_be_portable() and torch.__version__.split("+")[0] == RELEASED_WITH:
         assert arithmetic_canary() == RELEASED
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PINS)
 def test_canary_changes_when_a_pin_is_left_off(name: str, probes: dict[str, dict[str, Any]]):
     assert probes[name]["canary"] != probes[""]["canary"]

@@ -81,6 +81,7 @@ def lives(pid: int) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_refusal_ends_with_its_own_line_and_exit_code(tmp_path: Path):
     missing = tmp_path / "missing"
     launched = Launched(tmp_path, f"{PACKAGE}.train", *training(tmp_path / "run", missing))
@@ -189,6 +190,7 @@ def test_rank_without_its_launcher_does_not_begin(tmp_path: Path):
     assert (done.returncode, done.stderr) == (143, "")
 
 
+@pytest.mark.long
 def test_sigterm_saves_the_training(tmp_path: Path, prepared: Path):
     out = tmp_path / "run"
     arguments = training(out, prepared, "tracking.enabled=false", "train.epochs=20")

@@ -163,6 +163,7 @@ def started(out: Path, prepared: Path, *overrides: str, uri: str) -> Iterator[su
     process = subprocess.Popen(command, cwd=PROJECT, env=env, **pipes)
     try:
         until(lambda: process.poll() is not None or followers(out))
+        assert process.poll() is None, process.communicate()
         yield process
     finally:
         process.kill()
@@ -218,7 +219,8 @@ def test_server_that_hangs_does_not_hold_the_training_up(
 
     server.signal(signal.SIGSTOP)
     try:
-        with started(out, prepared, "tracking.wait_seconds=1", uri=server.uri) as process:
+        settings = "tracking.wait_seconds=1", "unhashed.modules=[sitecustomize]"
+        with started(out, prepared, *settings, uri=server.uri) as process:
             process.send_signal(signal.SIGSTOP)  # until the upload is held up
             following = set(followers(out))
             until(asking)

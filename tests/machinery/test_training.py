@@ -69,12 +69,14 @@ def test_world_size_and_workers_do_not_change_a_bit(train: Train, alone: Path, r
     assert train(f"loader.workers={workers}", ranks=ranks) == weights(alone)
 
 
+@pytest.mark.long
 def test_torchrun_does_not_change_a_bit(alone: Path, prepared: Path, tmp_path: Path):
     done = start(tmp_path / "run", "--set", f"data.prepared={prepared}", "--set", "loader.workers=2", ranks=3)
     assert done.returncode == 0, done.stderr
     assert weights(tmp_path / "run") == weights(alone)
 
 
+@pytest.mark.long
 def test_transformer_keeps_its_bits_too(train: Train):
     other = "model.name=transformer"
     assert train(other) == train(other, "loader.workers=1", ranks=3)
@@ -84,6 +86,7 @@ def test_another_seed_gives_other_bits(train: Train, alone: Path):
     assert train("seed=1") != weights(alone)
 
 
+@pytest.mark.long
 def test_stock_ddp_repeats_itself_but_depends_on_the_world_size(train: Train):
     stock = "parallel.reduce=ddp"
     two = train(stock, ranks=2)
@@ -101,6 +104,7 @@ def test_left_group_outlives_its_owners(monkeypatch: pytest.MonkeyPatch):
     assert [group] == world._left and sys.getrefcount(group) <= owners
 
 
+@pytest.mark.long
 def test_bfloat16_keeps_its_bits_on_another_world_size(train: Train):
     half = "compute.precision=bfloat16"
     assert train(half) == train(half, ranks=2)
@@ -121,6 +125,7 @@ def test_every_switch_is_effective_in_a_run(alone: Path):
     assert {s.name: s.strict for s in switches.SWITCHES if portable or not s.portable}.items() <= effective.items()
 
 
+@pytest.mark.long
 def test_more_ranks_than_shards_are_refused(tmp_path: Path, prepared: Path):
     done = start(tmp_path / "run", "--set", f"data.prepared={prepared}", "--set", "parallel.shards=1", ranks=2)
     assert "world size 2 seen, at most parallel.shards=1 wanted" in done.stderr

@@ -78,7 +78,7 @@ def made_again(project: Path, run: Path, step: int) -> dict[str, Tensor]:
     return at(project_in(project), recorded(project_in(project), run, Trust(), print), step, lambda text: None)
 
 
-@pytest.mark.parametrize("step", [0, 22])
+@pytest.mark.parametrize("step", [0, pytest.param(22, marks=pytest.mark.long)])
 def test_values_are_those_of_the_recorded_step(step: int, project: Path):
     run = project / "artifacts"
     values = made_again(project, run, step)
@@ -95,6 +95,7 @@ def test_values_are_those_of_the_recorded_step(step: int, project: Path):
         assert final.keys() == weights.keys() and all(torch.equal(final[name], weights[name]) for name in final)
 
 
+@pytest.mark.long
 def test_command_tells_by_how_much_two_runs_differ(project: Path, tmp_path: Path):
     other = Path(shutil.copytree(project, tmp_path / "project"))
     source = other / "src" / PACKAGE / "train.py"

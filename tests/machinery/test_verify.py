@@ -1,6 +1,6 @@
 """`repro verify`: every way to train gives the same bits, and one that does not is named."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from project.config import Config
 from project.repro.errors import Failure, Refused
 from project.repro.lab import trainings
 from project.repro.lab import verify as verify_module
-from project.repro.lab.verify import ONCE, WAYS, Row, chosen, train_in_all_ways
+from project.repro.lab.verify import ONCE, VARIED, WAYS, Row, chosen, train_in_all_ways
 from project.repro.project import Project
 from warm import Warm
 
@@ -45,18 +45,20 @@ def verified(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest
         places: int = 4,
         settings: Config = config,
         ways: Sequence[str] = (),
+        vary: Mapping[str, Any] = verify_module.NOTHING,
         **keys: Any,
     ) -> dict[str, Row]:
         fault[:] = at_fault
         asked = {"train.epochs": 1, "data.prepared": str(prepared)} | keys
-        rows = train_in_all_ways(OURS, settings, places, asked, lambda text: None, chosen(ways))
+        rows = train_in_all_ways(OURS, settings, places, asked, lambda text: None, chosen(ways), vary)
         return {row.name: row for row in rows}
 
     yield verified
 
 
+@pytest.mark.long
 def test_every_way_gives_the_same_bits(verified: Verify):
-    rows = verified()
+    rows = verified(vary={"checkpoint.keep": 1})
     assert list(rows) == [ONCE.name, *(way.name for way in WAYS)]
     assert {name: row.verdict for name, row in rows.items()} == dict.fromkeys(rows, "EQUAL")
     assert len({row.weights for row in rows.values()}) == 1
@@ -71,6 +73,18 @@ def test_rank_that_computes_otherwise_is_seen_in_its_rows_alone(verified: Verify
         "1 loader worker": "EQUAL",
         "2 ranks": "DIFFERS",
     }
+
+
+@pytest.mark.parametrize(("fault", "verdict"), [((), "EQUAL"), (("evaluation", "0"), "DIFFERS")])
+def test_evaluation_midway_that_changes_the_model_is_seen(fault: tuple[str, ...], verdict: str, verified: Verify):
+    midway = {"train.evaluate_every": 1}
+    rows = verified(*fault, ways=(VARIED.name,), vary=midway, **{"train.epochs": 2})
+    assert rows[VARIED.name].verdict == verdict
+
+
+def test_no_key_to_vary_is_said(verified: Verify):
+    rows = verified(ways=(VARIED.name,))
+    assert rows[VARIED.name].verdict == "not tried: verify.vary in params.yaml names no key"
 
 
 def test_training_that_fails_is_told(verified: Verify):

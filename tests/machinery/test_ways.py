@@ -27,6 +27,20 @@ def test_unknown_way_is_refused_with_those_that_are_known():
     assert done.returncode == 2 and done.stderr.startswith("--only 'twice': ") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("verify.vary=[train.epoch=1]", "params.yaml: verify.vary does not fit: --set train.epoch: unknown key; "),
+        ("verify.vary=[seed=1]", "params.yaml: verify.vary: seed is not neutral, so it asks for another run; leave"),
+        ("verify.vary=[train.shift=2]", "params.yaml: verify.vary: train.shift is not neutral, so it asks for "),
+        ("verify.vary=[device=cpu]", "params.yaml: verify.vary: device is not neutral, so it asks for another run"),
+    ],
+)
+def test_varied_key_that_is_not_neutral_is_refused_by_name(override: str, told: str):
+    done = python("-m", PACKAGE, "verify", "--set", override)
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(told), done.stderr
+
+
 def test_shortening_that_does_not_fit_the_config_is_refused_by_name():
     done = python("-m", PACKAGE, "verify", "--set", "verify.shorten=[train.epoch=1]")
     told = "params.yaml: verify.shorten does not fit: --set train.epoch: unknown key; did you mean train.epochs?\n"

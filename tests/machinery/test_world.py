@@ -14,7 +14,10 @@ def says(victim: Victim, what: str) -> bool:
     return victim.until(lambda: what in victim.log.read_text()) or what in victim.log.read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGSTOP, id="silent", marks=pytest.mark.long)],
+)
 def test_lost_rank_ends_the_others_in_plain_words(start: Start, number: signal.Signals) -> None:
     """At once where its end is seen, within the set time where it only falls silent."""
     patience = 900 if number == signal.SIGKILL else 30

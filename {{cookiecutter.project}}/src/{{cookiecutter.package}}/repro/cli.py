@@ -10,6 +10,7 @@ import click
 
 from .asked.params import PARAMS, load
 from .asked.settings import Settings
+from .differences import differences
 from .errors import Failure, Refused, of_system
 from .launch import overriding
 from .place import rank_and_size
@@ -194,17 +195,9 @@ def verify(ours: Ours, overrides: tuple[str, ...], ranks: int | None, only: tupl
     """
     from .lab.verify import chosen, train_in_all_ways
 
-    ways = chosen(only)
-    shorten = load(ours.schema, overrides=overrides).verify.shorten
-    try:
-        load(ours.schema, overrides=shorten)
-    except Refused as refused:
-        raise Refused(f"{PARAMS}: verify.shorten does not fit: {refused}") from None
-    overrides = (*shorten, *overrides)
-    settings = load(ours.schema, overrides=overrides)
-    asked = {key: settings.flat()[key] for key in (text.partition("=")[0] for text in overrides)}
-    verdicts = []
-    for row in train_in_all_ways(ours.project, settings, ranks or _places(settings.device), asked, click.echo, ways):
+    ways, (settings, asked, vary) = chosen(only), _shortened(ours, overrides)
+    places, verdicts = ranks or _places(settings.device), []
+    for row in train_in_all_ways(ours.project, settings, places, asked, click.echo, ways, vary):
         verdicts.append(row.verdict)
         click.echo(f"{row.name:30}  {row.weights[:16]:16}  {(row.trace or '')[:16]:16}  {row.verdict}")
     tried = [verdict for verdict in verdicts if not verdict.startswith("not tried")]
@@ -286,6 +279,31 @@ def _tracking_uri(ours: Ours) -> str:
     from .records.tracking import address_of
 
     return address_of(load(ours.schema).tracking.uri)
+
+
+def _shortened(ours: Ours, overrides: tuple[str, ...]) -> tuple[Settings, dict[str, Any], dict[str, Any]]:
+    """The config of a short training, the keys that this overrides, and the neutral ones that are varied.
+
+    Raises:
+        Refused: `verify` in params.yaml does not fit the other keys, or varies one that is not neutral.
+    """
+    asks = load(ours.schema, overrides=overrides).verify
+    for name, texts in asks:
+        try:
+            load(ours.schema, overrides=texts)
+        except Refused as refused:
+            raise Refused(f"{PARAMS}: verify.{name} does not fit: {refused}") from None
+    overrides = (*asks.shorten, *overrides)
+    short, varied = load(ours.schema, overrides=overrides), load(ours.schema, overrides=(*overrides, *asks.vary))
+    asked = [{"seed": each.seed, **each.addressed(), **each.environment()} for each in (short, varied)]
+    for other in differences(*asked)[:1]:
+        raise Refused(f"{PARAMS}: verify.vary: {other.field} is not neutral, so it asks for another run; leave it out")
+    return short, _values(short, overrides), _values(varied, asks.vary)
+
+
+def _values(settings: Settings, overrides: tuple[str, ...]) -> dict[str, Any]:
+    """The keys that overrides name, with their values."""
+    return {key: settings.flat()[key] for key in (text.partition("=")[0] for text in overrides)}
 
 
 def _print(value: Any) -> None:

@@ -154,9 +154,10 @@ class Tracking(Section):
 
 
 class Verify(Section):
-    """How `repro verify` makes a training short: overrides of other keys, as `KEY=VALUE`."""
+    """How `repro verify` makes a training short, and varies neutral keys: overrides of other keys, as `KEY=VALUE`."""
 
     shorten: tuple[str, ...]
+    vary: tuple[str, ...]
 
 
 class Settings(Section):

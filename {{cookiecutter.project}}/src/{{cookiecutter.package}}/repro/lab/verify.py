@@ -19,6 +19,7 @@ from ..records.names import METRICS, STEP_ROWS
 from ..records.receipt import read
 from . import trainings
 
+NOTHING: Mapping[str, Any] = {}
 FOLDER = Path("build", "verify")
 ROW = STEP.itemsize + LINK  # bytes
 
@@ -38,7 +39,7 @@ class Way:
         return FOLDER / self.name.replace(" ", "-")
 
 
-ONCE = Way("one process")
+ONCE, VARIED = Way("one process"), Way("neutral keys varied")
 WAYS = (
     Way("once more"),
     Way("1 loader worker", {"loader.workers": 1}),
@@ -52,6 +53,7 @@ WAYS = (
     Way("tracked", {"tracking.enabled": True, "tracking.uri": f"sqlite:///{FOLDER}/mlflow.db"}),
     Way("no trace", {"trace.level": "off"}),
     Way("every tensor traced", {"trace.level": "tensor"}),
+    VARIED,
 )
 
 
@@ -85,8 +87,12 @@ def train_in_all_ways(
     settings: Mapping[str, Any],
     tell: Callable[[str], None],
     ways: Sequence[Way] = WAYS,
+    vary: Mapping[str, Any] = NOTHING,
 ) -> Iterator[Row]:
-    """Train once, then in each way on at most `places` ranks, with these keys; a row for each as it is done."""
+    """Train once, then in each way on at most `places` ranks, with these keys; a row for each as it is done.
+
+    `vary` holds other values of neutral keys.
+    """
     shutil.rmtree(project.root / FOLDER, ignore_errors=True)
     (project.root / FOLDER).mkdir(parents=True)
     common = {"tracking.enabled": False, "trace.level": "step", "loader.workers": 0, **settings}
@@ -98,8 +104,10 @@ def train_in_all_ways(
             yield Row(way.name, f"not tried: {places} places for ranks here, {config.parallel.shards} shards")
         elif way.ranks > 1 and config.parallel.reduce == "ddp":
             yield Row(way.name, "not tried: with parallel.reduce=ddp bits depend on the world size")
+        elif way is VARIED and not vary:
+            yield Row(way.name, "not tried: verify.vary in params.yaml names no key")
         else:
-            row = _train(project, way, {**common, **way.settings}, steps)
+            row = _train(project, way, {**common, **way.settings, **(vary if way is VARIED else {})}, steps)
             if row.weights:
                 same = row.weights == first.weights and row.trace in (None, first.trace)
                 row = Row(row.name, "EQUAL" if same else "DIFFERS", row.weights, row.trace)
