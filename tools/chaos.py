@@ -33,7 +33,7 @@ DRAWN = (1, 1, 1, 2, 2, 3, 4)  # the small ones more often: they start faster
 PHASES = ("before the first checkpoint", "while resuming", "between two checkpoints", "while writing one")
 EVERY = 2  # steps between checkpoints
 FIRST = 6  # kills that come so early that few find a checkpoint
-STEPS_PER_KILL = 6  # on average, with margin: so long is the run made
+STEPS_PER_KILL = 10  # on average, with margin: so long is the run made
 STEPS_PER_EPOCH = 1438 / 64
 
 
@@ -43,7 +43,7 @@ class Blow:
 
     ranks: int
     rows: int  # wait for so many newly logged steps
-    writing: bool  # then for a checkpoint being written
+    writing: bool  # then for a checkpoint being written, a second at most
     delay: float  # then so many seconds
     follower: bool  # whether the uploading process is killed too
 
@@ -55,7 +55,7 @@ def plan(kills: int, seed: int) -> list[Blow]:
     for number in range(kills):
         early = number < FIRST or dice.random() < 0.15
         writing = not early and dice.random() < 0.6
-        delay = dice.uniform(0, 8 if early else 0.01 if writing else 0.1)
+        delay = dice.uniform(0, 1.5 if early else 0.01 if writing else 0.1)
         rows = 0 if early else dice.randint(1, 5)
         blows.append(Blow(dice.choice(DRAWN), rows, writing, delay, dice.random() < 0.5))
     return blows
@@ -64,8 +64,11 @@ def plan(kills: int, seed: int) -> list[Blow]:
 def strike(blow: Blow, victim: Any) -> str | None:
     """Kill as drawn; return the phase met, or None if the run ended before."""
     met = not blow.rows or victim.until(lambda: victim.news() >= blow.rows)
-    if not met or (blow.writing and not victim.until(victim.writing)):
+    if not met:
         return None
+    end = time.monotonic() + blow.writing  # a second: a checkpoint is written in milliseconds
+    while time.monotonic() < end and not victim.writing():
+        pass
     time.sleep(blow.delay)
     if victim.process.poll() is not None:
         return None

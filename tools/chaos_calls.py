@@ -51,13 +51,13 @@ def points(log: str, out: Path) -> list[Point]:
     found: dict[tuple[str, str], list[Point]] = defaultdict(list)
     for thread, call, rest in LINE.findall(log):
         changes = call != "openat" or "O_CREAT" in rest or "O_TRUNC" in rest
-        paths = [path for path in named(call, rest) if Path(path).is_relative_to(out)]
+        paths = dict.fromkeys(path for path in named(call, rest) if Path(path).is_relative_to(out))
         for path in paths:
             made[thread, call, path] += 1
         stable = [path for path in paths if RANDOM not in path]
         if changes and stable:
-            nth = made[thread, call, stable[-1]]
-            found[call, stable[-1]].append(Point(call, inside(stable[-1], out), nth))
+            path = stable[0 if call == "rename" else -1]  # of rename, strace compares the first one alone
+            found[call, path].append(Point(call, inside(path, out), made[thread, call, path]))
     return [point for each in found.values() for point in dict.fromkeys([*each[:2], each[-1]])]
 
 

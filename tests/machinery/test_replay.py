@@ -58,11 +58,13 @@ def test_run_is_reproduced_on_two_ranks_and_the_work_tree_left_alone(project: Pa
 
 @pytest.mark.long
 def test_missing_data_comes_from_dvc_and_another_run_is_told(project: Path, tmp_path: Path):
-    """A receipt that states other weights, on a clone whose data file is gone but for DVC's cache."""
+    """A receipt that states other weights, on a clone whose data file is gone, but for DVC's remote in the clone."""
     clone = Path(shutil.copytree(project, tmp_path / "clone"))
     raw = next((clone / "data" / "raw").glob("*.gz"))
-    cached = clone / ".dvc" / "cache" / "files" / "md5"
-    assert python("-m", "dvc", "add", "--quiet", raw, cwd=clone).returncode == 0 and cached.is_dir()
+    for words in (("add", "--quiet", raw), ("push", "--quiet")):
+        assert python("-m", "dvc", *words, cwd=clone).returncode == 0
+    assert (clone / ".dvc" / "remote").is_dir()
+    shutil.rmtree(clone / ".dvc" / "cache")
     raw.unlink()
     run = clone / "artifacts"
     statement = json.loads((run / names.RECEIPT).read_bytes())
