@@ -43,7 +43,7 @@ lock: $(TOOLS)/.locked  ## write requirements/test.txt anew (python 3.11)
 released: $(TOOLS)/.locked  ## make the released run again and write its digest into the template
 	@$(IN_TOOLS) python tools/released.py build/venv
 
-chaos: $(TOOLS)/.locked  ## kill a training at 100 instants and at each system call, compare the bits (KILLS=100 SEED=0); an hour
+chaos: $(TOOLS)/.locked  ## kill a training at 100 instants and at each system call, compare the bits (KILLS=100 SEED=0); half an hour
 	@$(IN_TOOLS) python tools/chaos.py --kills $(or $(KILLS),100) --seed $(or $(SEED),0)
 
 step-cost: $(TOOLS)/.locked  ## measure what agreement and the trace cost per step, on CPU; five minutes
