@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from trainings import Failed, Trainer, digests, mebibytes, milliseconds, resumed_after
+from trainings import ANYWHERE, Failed, Trainer, digests, mebibytes, milliseconds, resumed_after
 
 Row = dict[str, Any]  # JSON values
 SIDE_BY_SIDE = max(1, min(4, len(os.sched_getaffinity(0)) // 4))  # trainings of which only the bits count
@@ -108,8 +108,9 @@ def machine(part: Part, trainer: Trainer) -> Iterator[Row]:
 
 def verify(part: Part, trainer: Trainer) -> Iterator[Row]:
     """A row for each way that `repro verify` tries; one rank per card, and one on a CPU as if it were a card."""
-    words = ["verify", "--epochs", str(trainer.epochs), "--set", f"device={trainer.device}"]
-    words += ["--set", "tracking.wait_seconds=5", *(["--ranks", "1"] if trainer.device == "cpu" else [])]
+    settings = f"device={trainer.device}", f"train.epochs={trainer.epochs}", "tracking.wait_seconds=5", ANYWHERE
+    words = ["verify", *(word for setting in settings for word in ("--set", setting))]
+    words += ["--ranks", "1"] if trainer.device == "cpu" else []
     said = []
     for line in trainer.lines(*words):
         said.append(line)

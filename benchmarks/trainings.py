@@ -21,6 +21,7 @@ PROJECT, PACKAGE = HERE / "project", "repro_project"
 MARK, TOKEN = "BENCHMARK_OF", f"{os.getpid()}-{time.time_ns()}"  # in the environment of all that is started
 WARM_UP = 5  # steps of each run that are not timed
 LAST_LINES = 80  # of what a failed command said: torchrun's own come last, and are many
+ANYWHERE = "unhashed.modules=[all]"  # the packages lie beside the project, and torch wherever this machine has it
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=localhost")
 
 
@@ -54,7 +55,7 @@ class Trainer:
     def prepare(self) -> None:
         """Make the splits of the dataset, where they are not there yet."""
         if not (PROJECT / "data" / "prepared").is_dir():
-            self._ended(self._logged("prepare", ["-m", f"{PACKAGE}.prepare"]), "prepare")
+            self._ended(self._logged("prepare", ["-m", f"{PACKAGE}.prepare", "--set", ANYWHERE]), "prepare")
 
     def train(self, name: str, *settings: str, ranks: int = 1, kernels: str = "kernels", anew: bool = True) -> Path:
         """Train, and return the run directory, made `anew` or gone on with; `kernels` is the compiler's cache."""
@@ -92,7 +93,7 @@ class Trainer:
         out = self.folder / name
         if anew:
             shutil.rmtree(out, ignore_errors=True)
-        common = (f"device={self.device}", f"train.epochs={self.epochs}", "tracking.enabled=false")
+        common = (f"device={self.device}", f"train.epochs={self.epochs}", "tracking.enabled=false", ANYWHERE)
         chosen = [word for setting in (*common, *settings) for word in ("--set", setting)]
         launcher = [*TORCHRUN, f"--nproc-per-node={ranks}"] if ranks > 1 else []
         return self._logged(name, [*launcher, str(HERE / "sharing.py"), PACKAGE, *chosen, "--out", str(out)], kernels)

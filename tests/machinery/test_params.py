@@ -221,6 +221,16 @@ def test_list_that_doubles_at_each_line_is_refused(edited: Callable[[str, str], 
     assert "it has more than 1000000 values" in told
 
 
+def test_key_that_the_file_lacks_is_told_once_where_an_override_names_it(tmp_path: Path):
+    path = tmp_path / "params.yaml"
+    path.write_text((PROJECT / "params.yaml").read_text().replace("  clip_norm:", "  clip_nrom:"))
+    with pytest.raises(Refused) as refused:
+        load(Config, path, ["train.clip_norm=2.0"])
+    missing, unknown = str(refused.value).splitlines()
+    assert missing.startswith(f"{path}: train.clip_norm: missing; add the key")
+    assert unknown == f"{path}: train.clip_nrom: unknown key; did you mean train.clip_norm?"
+
+
 def test_missing_keys_share_a_line(tmp_path: Path):
     path = tmp_path / "params.yaml"
     path.write_text("seed: 0\n")

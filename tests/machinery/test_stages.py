@@ -66,12 +66,12 @@ class Case:
         module.__file__ = str(self.project.root / file)
         self.monkeypatch.setitem(sys.modules, module.__name__, module)
 
-    def run(self, stage: str, during: Callable[[], None] = lambda: None) -> None:
+    def run(self, stage: str, during: Callable[[], None] = lambda: None, unhashed: tuple[str, ...] = ()) -> None:
         """The stage under DVC, or without it where `stage` is empty; `during` happens while it runs."""
         self.monkeypatch.setenv("DVC_STAGE", stage)
         prepares = stage == "prepare"
         sections = ["data", "determinism"] if prepares else SECTIONS
-        with watched(self.project, sections, whole=not prepares, unhashed=self.before):
+        with watched(self.project, sections, whole=not prepares, unhashed=unhashed or self.before):
             during()
 
     def refusal(self, stage: str, during: Callable[[], None] = lambda: None) -> str:
@@ -205,8 +205,8 @@ def test_module_from_outside_is_refused_unless_it_is_allowed_by_name(case: Case,
         assert said.endswith("name it in unhashed.modules")
         case.monkeypatch.delitem(sys.modules, name)
     case.load(file)
-    case.before += (name.partition(".")[0],)
-    case.run(stage)
+    for allowed in (name.partition(".")[0], "all"):
+        case.run(stage, unhashed=(*case.before, allowed))
 
 
 def test_module_that_an_installed_package_makes_is_its_own(case: Case):

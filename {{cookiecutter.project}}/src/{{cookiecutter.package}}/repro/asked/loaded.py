@@ -48,7 +48,7 @@ def require_installed(project: Project, unhashed: Sequence[str]) -> None:
     A module without a file of its own there passes where its top-level package has one, which made it.
 
     Raises:
-        Refused: one comes from elsewhere, as by PYTHONPATH, and is not in `unhashed`.
+        Refused: one comes from elsewhere, as by PYTHONPATH, and `unhashed` holds neither its name nor "all".
     """
     ours = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "scripts")]
     ours.append(project.root.resolve())
@@ -68,7 +68,7 @@ def require_installed(project: Project, unhashed: Sequence[str]) -> None:
     strange = {name for name, file in files.items() if not known(file.parent)}
     tops = {name: name.partition(".")[0] for name in sorted(strange)}
     found = [name for name, top in tops.items() if top not in unhashed and (top in strange or top not in files)]
-    if found:
+    if found and "all" not in unhashed:
         raise Refused(
             f"{some([f'{name} ({files[name]})' for name in found])}: loaded from outside the project and its "
             f"environment, so no hash covers it. Move it into the package, add it to requirements, or name it in "

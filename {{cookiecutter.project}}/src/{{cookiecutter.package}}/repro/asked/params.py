@@ -60,7 +60,11 @@ def load(schema: type[S], path: Path = PARAMS, overrides: Sequence[str] = ()) ->
         # as JSON, in which a list may be a tuple, while no number, truth or text may stand for another
         config = schema.model_validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
-        problems += _problems(path, schema, error.errors(), set_here)
+        details = error.errors()
+        # the file's own fault, which is told once
+        lacking = tuple(f"--set {_key(detail)}: " for detail in details if detail["type"] == "missing")
+        problems = [problem for problem in problems if not problem.startswith(lacking)]
+        problems += _problems(path, schema, details, set_here)
     if problems:
         raise Refused("\n".join(problems))
     return config
