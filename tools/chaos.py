@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bake import NAME, PACKAGE, ROOT, VENV, bake, in_venv, make_venv
-from chaos_calls import section
+from chaos_calls import MISSED, section
 
 PROJECT = ROOT / "build" / "chaos" / NAME
 RESULT = ROOT / "docs" / "chaos.md"
@@ -186,11 +187,16 @@ def markdown(
 
 
 def main() -> int:
-    """Exit code 0 if everything is equal."""
+    """Exit code 0 if everything is equal, 1 if not or if a kill missed its call, 2 without strace."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    if not shutil.which("strace"):
+        print(
+            "strace: missing; kills at system calls need it: apt-get install strace", file=sys.stderr
+        )
+        return 2
     if Path(sys.prefix) != VENV:  # the trainings need the project's environment, so this process takes it too
         make_venv(bake(PROJECT.parent))
         python = str(VENV / "bin" / "python")
@@ -207,7 +213,7 @@ def main() -> int:
     print(result)
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(result)
-    return 0 if "DIFFERENT" not in result else 1
+    return int("DIFFERENT" in result or MISSED in result)
 
 
 if __name__ == "__main__":

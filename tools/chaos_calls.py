@@ -22,6 +22,7 @@ ON_OPEN = "write", "pwrite64", "ftruncate", "fsync", "fdatasync"  # files and fo
 LINE = re.compile(r"(\d+) +(\w+)\((.*)")
 NUMBER = re.compile(r"\d{9}(-[0-9a-f]+)?")  # of a step, in the name of a checkpoint
 RANDOM = ".tmp"  # how safetensors names a file until it is whole
+MISSED = "not met"  # a kill whose call did not come
 STEPS = 6
 SETTINGS = ("train.epochs=2", "parallel.global_batch=480", "checkpoint.every=2", "checkpoint.keep=1",
             "tracking.enabled=false")  # fmt: skip
@@ -126,7 +127,7 @@ def section(project: Path, content: Callable[[Path], dict[str, str]]) -> str:
     def outcome(numbered: tuple[int, tuple[Point, bool]]) -> tuple[Point, bool, str]:
         number, (point, resumed) = numbered
         out = begun(number, resumed)
-        verdict = "not met" if not strike(point, out) else "EQUAL" if ended(out) == alone else "DIFFERENT"
+        verdict = MISSED if not strike(point, out) else "EQUAL" if ended(out) == alone else "DIFFERENT"
         print(f"{'resumed, ' * resumed}{point.call} {point.file} {point.nth}: {verdict}", flush=True)
         return point, resumed, verdict
 
@@ -155,7 +156,7 @@ def markdown(outcomes: list[tuple[Point, bool, str]]) -> str:
     ]
     for file, met in sorted(files.items()):
         calls = ", ".join(f"`{call}`" for call in sorted({point.call for point, _, _ in met}))
-        killed = [verdict for _, _, verdict in met if verdict != "not met"]
+        killed = [verdict for _, _, verdict in met if verdict != MISSED]
         lines.append(f"| {file if ' ' in file else f'`{file}`'} | {calls} | {len(killed)} | {killed.count('EQUAL')} |")
     lines += [
         "",

@@ -58,12 +58,12 @@ def test_run_is_reproduced_on_two_ranks_and_the_work_tree_left_alone(project: Pa
 
 @pytest.mark.long
 def test_missing_data_comes_from_dvc_and_another_run_is_told(project: Path, tmp_path: Path):
-    """A receipt that states other weights, on a clone whose data file is gone, but for DVC's remote in the clone."""
+    """A receipt that states other weights; the data lie in a remote alone, which the user's own configuration names."""
     clone = Path(shutil.copytree(project, tmp_path / "clone"))
     raw = next((clone / "data" / "raw").glob("*.gz"))
-    for words in (("add", "--quiet", raw), ("push", "--quiet")):
-        assert python("-m", "dvc", *words, cwd=clone).returncode == 0
-    assert (clone / ".dvc" / "remote").is_dir()
+    for words in (("add", raw), ("remote", "add", "--local", "--default", "kept", "../kept"), ("push",)):
+        assert python("-m", "dvc", *words, "--quiet", cwd=clone).returncode == 0
+    assert (tmp_path / "kept").is_dir() and not (clone / ".dvc" / "remote").exists()
     shutil.rmtree(clone / ".dvc" / "cache")
     raw.unlink()
     run = clone / "artifacts"

@@ -104,9 +104,12 @@ class Refusing(Dataset[Any]):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_failure_in_a_worker_is_told_in_its_own_line(config: Config, workers: int):
     settings = config.model_copy(update={"loader": config.loader.model_copy(update={"workers": workers})})
-    with pytest.raises(Refused) as refused:
-        next(sampling.batches(sampling.loader(Refusing(), plan(), settings, world(0, 1), 0, 1)))
-    assert str(refused.value) == "item: none seen, one wanted"
+    for size in (1, 2):
+        with pytest.raises(Refused) as refused:
+            place = world(size - 1, size)
+            next(sampling.batches(sampling.loader(Refusing(), plan(), settings, place, 0, 1), place))
+        assert str(refused.value) == "item: none seen, one wanted"
+        assert refused.value.local == (size > 1)  # another rank has other samples
 
 
 def test_without_the_seeding_the_worker_count_shows():

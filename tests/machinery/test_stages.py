@@ -1,95 +1,20 @@
 """A stage that uses something which DVC or the content address does not know is refused by name; any other one runs."""
 
-import importlib.util
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
-from project.repro.asked import loaded, opened
-from project.repro.asked.stages import require_own, watched
+from project.repro.asked import loaded
+from project.repro.asked.stages import require_own
 from project.repro.errors import Refused
 from project.repro.project import Project
-from project.repro.training.sampling import Seeded
-
-PIPELINE = """
-stages:
-  prepare:
-    deps: ["${data.raw}", src/tides/__init__.py, src/tides/data.py, src/tides/repro/]
-    params: [data, determinism]
-  train:
-    deps: [data/prepared, ./requirements, src/tides]
-    params: [seed, data, determinism]
-  sweep:
-    foreach: [1, 2]
-    do:
-      deps: [requirements, src/tides]
-      params: [seed, data]
-"""
-PARAMS = "seed: 0\ndata: {raw: data/raw.csv, shift: 1}\ndeterminism: {cpu: portable}\ntracking: {uri: here}\n"
-SECTIONS = ["seed", "data", "determinism"]
-FILES = {
-    "dvc.yaml": PIPELINE,
-    "params.yaml": PARAMS,
-    "requirements/cpu.txt": "numpy==2.4.6  # via tides\n",
-    "README.md": "\n",
-    **{
-        f"src/tides/{name}.py": "" for name in ("__init__", "data", "train", "repro/run", "repro/cli", "repro/lab/diff")
-    },
-}
-
-
-@dataclass
-class Case:
-    """A small project, and the means to say that DVC runs a stage of it and that modules are loaded."""
-
-    project: Project
-    monkeypatch: pytest.MonkeyPatch
-    before: tuple[str, ...]  # top-level modules of the tests themselves, which lie elsewhere
-
-    def write(self, name: str, text: str) -> None:
-        path = self.project.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-    def edit(self, name: str, old: str, new: str) -> None:
-        text = (self.project.root / name).read_text()
-        assert old in text
-        self.write(name, text.replace(old, new))
-
-    def load(self, file: str | Path) -> None:
-        """Have a module in this process that came from a file, named from the project's root."""
-        module = ModuleType(f"of {file}")
-        module.__file__ = str(self.project.root / file)
-        self.monkeypatch.setitem(sys.modules, module.__name__, module)
-
-    def run(self, stage: str, during: Callable[[], None] = lambda: None, unhashed: tuple[str, ...] = ()) -> None:
-        """The stage under DVC, or without it where `stage` is empty; `during` happens while it runs."""
-        self.monkeypatch.setenv("DVC_STAGE", stage)
-        prepares = stage == "prepare"
-        sections = ["data", "determinism"] if prepares else SECTIONS
-        with watched(self.project, sections, whole=not prepares, unhashed=unhashed or self.before):
-            during()
-
-    def refusal(self, stage: str, during: Callable[[], None] = lambda: None) -> str:
-        with pytest.raises(Refused) as refused:
-            self.run(stage, during)
-        assert "\n" not in str(refused.value)
-        return str(refused.value)
+from small import Case, small
 
 
 @pytest.fixture
 def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
-    """A project in which nothing is wrong."""
-    before = tuple({name.partition(".")[0] for name in sys.modules})
-    case = Case(Project(tmp_path / "src" / "tides"), monkeypatch, before)
-    for name, text in FILES.items():
-        case.write(name, text)
-    monkeypatch.chdir(tmp_path)
-    return case
+    return small(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("stage", ["train", "prepare", "sub/dvc.yaml:train", "no such stage", ""])
@@ -216,88 +141,6 @@ def test_module_that_an_installed_package_makes_is_its_own(case: Case):
     case.monkeypatch.setitem(sys.modules, made.__name__, made)
     case.before = tuple(set(case.before) - {"torch"})
     case.run("train")
-
-
-# ---- files that the package opens
-
-UNKNOWN = "constants.json", "tables/rates.npy"
-KNOWN = "src/tides/words.json", "data/prepared/rates.npy", "../rates.npy"
-
-
-@pytest.fixture
-def reader(case: Case, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The module data.py of the small project, whose functions open files."""
-    case.write("src/tides/data.py", READING)
-    spec = importlib.util.spec_from_file_location("of_data", case.project.package / "data.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    case.write("data/prepared/train.npy", "")
-    for name in (*UNKNOWN, *KNOWN):
-        case.write(name, "")
-        with (case.project.root / name).open("wb") as file:
-            np.save(file, np.zeros(2))
-    opened.watch(case.project, [case.project.package, case.project.root / "data" / "prepared"])
-    yield module
-    opened._watches.clear()
-
-
-READING = """
-import os
-from pathlib import Path
-import numpy as np
-
-def by_open(name): open(name, "rb").close()
-def by_pathlib(name): Path(name).read_bytes()
-def by_numpy(name): np.load(name)
-def by_mapping(name): np.load(name, mmap_mode="r")
-def by_descriptor(name): os.close(os.open(name, os.O_RDONLY))
-def by_both(name): open(name, "r+b").close()
-def written(name): open(name, "wb").close()
-def kept(name):
-    with open(name, "w+b") as file:
-        np.save(file, np.zeros(2))
-    np.load(name)
-"""
-WAYS = "by_open", "by_pathlib", "by_numpy", "by_mapping", "by_descriptor", "by_both"
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", [*UNKNOWN, "src/../constants.json"])
-def test_file_that_no_hash_covers_is_refused_with_the_line_that_opened_it(
-    case: Case, reader: ModuleType, way: str, name: str
-):
-    line = READING.splitlines().index(next(line for line in READING.splitlines() if way in line)) + 1
-    named = name.removeprefix("src/../")
-    for stage in ("train", ""):
-        said = case.refusal(stage, lambda: getattr(reader, way)(name))
-        assert said.startswith(f"{named} (by data.py:{line}): opened, but not in the content address: a change t")
-    with pytest.raises(Refused, match="opened, but not in the content address"):
-        Seeded([1.0], seed=0)[(0, 0)]
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", KNOWN)
-def test_file_that_is_hashed_or_lies_elsewhere_is_let_through(case: Case, reader: ModuleType, way: str, name: str):
-    case.run("train", lambda: getattr(reader, way)(name))
-    assert opened.unknown() == {}
-
-
-def test_file_that_the_stage_itself_wrote_is_let_through(case: Case, reader: ModuleType):
-    case.run("train", lambda: (reader.written("notes.txt"), reader.by_open("notes.txt"), reader.kept("rates.npy")))
-
-
-def test_file_that_the_machinery_or_a_test_opens_is_let_through(case: Case, reader: ModuleType):
-    case.run("train", lambda: (case.project.root / "constants.json").read_bytes())
-
-
-def test_preparation_must_list_the_file_that_it_opens(case: Case, reader: ModuleType):
-    """Its outcome is hashed, so only DVC has to know."""
-    case.write("data/raw.csv", "")
-    case.edit("dvc.yaml", "src/tides/data.py,", "src/tides/data.py, src/tides/words.json,")
-    case.run("prepare", lambda: reader.by_open("data/raw.csv"))  # as ${data.raw}
-    said = case.refusal("prepare", lambda: reader.by_open("constants.json"))
-    assert "dvc.yaml: deps of stage prepare lack constants.json: a change there" in said
 
 
 # ---- what changes while a stage runs: DVC looks at it afterwards

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from .asked.params import PARAMS, load
+from .asked.params import load
 from .asked.settings import Settings
-from .differences import differences
-from .errors import Failure, Refused, of_system
+from .errors import Failure, of_system
 from .launch import overriding
 from .place import rank_and_size
 from .project import Project
@@ -193,9 +192,9 @@ def verify(ours: Ours, overrides: tuple[str, ...], ranks: int | None, only: tupl
     It reports EQUAL or DIFFERS for each way, by its NAME. The trainings are shortened as `verify.shorten` in
     params.yaml says.
     """
-    from .lab.verify import chosen, train_in_all_ways
+    from .lab.verify import chosen, shortened, train_in_all_ways
 
-    ways, (settings, asked, vary) = chosen(only), _shortened(ours, overrides)
+    ways, (settings, asked, vary) = chosen(only), shortened(ours.schema, overrides)
     places, verdicts = ranks or _places(settings.device), []
     for row in train_in_all_ways(ours.project, settings, places, asked, click.echo, ways, vary):
         verdicts.append(row.verdict)
@@ -279,31 +278,6 @@ def _tracking_uri(ours: Ours) -> str:
     from .records.tracking import address_of
 
     return address_of(load(ours.schema).tracking.uri)
-
-
-def _shortened(ours: Ours, overrides: tuple[str, ...]) -> tuple[Settings, dict[str, Any], dict[str, Any]]:
-    """The config of a short training, the keys that this overrides, and the neutral ones that are varied.
-
-    Raises:
-        Refused: `verify` in params.yaml does not fit the other keys, or varies one that is not neutral.
-    """
-    asks = load(ours.schema, overrides=overrides).verify
-    for name, texts in asks:
-        try:
-            load(ours.schema, overrides=texts)
-        except Refused as refused:
-            raise Refused(f"{PARAMS}: verify.{name} does not fit: {refused}") from None
-    overrides = (*asks.shorten, *overrides)
-    short, varied = load(ours.schema, overrides=overrides), load(ours.schema, overrides=(*overrides, *asks.vary))
-    asked = [{"seed": each.seed, **each.addressed(), **each.environment()} for each in (short, varied)]
-    for other in differences(*asked)[:1]:
-        raise Refused(f"{PARAMS}: verify.vary: {other.field} is not neutral, so it asks for another run; leave it out")
-    return short, _values(short, overrides), _values(varied, asks.vary)
-
-
-def _values(settings: Settings, overrides: tuple[str, ...]) -> dict[str, Any]:
-    """The keys that overrides name, with their values."""
-    return {key: settings.flat()[key] for key in (text.partition("=")[0] for text in overrides)}
 
 
 def _print(value: Any) -> None:

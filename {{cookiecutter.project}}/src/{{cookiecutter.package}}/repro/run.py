@@ -126,7 +126,8 @@ class Run:
         self._model, self._optimizer, self._objects = model, optimizer, require_stateful(state)
         training = Training(self.config, self.world, self._trace, plan, model, optimizer, self._objects, self.log)
         start = self._restore()
-        training.batches = sampling.batches(sampling.loader(dataset, plan, self.config, self.world, start, stop))
+        loader = sampling.loader(dataset, plan, self.config, self.world, start, stop)
+        training.batches = sampling.batches(loader, self.world)
         numbers = progress.shown(start, stop, lambda: self._latest) if self.world.leads else iter(range(start, stop))
         try:
             for number in numbers:
@@ -169,7 +170,7 @@ class Run:
 
     def _after(self, done: int) -> None:
         self._done = done
-        opened.require_known()
+        opened.require_known(local=self.world.size > 1)
         ended = done == self._stop
         every = self.config.integrity.compare_every
         if every and (done % every == 0 or ended):
@@ -214,7 +215,7 @@ class Run:
         if self._finished:
             raise Refused("run.finish() was called twice: call it once, with all metrics")
         numbers = {name: as_number(name, value) for name, value in metrics.items()}
-        stages.require_still()
+        self.world.together(stages.require_still)
         self._finished = True
         self.log(self._stop - 1, **{"epoch": self._plan.epoch(self._stop), **numbers})
         if not self._record:

@@ -12,6 +12,7 @@ from ..errors import Refused
 from ..project import Project
 from .address import code
 
+INSTALLED = {"site-packages", "dist-packages"}  # names of folders
 HEADER = 16  # bytes of a .pyc before its code object
 
 _begun: dict[Path, dict[str, str]] = {}
@@ -60,7 +61,7 @@ def require_installed(project: Project, unhashed: Sequence[str]) -> None:
         if any(folder.is_relative_to(place) for place in ours):
             return True
         inside = [folder.relative_to(place).parts for place in python if folder.is_relative_to(place)]
-        return any(not {"site-packages", "dist-packages"} & set(parts) for parts in inside)
+        return any(not INSTALLED & set(parts) for parts in inside)
 
     files = {
         name: Path(file) for name, module in list(sys.modules.items()) if (file := getattr(module, "__file__", None))

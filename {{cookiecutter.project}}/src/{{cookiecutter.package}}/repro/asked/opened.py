@@ -1,7 +1,7 @@
-"""The files of the project that its own code opens, so that none is used which no hash covers.
+"""The files of the project that its code opens, so that none is used which no hash covers.
 
-Python tells an audit hook of each file that it opens. Files that a library opens in C, such as safetensors', and
-those of other programs are not seen.
+Python tells an audit hook of each file that it opens. Files that a library opens in C, such as safetensors', those of
+other programs, and those that are opened while `config.py` is imported, are not seen.
 """
 
 import os
@@ -15,14 +15,16 @@ from typing import Any
 from ..differences import some
 from ..errors import Refused
 from ..project import Project
+from .loaded import INSTALLED
 
+MACHINERY = Path(__file__).resolve().parents[1]
 _watches: list["_Watch"] = []  # at most one: a hook cannot be taken off again
 _resolved = cache(Path.resolve)
 
 
 class _Watch:
     def __init__(self, project: Project, known: Sequence[Path]) -> None:
-        self.root, self.package, self.machinery = map(_resolved, (project.root, project.package, project.machinery))
+        self.root, self.package = _resolved(project.root), _resolved(project.package)
         self.known = [path.resolve() for path in known]
         self.read: dict[str, str] = {}  # a file, named from the root, and the line that opened it
         self.written: set[str] = set()
@@ -41,18 +43,25 @@ class _Watch:
             self.read.setdefault(name, line)
 
     def _line(self) -> str | None:
-        """The line of the owner's code that opens a file; None where the machinery, an import or a library does."""
+        """The line that opens a file for the owner; None where the machinery itself does, or an import.
+
+        The owner's line counts. Where there is none, it is that of a library whose dataset the machinery asks for an
+        item, or of a thread.
+        """
         frame: FrameType | None = sys._getframe(3)
+        by = ""
         while frame:
             if frame.f_code.co_filename.startswith("<frozen importlib"):  # modules are judged by `stages`
                 return None
             file = _resolved(Path(frame.f_code.co_filename))
-            if file.is_relative_to(self.machinery):
-                return None
+            if file.is_relative_to(MACHINERY):
+                return by or None
             if file.is_relative_to(self.package):
                 return f"{file.relative_to(self.package)}:{frame.f_lineno}"
+            if INSTALLED & set(file.parts):
+                by = by or f"{file.parent.name}/{file.name}:{frame.f_lineno}"
             frame = frame.f_back
-        return None
+        return by or "a thread"
 
 
 def _heard(event: str, arguments: tuple[Any, ...]) -> None:
@@ -69,12 +78,12 @@ def watch(project: Project, known: Sequence[Path]) -> None:
 
 
 def unknown() -> dict[str, str]:
-    """The files that were read so far, named from the root, each with the line of the package that opened it."""
+    """The files that were read so far, named from the root, each with the line that opened it."""
     return dict(_watches[0].read) if _watches else {}
 
 
-def require_known() -> None:
-    """Refuse to go on after a file was read that no hash covers.
+def require_known(local: bool = False) -> None:
+    """Refuse to go on after a file was read that no hash covers. It is `local` where this rank alone may have read it.
 
     Raises:
         Refused: names those files.
@@ -83,5 +92,6 @@ def require_known() -> None:
         opened = some([f"{name} (by {line})" for name, line in read.items()])
         raise Refused(
             f"{opened}: opened, but not in the content address: a change there would go unseen. Move it into the "
-            f"package, let prepare.py write it, or name it in unhashed.files"
+            f"package, let prepare.py write it, or name it in unhashed.files",
+            local,
         )

@@ -29,6 +29,7 @@ WANTED = {
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "string_type": "text",
+    "string_too_short": "text of at least {min_length} character",
     "string_pattern_mismatch": "text of the form {pattern}",
     "literal_error": "{expected}",
     "greater_than": "a number greater than {gt}",

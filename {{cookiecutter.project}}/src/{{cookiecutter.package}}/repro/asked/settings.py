@@ -88,11 +88,14 @@ class Determinism(Section):
     relax: tuple[str, ...]
 
 
+Name = Annotated[str, Field(min_length=1)]
+
+
 class Unhashed(Section):
     """Top-level modules, and files of the project, that a run may use although no hash covers them."""
 
-    modules: tuple[str, ...]
-    files: tuple[str, ...]
+    modules: tuple[Name, ...]
+    files: tuple[Name, ...]
 
 
 class Checkpoint(Section):

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from ..asked.params import PARAMS, load
 from ..asked.settings import Settings
+from ..differences import differences
 from ..errors import Failure, Refused
 from ..files import read_json
 from ..project import Project
@@ -19,6 +21,7 @@ from ..records.names import METRICS, STEP_ROWS
 from ..records.receipt import read
 from . import trainings
 
+S = TypeVar("S", bound=Settings)
 NOTHING: Mapping[str, Any] = {}
 FOLDER = Path("build", "verify")
 ROW = STEP.itemsize + LINK  # bytes
@@ -78,6 +81,32 @@ def chosen(names: Sequence[str]) -> Sequence[Way]:
         known = "; ".join(way.name for way in WAYS)
         raise Refused(f"--only {unknown[0]!r}: no such way to train; known: {known}")
     return [way for way in WAYS if not names or way.name in names]
+
+
+def shortened(schema: type[S], overrides: Sequence[str]) -> tuple[S, dict[str, Any], dict[str, Any]]:
+    """The config of a short training, the keys that this overrides, and the neutral ones that are varied.
+
+    Raises:
+        Refused: `verify` in params.yaml does not fit the other keys, or varies one that is not neutral.
+    """
+    asks = load(schema, overrides=overrides).verify
+    for name, texts in asks:
+        try:
+            load(schema, overrides=texts)
+        except Refused as refused:
+            raise Refused(f"{PARAMS}: verify.{name} does not fit: {refused}") from None
+    overrides = (*asks.shorten, *overrides)
+    short, varied = load(schema, overrides=overrides), load(schema, overrides=(*overrides, *asks.vary))
+    before, after = ({"seed": each.seed, **each.addressed(), **each.environment()} for each in (short, varied))
+    if others := differences(before, after):
+        field = others[0].field
+        raise Refused(f"{PARAMS}: verify.vary: {field} is not neutral, so it asks for another run; leave it out")
+    return short, _values(short, overrides), _values(varied, asks.vary)
+
+
+def _values(settings: Settings, overrides: Sequence[str]) -> dict[str, Any]:
+    """The keys that overrides name, with their values."""
+    return {key: settings.flat()[key] for key in (text.partition("=")[0] for text in overrides)}
 
 
 def train_in_all_ways(

@@ -5,7 +5,6 @@ effective. A new switch is one row. Variables are read by libraries once, when t
 must stand before torch is imported (`set_environment`); the other switches are set after (`apply`).
 """
 
-import ctypes
 import os
 import platform
 import re
@@ -17,8 +16,8 @@ from typing import Any
 
 from ..asked.settings import Determinism
 from ..errors import Refused
-
-Value = str | int | bool | None
+from . import libraries
+from .libraries import Value
 
 
 @dataclass(frozen=True)
@@ -75,35 +74,6 @@ def _portable(name: str, setting: str, strict: Value, why: str, read: Callable[[
     return Switch(name, strict, why, read, setting=setting, portable=True)
 
 
-def _mkl(function: str, *arguments: int) -> Value:
-    """Ask the MKL inside torch itself; None where torch was built without it."""
-    import torch
-
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    try:
-        return getattr(ctypes.CDLL(str(library)), function)(*arguments)
-    except (OSError, AttributeError):
-        return None
-
-
-def _numpy_kernels() -> Value:
-    """The instruction sets that NumPy may choose its kernels from, beyond those that it always needs."""
-    from numpy import show_config
-
-    return ",".join(show_config(mode="dicts")["SIMD Extensions"].get("found", ()))
-
-
-def _openblas_kernels() -> Value:
-    """Ask the OpenBLAS inside NumPy itself; None where NumPy was built without it."""
-    import numpy
-
-    for library in Path(numpy.__file__).parents[1].glob("numpy.libs/libscipy_openblas64_*.so"):
-        name = ctypes.CDLL(str(library)).scipy_openblas_get_corename64_
-        name.restype = ctypes.c_char_p
-        return str(name().decode())
-    return None
-
-
 MKL_COMPATIBLE = 3  # MKL_CBWR_COMPATIBLE in mkl_types.h
 MKL_ALL = -1  # MKL_CBWR_ALL
 
@@ -135,7 +105,7 @@ SWITCHES = (
         "1",
         1,
         "the thread count decides how MKL splits sums",
-        read=lambda: _mkl("mkl_serv_get_max_threads"),
+        read=lambda: libraries.mkl("mkl_serv_get_max_threads"),
     ),
     _portable(
         "ATEN_CPU_CAPABILITY",
@@ -157,21 +127,21 @@ SWITCHES = (
         "COMPATIBLE",
         MKL_COMPATIBLE,
         "MKL takes another path for each maker and model of CPU",
-        read=lambda: _mkl("mkl_serv_cbwr_get", MKL_ALL),
+        read=lambda: libraries.mkl("mkl_serv_cbwr_get", MKL_ALL),
     ),
     _portable(
         "NPY_DISABLE_CPU_FEATURES",
         "X86_V4,AVX512_ICL,AVX512_SPR",  # NumPy's names of what AVX-512 CPUs have
         "X86_V3",
         "NumPy's own kernels differ between vector widths",
-        read=_numpy_kernels,
+        read=libraries.numpy_kernels,
     ),
     _portable(
         "OPENBLAS_CORETYPE",
         "Haswell",
         "Haswell",
         "NumPy's OpenBLAS has other kernels for each model of CPU",
-        read=_openblas_kernels,
+        read=libraries.openblas_kernels,
     ),
     _functions(
         "nnpack",

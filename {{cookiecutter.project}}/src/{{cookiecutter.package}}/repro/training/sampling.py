@@ -130,12 +130,13 @@ def loader(dataset: Indexed, plan: Plan, settings: Settings, world: World, start
     )
 
 
-def batches(loader: DataLoader[Any]) -> Iterator[Any]:
+def batches(loader: DataLoader[Any], world: World) -> Iterator[Any]:
     """What a loader yields; a worker's failure keeps its plain line, to which torch adds the worker's traceback."""
     try:
         yield from loader
-    except Failure as failure:
-        raise type(failure)(str(failure).rpartition(f"{type(failure).__name__}: ")[2].strip()) from None
+    except Failure as failure:  # of this rank's own samples
+        told = str(failure).rpartition(f"{type(failure).__name__}: ")[2].strip()
+        raise type(failure)(told, local=world.size > 1) from None
 
 
 def _set_switches(determinism: Determinism, worker: int) -> None:

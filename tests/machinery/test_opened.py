@@ -1,0 +1,148 @@
+"""A file of the project that no hash covers is refused, with the line that opened it."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from project.config import Config
+from project.repro.asked import opened
+from project.repro.asked.params import load
+from project.repro.errors import Refused
+from project.repro.training.sampling import Seeded
+from small import PIPELINE, Case, small
+from warm import PROJECT
+
+UNKNOWN = "constants.json", "tables/rates.npy"
+KNOWN = "src/tides/words.json", "data/prepared/rates.npy", "../rates.npy"
+READING = """
+import os
+from pathlib import Path
+import numpy as np
+
+def by_open(name): open(name, "rb").close()
+def by_pathlib(name): Path(name).read_bytes()
+def by_numpy(name): np.load(name)
+def by_mapping(name): np.load(name, mmap_mode="r")
+def by_descriptor(name): os.close(os.open(name, os.O_RDONLY))
+def by_both(name): open(name, "r+b").close()
+def written(name): open(name, "wb").close()
+def kept(name):
+    with open(name, "w+b") as file:
+        np.save(file, np.zeros(2))
+    np.load(name)
+"""
+
+
+def module(name: str, file: Path, text: str = READING) -> ModuleType:
+    """A module that seems to come from a file."""
+    made = ModuleType(name)
+    exec(compile(text, str(file), "exec"), made.__dict__)
+    return made
+
+
+@pytest.fixture
+def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    return small(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def reader(case: Case, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The module data.py of the small project, whose functions open files."""
+    case.write("data/prepared/train.npy", "")
+    for name in (*UNKNOWN, *KNOWN):
+        case.write(name, "")
+        with (case.project.root / name).open("wb") as file:
+            np.save(file, np.zeros(2))
+    opened.watch(case.project, [case.project.package, case.project.root / "data" / "prepared"])
+    yield module("of_data", case.project.package / "data.py")
+    opened._watches.clear()
+
+
+WAYS = "by_open", "by_pathlib", "by_numpy", "by_mapping", "by_descriptor", "by_both"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", [*UNKNOWN, "src/../constants.json"])
+def test_file_that_no_hash_covers_is_refused_with_the_line_that_opened_it(
+    case: Case, reader: ModuleType, way: str, name: str
+):
+    line = READING.splitlines().index(next(line for line in READING.splitlines() if way in line)) + 1
+    named = name.removeprefix("src/../")
+    for stage in ("train", ""):
+        said = case.refusal(stage, lambda: getattr(reader, way)(name))
+        assert said.startswith(f"{named} (by data.py:{line}): opened, but not in the content address: a change t")
+    with pytest.raises(Refused, match="opened, but not in the content address"):
+        Seeded([1.0], seed=0)[(0, 0)]
+    with pytest.raises(Refused) as refused:
+        opened.require_known(local=True)
+    assert refused.value.local  # whichever rank it is, it tells
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", KNOWN)
+def test_file_that_is_hashed_or_lies_elsewhere_is_let_through(case: Case, reader: ModuleType, way: str, name: str):
+    case.run("train", lambda: getattr(reader, way)(name))
+    assert opened.unknown() == {}
+
+
+def test_file_that_the_stage_itself_wrote_is_let_through(case: Case, reader: ModuleType):
+    case.run("train", lambda: (reader.written("notes.txt"), reader.by_open("notes.txt"), reader.kept("rates.npy")))
+
+
+def test_file_that_the_machinery_opens_is_let_through(case: Case, reader: ModuleType):
+    machinery = module("machinery", opened.MACHINERY / "run.py")
+    case.run("train", lambda: (machinery.by_open("constants.json"), machinery.by_pathlib("constants.json")))
+
+
+class Folder:
+    """The dataset of a library: each item is a file."""
+
+    def __init__(self, library: ModuleType) -> None:
+        self.library = library
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> float:
+        self.library.by_open("constants.json")
+        return 1.0
+
+
+def test_file_that_a_librarys_dataset_opens_is_refused(case: Case, reader: ModuleType):
+    """The machinery asks it for an item, and no line of the owner's stands between."""
+    library = module("library", case.project.root.parent / "venv" / "site-packages" / "images" / "folder.py")
+    calling = "def item(dataset): return dataset[0]"
+    machinery = module("machinery", opened.MACHINERY / "training" / "sampling.py", calling)
+    said = case.refusal("train", lambda: machinery.item(Folder(library)))
+    assert said.startswith("constants.json (by images/folder.py:6): opened, but not in the content address")
+
+
+def test_file_that_a_thread_opens_is_refused(case: Case, reader: ModuleType):
+    """No line of anybody's calls it there."""
+
+    def during() -> None:
+        thread = threading.Thread(target=Path("constants.json").read_bytes)
+        thread.start()
+        thread.join()
+
+    said = case.refusal("train", during)
+    assert said.startswith("constants.json (by a thread): opened, but not in the content address")
+
+
+@pytest.mark.parametrize("key", ["unhashed.files", "unhashed.modules"])
+def test_empty_name_is_refused(key: str):
+    """It would stand for the whole project."""
+    with pytest.raises(Refused, match=rf"--set {key}.*: '' given, text of at least 1 character wanted"):
+        load(Config, PROJECT / "params.yaml", [f"{key}=['']"])
+
+
+def test_preparation_must_list_the_file_that_it_opens(case: Case, reader: ModuleType):
+    """Its outcome is hashed, so only DVC has to know."""
+    case.write("data/raw.csv", "")
+    case.write("dvc.yaml", PIPELINE.replace("src/tides/data.py,", "src/tides/data.py, src/tides/words.json,"))
+    case.run("prepare", lambda: reader.by_open("data/raw.csv"))  # as ${data.raw}
+    said = case.refusal("prepare", lambda: reader.by_open("constants.json"))
+    assert "dvc.yaml: deps of stage prepare lack constants.json: a change there" in said

@@ -1,0 +1,47 @@
+"""Questions to the libraries in this process: which kernels they use, and how many threads.
+
+A variable only asks a library for something. The answers here are those of the library itself.
+"""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+Value = str | int | bool | None
+
+
+def mkl(function: str, *arguments: int) -> Value:
+    """Ask the MKL inside torch; None where torch was built without it."""
+    import torch
+
+    answer: int | None = _ask(
+        Path(torch.__file__).parent / "lib" / "libtorch_cpu.so", function, ctypes.c_int, *arguments
+    )
+    return answer
+
+
+def openblas_kernels() -> Value:
+    """The CPU whose kernels the OpenBLAS inside NumPy uses; None where NumPy was built without it."""
+    import numpy
+
+    beside = Path(numpy.__file__).parents[1] / "numpy.libs"
+    library = next(beside.glob("libscipy_openblas64_*.so"), beside)
+    name: bytes | None = _ask(library, "scipy_openblas_get_corename64_", ctypes.c_char_p)
+    return name.decode() if name else None
+
+
+def numpy_kernels() -> Value:
+    """The instruction sets that NumPy may choose its kernels from, beyond those that it always needs."""
+    from numpy import show_config
+
+    return ",".join(show_config(mode="dicts")["SIMD Extensions"].get("found", ()))
+
+
+def _ask(library: Path, function: str, kind: type, *arguments: int) -> Any:
+    """What a function of a library returns; None where there is no such library or function."""
+    try:
+        asked = getattr(ctypes.CDLL(str(library)), function)
+    except (OSError, AttributeError):
+        return None
+    asked.restype = kind
+    return asked(*arguments)
