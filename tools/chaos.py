@@ -193,9 +193,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if not shutil.which("strace"):
-        print(
-            "strace: missing; kills at system calls need it: apt-get install strace", file=sys.stderr
-        )
+        print("strace: missing; kills at system calls need it: apt-get install strace", file=sys.stderr)
         return 2
     if Path(sys.prefix) != VENV:  # the trainings need the project's environment, so this process takes it too
         make_venv(bake(PROJECT.parent))

@@ -125,6 +125,7 @@ class Run:
         self._plan, self._stop = plan, stop = sampling.planned(dataset, self.config, epochs, steps)
         self._model, self._optimizer, self._objects = model, optimizer, require_stateful(state)
         training = Training(self.config, self.world, self._trace, plan, model, optimizer, self._objects, self.log)
+        self.world.together(opened.require_known)  # before step 0, where all can be told by one
         start = self._restore()
         loader = sampling.loader(dataset, plan, self.config, self.world, start, stop)
         training.batches = sampling.batches(loader, self.world)
