@@ -1,11 +1,8 @@
 """A stage that uses something which DVC or the content address does not know is refused by name; any other one runs."""
 
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-from project.repro.asked import loaded
 from project.repro.asked.stages import require_own
 from project.repro.errors import Refused
 from project.repro.project import Project
@@ -89,58 +86,6 @@ def test_module_outside_the_address_is_refused_with_dvc_and_without(case: Case, 
     case.write(name, "")
     case.load(name)
     assert case.refusal(stage).startswith(f"{name}: loaded, but not in the content address: a change there would go un")
-
-
-PATHS = {"stdlib": "python/lib", "platstdlib": "python/lib", "scripts": "venv/bin"}
-
-
-def site_packages(case: Case) -> Path:
-    """The folder of installed packages, as a small project's environment has it."""
-    above = case.project.root.parent
-    case.monkeypatch.setattr(loaded.sysconfig, "get_path", lambda name: str(above / PATHS.get(name, "venv/lib")))
-    return above / "venv/lib"
-
-
-def test_modules_of_others_are_none_of_the_projects_business(case: Case):
-    for name in ("tests/conftest.py", "requirements/check_locks.py", ".venv/lib/library.py"):
-        case.write(name, "")
-    case.monkeypatch.setattr(sys, "prefix", str(case.project.root / ".venv"))
-    for name in (
-        site_packages(case) / "library" / "__init__.py",
-        "tests/conftest.py",
-        "requirements/check_locks.py",
-        ".venv/lib/library.py",
-        "_no_such_file.py",
-    ):
-        case.load(name)
-    case.run("train")
-
-
-@pytest.mark.parametrize("place", ["elsewhere/one.py", "elsewhere.zip/one.py", "python/lib/site-packages/one.py"])
-@pytest.mark.parametrize("stage", ["train", "prepare", ""])
-def test_module_from_outside_is_refused_unless_it_is_allowed_by_name(case: Case, place: str, stage: str):
-    """By PYTHONPATH, from an archive, or from the packages of another Python."""
-    file = case.project.root.parent / place
-    site_packages(case)
-    case.load(file)
-    name = f"of {file}"
-    for during in (lambda: None, lambda: case.load(file)):
-        said = case.refusal(stage, during)
-        assert said.startswith(f"{name} ({file}): loaded from outside the project and its environment, so no hash cov")
-        assert said.endswith("name it in unhashed.modules")
-        case.monkeypatch.delitem(sys.modules, name)
-    case.load(file)
-    for allowed in (name.partition(".")[0], "all"):
-        case.run(stage, unhashed=(*case.before, allowed))
-
-
-def test_module_that_an_installed_package_makes_is_its_own(case: Case):
-    """As torch does, in a folder for temporary files."""
-    made = ModuleType("torch.made.xyz")
-    made.__file__ = "/tmp/torchinductor_ada/xy/xyz.py"
-    case.monkeypatch.setitem(sys.modules, made.__name__, made)
-    case.before = tuple(set(case.before) - {"torch"})
-    case.run("train")
 
 
 # ---- what changes while a stage runs: DVC looks at it afterwards

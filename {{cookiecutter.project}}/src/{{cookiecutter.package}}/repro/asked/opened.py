@@ -15,7 +15,7 @@ from typing import Any
 from ..differences import some
 from ..errors import Refused
 from ..project import Project
-from .loaded import INSTALLED
+from .installed import INSTALLED
 
 MACHINERY = Path(__file__).resolve().parents[1]
 _watches: list["_Watch"] = []  # at most one: a hook cannot be taken off again

@@ -19,7 +19,8 @@ from ..errors import Refused
 from ..project import Project
 from . import opened
 from .address import LOCKS, code, locks
-from .loaded import require_installed, require_unchanged
+from .installed import require_installed
+from .loaded import require_unchanged
 from .params import PARAMS
 from .yaml_file import read_yaml
 

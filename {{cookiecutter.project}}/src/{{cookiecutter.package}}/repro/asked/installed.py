@@ -1,0 +1,113 @@
+"""Modules that are not the project's come from Python, or from the packages that its locks name."""
+
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from ..differences import some
+from ..errors import Refused
+from ..project import Project
+from .address import LOCKS
+
+INSTALLED = {"site-packages", "dist-packages"}  # names of folders
+PIN = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
+# Modules by which tools lead Python to an environment or a project: they hold no arithmetic.
+PATHFINDERS = re.compile(r"__editable__|_virtualenv$")
+
+
+def require_installed(project: Project, unhashed: Sequence[str]) -> None:
+    """Refuse modules that are neither the project's, nor Python's, nor of a package that its locks name.
+
+    A module without a file of its own there passes where its top-level package has one, which made it.
+
+    Raises:
+        Refused: one comes from elsewhere, as by PYTHONPATH, or from a package that no lock has in this version; and
+            `unhashed` holds neither its name nor "all".
+    """
+    if "all" in unhashed:
+        return
+    modules = {name: file for name, module in list(sys.modules.items()) if (file := getattr(module, "__file__", None))}
+    files = {name: Path(file) for name, file in sorted(modules.items()) if name.partition(".")[0] not in unhashed}
+    packages = sorted({Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")})
+    scripts = Path(sysconfig.get_path("scripts")).resolve()
+    strange = _strange(files, [*packages, scripts, project.root.resolve()])
+    tops = {name: name.partition(".")[0] for name in strange}
+    found = [f"{name} ({files[name]})" for name, top in tops.items() if top in strange or top not in files]
+    if found:
+        raise Refused(
+            f"{some(found)}: loaded from outside the project and its environment, so no hash covers it. Move it into "
+            f"the package, add it to requirements, or name it in unhashed.modules"
+        )
+    unlocked = [f"{top} ({owner})" for folder in packages for top, owner in _unlocked(project, folder, files)]
+    if unlocked:
+        raise Refused(
+            f"{some(unlocked)}: loaded, but {LOCKS}/*.txt do not have it, so no hash covers it. Install what they have "
+            f"with make setup, add it to pyproject.toml and run make lock, or name it in unhashed.modules"
+        )
+
+
+def _strange(files: dict[str, Path], ours: list[Path]) -> list[str]:
+    """Names of modules that lie neither below `ours` nor among Python's own, packages of other Pythons left out."""
+    python = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
+
+    @cache
+    def known(folder: Path) -> bool:
+        folder = folder.resolve()  # of a file that is a link the name counts: Debian's own are links
+        if any(folder.is_relative_to(place) for place in ours):
+            return True
+        inside = [folder.relative_to(place).parts for place in python if folder.is_relative_to(place)]
+        return any(not INSTALLED & set(parts) for parts in inside)
+
+    return [name for name, file in files.items() if not known(file.parent)]
+
+
+def _unlocked(project: Project, folder: Path, files: dict[str, Path]) -> Iterator[tuple[str, str]]:
+    """Top-level modules below `folder` that no lock has, each with the package that it is of."""
+    locked = locked_files(project.root, folder)
+    seen = set()
+    for name, file in files.items():
+        top = name.partition(".")[0]
+        if top in seen or PATHFINDERS.match(top) or not file.is_relative_to(folder):
+            continue
+        path = file.relative_to(folder).as_posix()
+        if path not in locked and file.is_file():  # torch names files that do not exist
+            seen.add(top)
+            yield top, _owner(folder, path) or file.as_posix()
+
+
+@cache  # a process does not change its environment; one that changes beside it is met by the next
+def locked_files(root: Path, folder: Path) -> frozenset[str]:
+    """The files that the packages in `folder` brought, named from there, as far as the locks have these packages."""
+    pins = {
+        (re.sub(r"[-_.]+", "_", name).lower(), version)
+        for path in (root / LOCKS).glob("*.txt")
+        for name, version in PIN.findall(path.read_text())
+    }
+    return frozenset(
+        file for package in folder.glob("*.dist-info") if _named(package) in pins for file in files_of(package)
+    )
+
+
+def _named(package: Path) -> tuple[str, str]:
+    """Name and version of an installed package, from the name of its .dist-info folder."""
+    name, _, version = package.stem.rpartition("-")
+    return re.sub(r"[-_.]+", "_", name).lower(), version
+
+
+def files_of(package: Path) -> Iterator[str]:
+    """The files that an installed package brought: the first column of its RECORD."""
+    try:
+        yield from (line.partition(",")[0] for line in (package / "RECORD").read_text().splitlines())
+    except OSError:
+        return
+
+
+def _owner(folder: Path, path: str) -> str | None:
+    """The installed package that brought a file, with its version."""
+    for package in sorted(folder.glob("*.dist-info")):
+        if path in files_of(package):
+            return " ".join(_named(package))
+    return None
