@@ -93,46 +93,6 @@ def metric_of_two_numbers(step: Step, parts: Parts) -> None:
     step.log(loss=torch.zeros(2))
 
 
-# ---- the model and its optimizer
-
-
-@slip("the optimizer holds 6 parameters that are not the model's, the first of shape (8, 4): give run.steps() the")
-def optimizer_of_another_model(run: Run, parts: Parts) -> None:
-    parts.model = copy.deepcopy(parts.model)
-    plain(run, parts)
-
-
-@slip("optimizer.step(): this optimizer is not the one that run.steps() was given; no checkpoint would hold its state")
-def second_optimizer(run: Run, parts: Parts) -> None:
-    head = torch.optim.SGD(parts.model[3].parameters(), lr=1.0)
-    for step in parts.steps(run):
-        good(step, parts)
-        head.step()
-    run.finish()
-
-
-@slip("a torch scheduler counts the steps of this optimizer, and no checkpoint holds its count")
-def scheduler(run: Run, parts: Parts) -> None:
-    rates = torch.optim.lr_scheduler.StepLR(parts.optimizer, 1)
-    for step in parts.steps(run):
-        good(step, parts)
-        rates.step()
-    run.finish()
-
-
-@slip("the model lies on meta, the run is on cpu: call model.to(run.world.device) before you make the optimizer")
-def model_elsewhere(run: Run, parts: Parts) -> None:
-    parts.model = parts.model.to("meta")
-    parts.optimizer = torch.optim.SGD(parts.model.parameters(), lr=0.1)
-    plain(run, parts)
-
-
-@slip("step 0: the model is in evaluation mode: call model.train() before the loop and after each evaluation")
-def evaluation_mode_from_the_start(run: Run, parts: Parts) -> None:
-    parts.model.eval()
-    plain(run, parts)
-
-
 # ---- the loss
 
 GAVE_NONE = "the loss gave no gradient to any parameter of the model of this run: compute it with the network"

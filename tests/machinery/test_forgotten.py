@@ -1,6 +1,6 @@
 """What one forgets when one writes a loop of one's own: each slip ends the run at once, with a line that names it.
 
-Whole loops stand in loops.py, those with a slip in slips.py.
+Whole loops stand in loops.py, those with a slip in slips.py and unfit.py.
 """
 
 import json
@@ -30,9 +30,10 @@ from project.repro.training.hidden import Hidden
 from project.repro.training.parallel import OrderFree, Stock, gradients_of
 from project.repro.training.sampling import Plan
 from project.repro.training.world import World
-from slips import GAVE_NONE, SLIPS, backward_twice, bare_model, second_optimizer
+from slips import GAVE_NONE, SLIPS, backward_twice, bare_model
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from unfit import UNFIT, second_optimizer
 
 REDUCERS = "order_free", "ddp"
 
@@ -96,7 +97,7 @@ def test_metrics_may_be_tensors_and_stay_whole_numbers_where_they_are(attempt: C
 
 
 @pytest.mark.parametrize("reduce", REDUCERS)
-@pytest.mark.parametrize(("loop", "told"), SLIPS, ids=[loop.__name__ for loop, _ in SLIPS])
+@pytest.mark.parametrize(("loop", "told"), SLIPS + UNFIT, ids=[loop.__name__ for loop, _ in SLIPS + UNFIT])
 def test_slip_is_refused_in_a_line_that_names_it(loop: Loop, told: str, reduce: str, attempt: Callable[..., Ended]):
     ended = attempt(loop, reduce)
     assert ended.code == 2

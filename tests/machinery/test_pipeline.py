@@ -56,6 +56,7 @@ def test_stages_are_named_and_nothing_else_is_said(project: Path):
     assert (again.returncode, again.stdout, again.stderr) == (0, "nothing has changed since dvc.lock\n", "")
 
 
+@pytest.mark.long
 def test_dvc_alone_says_more(project: Path):
     """Else there would be no reason for a call of our own."""
     done = python("-m", "dvc", "repro", cwd=project)

@@ -83,6 +83,7 @@ def write(run: Path, statement: Any) -> None:
     (run / names.RECEIPT).write_bytes(rfc8785.dumps(statement))
 
 
+@pytest.mark.long
 def test_lost_data_is_refused_with_the_hash_wanted(project: Path, tmp_path: Path):
     clone = Path(shutil.copytree(project, tmp_path / "clone"))
     next((clone / "data" / "raw").glob("*.gz")).unlink()

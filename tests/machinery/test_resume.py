@@ -20,6 +20,7 @@ EVERY_STEP = "checkpoint.every=1", "checkpoint.keep=2"
 # ---- SIGKILL
 
 
+@pytest.mark.long
 def test_killed_again_and_again_on_changing_world_sizes(start: Start, whole: dict[str, Any]):
     """Four processes, one, three; every second time while a checkpoint is being written."""
     dice = random.Random(3)

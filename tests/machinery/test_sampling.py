@@ -112,6 +112,7 @@ def test_failure_in_a_worker_is_told_in_its_own_line(config: Config, workers: in
         assert refused.value.local == (size > 1)  # another rank has other samples
 
 
+@pytest.mark.long
 def test_without_the_seeding_the_worker_count_shows():
     def drawn(workers: int) -> torch.Tensor:
         torch.manual_seed(0)

@@ -160,6 +160,7 @@ def proxy(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         proxy.shutdown()
 
 
+@pytest.mark.long
 def test_lost_answers_do_no_harm(server: Server, another: Path, proxy: Proxy):
     """The server did what was asked and its answer was lost: at every request of an upload in turn."""
     for fatal in range(1, 100):
@@ -182,6 +183,7 @@ def upload(folder: str, uri: str) -> None:
     tracking.sync(Path(folder), LOCKS)
 
 
+@pytest.mark.long
 def test_killed_uploads_end_up_exactly_once(server: Server, another: Path, proxy: Proxy):
     """The uploader is killed (SIGKILL) at every request of an upload in turn, each going on from the last."""
     for fatal in range(1, 100):

@@ -81,6 +81,7 @@ def test_run_is_compared_by_its_id(server: Server, tracked: Trained, address: No
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("EQUAL: 23 steps, trace root ")
 
 
+@pytest.mark.long
 def test_unknown_run_is_refused_in_a_line(server: Server, tracked: Trained, address: None):
     done = python("-m", PACKAGE, "diff", "0" * 32, tracked.out)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "0" * 32 in done.stderr
@@ -203,6 +204,7 @@ sys.addaudithook(hook)
 """
 
 
+@pytest.mark.long
 def test_server_that_hangs_does_not_hold_the_training_up(
     server: Server, tmp_path: Path, prepared: Path, untracked: Trained, monkeypatch: pytest.MonkeyPatch
 ):
@@ -243,6 +245,7 @@ def test_server_that_hangs_does_not_hold_the_training_up(
     assert_complete(server, out)
 
 
+@pytest.mark.long
 def test_upload_of_a_killed_training_ends_by_itself(server: Server, tmp_path: Path, prepared: Path):
     out = tmp_path / "run"
     with started(out, prepared, uri=server.uri) as process:

@@ -145,6 +145,7 @@ def test_nonfinite_gradient_stops_the_run_and_is_named(tmp_path: Path, prepared:
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "FAILED"
 
 
+@pytest.mark.long
 def test_skipping_is_the_same_on_every_world_size(train: Train):
     skip = *EXPLODE, "train.nonfinite=skip"
     assert train(*skip) == train(*skip, ranks=3)
@@ -180,6 +181,7 @@ def digest_with(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pyt
     return run
 
 
+@pytest.mark.long
 def test_every_purpose_of_a_seed_decides_bits(digest_with: Callable[[str | None], str], alone: Path):
     assert digest_with(None) == weights(alone)
     found = {purpose: digest_with(purpose) for purpose in PURPOSES if not purpose.startswith("test ")}

@@ -135,6 +135,7 @@ def test_unfinished_run_is_made_again_from_its_own_patch_alone(project: Path, tm
         recorded(project_in(project), run, Trust(run_patch=True), print)
 
 
+@pytest.mark.long
 def test_step_that_does_not_repeat_is_told(project: Path, tmp_path: Path):
     run = Path(shutil.copytree(project / "artifacts", tmp_path / "run"))
     rows = chain.rows(project / "artifacts" / names.STEP_ROWS, chain.STEP).copy()

@@ -65,6 +65,7 @@ def test_every_way_gives_the_same_bits(verified: Verify):
     assert {name for name, row in rows.items() if not row.trace} == {"no trace"}
 
 
+@pytest.mark.long
 def test_rank_that_computes_otherwise_is_seen_in_its_rows_alone(verified: Verify):
     rows = verified("gradient", "1", ways=("once more", "2 ranks", "1 loader worker"))
     assert {name: row.verdict for name, row in rows.items()} == {

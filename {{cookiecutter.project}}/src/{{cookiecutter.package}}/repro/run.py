@@ -31,6 +31,7 @@ from .records.signature import require_key, sign
 from .records.tracking import Follower
 from .step import Step, Training
 from .training import agreement, checkpoint, sampling, world
+from .training.optimizers import Given, Optimizers
 from .training.sampling import Indexed
 from .training.seeds import derive, seed_everything
 from .training.trace import Trace
@@ -101,7 +102,7 @@ class Run:
     def steps(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Given,
         dataset: Indexed,
         *,
         epochs: int | None = None,
@@ -109,6 +110,8 @@ class Run:
         state: Mapping[str, Stateful] = checkpoint.NONE,
     ) -> Iterator[Step]:
         """Yield the steps that are still to do: all, or those after the newest valid checkpoint.
+
+        `optimizer` is one of torch.optim's, or a list of several that share no parameter.
 
         `state` names objects of the loop's own that a later step depends on, such as a scheduler or an average of the
         weights. Checkpoints hold what their `state_dict` gives.
@@ -123,8 +126,9 @@ class Run:
         if self._plan:
             raise Refused("run.steps() was called twice: a run is one loop; give it all epochs or steps at once")
         self._plan, self._stop = plan, stop = sampling.planned(dataset, self.config, epochs, steps)
-        self._model, self._optimizer, self._objects = model, optimizer, require_stateful(state)
-        training = Training(self.config, self.world, self._trace, plan, model, optimizer, self._objects, self.log)
+        self._model, self._optimizers, self._objects = model, Optimizers(optimizer), require_stateful(state)
+        held = model, self._optimizers, self._objects
+        training = Training(self.config, self.world, self._trace, plan, *held, self.log)
         self.world.together(opened.require_known)  # before step 0, where all can be told by one
         start = self._restore()
         loader = sampling.loader(dataset, plan, self.config, self.world, start, stop)
@@ -151,11 +155,11 @@ class Run:
         snapshot = self.world.together(lambda: checkpoint.newest(folder, origin, _tell) if origin else None)
         snapshot = checkpoint.from_lead(snapshot, self.world)
         if snapshot:
-            checkpoint.put(snapshot, self._model, self._optimizer, self._objects)
+            checkpoint.put(snapshot, self._model, self._optimizers, self._objects)
         self._done = done = snapshot.step if snapshot else 0
         agreement.require_same_weights(self._model.state_dict(), done, self.world)
         outputs = not self.config.compute.compile  # whose modules have no outputs to look at
-        self.world.together(lambda: self._trace.begin(self._model, self._optimizer, done, outputs))
+        self.world.together(lambda: self._trace.begin(self._model, self._optimizers, done, outputs))
         if self._record and self._origin:
             self._saver = checkpoint.Saver(folder, self._origin, self.config.checkpoint, first=self._sync)
             if self._resumed:
@@ -186,7 +190,7 @@ class Run:
         if preempted or ended or done % self.config.checkpoint.every == 0:
             self._trace.flush()
             if self._saver:
-                self._saver.save(done, self._model, self._optimizer, self._objects)
+                self._saver.save(done, self._model, self._optimizers, self._objects)
         if preempted and not ended:
             self.world.together(self._finish_saving)  # launchers kill the others soon after one has ended
             why = "as trace.values asks" if kept else "by SIGTERM"

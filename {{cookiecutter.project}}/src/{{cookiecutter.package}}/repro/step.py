@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from .asked.settings import Settings
 from .errors import NonFinite, Refused
 from .training import parallel
+from .training.fit import require_fit
 from .training.hidden import Hidden
+from .training.optimizers import Optimizers
 from .training.sampling import Plan, on_device, tensors_in
 from .training.seeds import derive, seed_everything
 from .training.trace import Trace
@@ -26,7 +28,7 @@ class Training:
     """What all steps of a run share.
 
     Attributes:
-        updates: what the optimizer does with the gradients.
+        updates: what the optimizers do with the gradients.
         gradients: the way of summing the model's gradients.
         network: the model as it is to be called: compiled, or wrapped by DistributedDataParallel, as asked.
         batches: one item per shard that this rank runs, in order.
@@ -39,12 +41,13 @@ class Training:
         trace: Trace,
         plan: Plan,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Optimizers,
         objects: Mapping[str, Stateful],
         log: Callable[..., None],
     ) -> None:
         self.config, self.world, self.trace, self.plan, self.model, self.log = config, world, trace, plan, model, log
-        self.updates = Updates(model, optimizer, objects, world.device)
+        require_fit(model, world.device)
+        self.updates = Updates(model, optimizers, objects)
         self.gradients = parallel.gradients_of(model, config.parallel, world)
         module = self.gradients.module
         self.network = cast(nn.Module, torch.compile(module)) if config.compute.compile else module

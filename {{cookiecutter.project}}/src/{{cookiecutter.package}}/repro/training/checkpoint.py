@@ -69,7 +69,7 @@ class Snapshot:
 def take(
     step: int,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Stateful,
     objects: Mapping[str, Stateful] = NONE,
 ) -> Snapshot:
     """Copy the state after `step` steps to the CPU; `objects` are the loop's own.
@@ -90,7 +90,7 @@ def take(
 def put(
     snapshot: Snapshot,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Stateful,
     objects: Mapping[str, Stateful] = NONE,
 ) -> None:
     """Give model, optimizer and objects the state of a snapshot.
@@ -258,7 +258,7 @@ class Saver:
         self,
         step: int,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Stateful,
         objects: Mapping[str, Stateful] = NONE,
     ) -> None:
         """Copy the state and start writing it; waits first for a snapshot still being written."""

@@ -24,6 +24,7 @@ from ..records import names
 from ..records.chain import HAS_WEIGHTS, STEP, Chain
 from .digest import combined_digest, combined_digests, mix, tensor_digest
 from .kept import Kept
+from .optimizers import Optimizers
 from .timings import Timings
 from .world import World
 
@@ -46,13 +47,13 @@ class Trace:
         self._pending: Callable[[], None] | None = None
         self._nothing = torch.zeros((), dtype=torch.int64, device=world.device)
 
-    def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, done: int, outputs: bool) -> None:
+    def begin(self, model: nn.Module, optimizers: Optimizers, done: int, outputs: bool) -> None:
         """Start the trace, or go on with it after `done` steps; at level `tensor` with the modules' `outputs`, too.
 
         Raises:
             Refused: the trace of those steps is not there.
         """
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizers = model, optimizers
         if self.level == "off":
             return
         watched = _watch(model, self._output) if outputs and (self.level == "tensor" or self.kept.step >= 0) else []
@@ -137,7 +138,7 @@ class Trace:
         if self.level == "off":
             return
         self.flush()
-        groups = {"groups": [_numbers(group["params"]) for group in self._optimizer.param_groups]}
+        groups = {"groups": [_numbers(group["params"]) for group in self._optimizers.param_groups]}
         self._timings.write(step, **(groups if self._tensors else {}))
         if self.kept.active and self.world.leads:
             self.kept.take({f"weights {name}": value for name, value in self._model.state_dict().items()})
@@ -161,7 +162,7 @@ class Trace:
     def _state_digests(self) -> dict[str, Tensor]:
         found = {f"weights {name}": tensor_digest(value) for name, value in self._model.state_dict().items()}
         for name, p in self._model.named_parameters():
-            state = [v.to(p.device) for v in self._optimizer.state.get(p, {}).values() if isinstance(v, Tensor)]
+            state = [value.to(p.device) for value in self._optimizers.state_of(p)]
             found[f"optimizer {name}"] = combined_digest(state) if state else self._nothing
         return found
 

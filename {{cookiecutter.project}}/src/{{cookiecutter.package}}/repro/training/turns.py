@@ -7,6 +7,7 @@ could make one is refused by name.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import Refused
@@ -70,13 +71,20 @@ class Turns:
                 "a backward() of your own reached the model: let the loss function return the loss, step.backward() "
                 "does the rest. Gradients for another purpose: torch.autograd.grad"
             )
-        if parameter in self._taken:
-            name = next(name for name, known in self._trainable.items() if known is parameter)
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
             raise Refused(
-                f"{name}: its gradient came twice for one shard. If the model calls torch.utils.checkpoint, give it "
-                f"use_reentrant=False"
+                f"{self._name(parameter)}: its gradient is sparse, and the order-free sum wants a dense one. Use "
+                f"sparse=False"
+            )
+        if parameter in self._taken:
+            raise Refused(
+                f"{self._name(parameter)}: its gradient came twice for one shard. If the model calls "
+                f"torch.utils.checkpoint, give it use_reentrant=False"
             )
         self._taken.add(parameter)
+
+    def _name(self, parameter: Tensor) -> str:
+        return next(name for name, known in self._trainable.items() if known is parameter)
 
     def require(self, shard: int) -> None:
         """Refuse to go on without this shard."""

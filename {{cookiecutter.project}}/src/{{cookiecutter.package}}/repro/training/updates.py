@@ -1,30 +1,29 @@
-"""The updates of a run: by the one optimizer that checkpoints hold, and each with the gradients of its step."""
+"""The updates of a run: by the optimizers that checkpoints hold, and each with the gradients of its step."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import Refused
+from .optimizers import Optimizers
 
 
 class Updates:
-    """Watches all optimizers until `end`.
+    """Watches all optimizers of this process until `end`.
 
     Attributes:
         ready: whether the gradients of the step under way are in place.
-        made: whether the optimizer has used them.
+        made: whether an optimizer of the run has used them.
     """
 
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, objects: Mapping[str, object], device: torch.device
-    ) -> None:
-        _require_fit(model, optimizer, device)
-        _require_saved_schedule(optimizer, objects)
-        self._model, self._optimizer = model, optimizer
+    def __init__(self, model: nn.Module, optimizers: Optimizers, objects: Mapping[str, object]) -> None:
+        _require_held(model, optimizers)
+        _require_saved_schedule(optimizers, objects)
+        self._model, self._optimizers = model, optimizers
         self.begin()
         self._watch = register_optimizer_step_pre_hook(self._check)
 
@@ -41,15 +40,20 @@ class Updates:
         """Whether there are gradients that nothing has used."""
         return self.ready and not self.made and any(p.grad is not None for p in self._model.parameters())
 
-    def _check(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        held = _held(optimizer)
-        if optimizer is not self._optimizer:
-            if len(_foreign(self._model, optimizer)) < len(held):
+    def _check(self, optimizer: torch.optim.Optimizer, words: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if optimizer not in self._optimizers.all:
+            if len(_foreign(self._model, held)) < len(held):
                 raise Refused(
-                    "optimizer.step(): this optimizer is not the one that run.steps() was given; no checkpoint would "
-                    "hold its state. Give all parameters to one optimizer, in groups"
+                    "optimizer.step(): this optimizer is not among those that run.steps() was given; no checkpoint "
+                    "would hold its state. Give run.steps() all of them: run.steps(model, [one, another], ...)"
                 )
             return
+        if any(closure is not None for closure in (*words[1:2], named.get("closure"))):
+            raise Refused(
+                "optimizer.step(closure): a closure makes backward passes of its own, whose gradients no rank sums. "
+                "Call optimizer.step() after step.backward(...)"
+            )
         if not self.ready or all(parameter.grad is None for parameter in held):
             raise Refused(
                 "optimizer.step() came without gradients: call step.backward(...) before it, in each step. "
@@ -58,14 +62,8 @@ class Updates:
         self.made = True
 
 
-def _require_fit(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    elsewhere = sorted({str(p.device) for p in model.parameters() if p.device != device})
-    if elsewhere:
-        raise Refused(
-            f"the model lies on {', '.join(elsewhere)}, the run is on {device}: call model.to(run.world.device) before "
-            f"you make the optimizer"
-        )
-    foreign = _foreign(model, optimizer)
+def _require_held(model: nn.Module, optimizers: Optimizers) -> None:
+    foreign = _foreign(model, optimizers.parameters)
     if foreign:
         raise Refused(
             f"the optimizer holds {len(foreign)} parameters that are not the model's, the first of shape "
@@ -73,19 +71,16 @@ def _require_fit(model: nn.Module, optimizer: torch.optim.Optimizer, device: tor
         )
 
 
-def _require_saved_schedule(optimizer: torch.optim.Optimizer, objects: Mapping[str, object]) -> None:
-    schedules = [held for held in objects.values() if isinstance(held, LRScheduler)]
-    if getattr(optimizer.step, "_wrapped_by_lr_sched", False) and not schedules:
+def _require_saved_schedule(optimizers: Optimizers, objects: Mapping[str, object]) -> None:
+    saved = [held.optimizer for held in objects.values() if isinstance(held, LRScheduler)]
+    counted = [one for one in optimizers.all if getattr(one.step, "_wrapped_by_lr_sched", False)]
+    if any(optimizer not in saved for optimizer in counted):
         raise Refused(
             "a torch scheduler counts the steps of this optimizer, and no checkpoint holds its count: a resumed run "
             "would differ. Give it to run.steps(..., state={'schedule': it}), or compute the rate from step.number"
         )
 
 
-def _held(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _foreign(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+def _foreign(model: nn.Module, held: Sequence[Tensor]) -> list[Tensor]:
     known = {id(parameter) for parameter in model.parameters()}
-    return [parameter for parameter in _held(optimizer) if id(parameter) not in known]
+    return [parameter for parameter in held if id(parameter) not in known]

@@ -1,0 +1,342 @@
+"""The things that people bring: models, losses, optimizers and schedules, each as a training of a few steps."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
+
+STEPS, WIDTH, WORDS = 4, 8, 12
+Batch = Mapping[str, Tensor]
+Loss = Callable[[nn.Module, Batch], Tensor]
+
+
+class Numbers(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """{"x": (WIDTH,) float32, "words": (4,) int64 below WORDS, "y": () float32}."""
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": torch.rand(WIDTH), "words": torch.randint(WORDS, (4,)), "y": torch.tensor(index / 200)}
+
+
+@dataclass
+class Case:
+    """A training; `update` is the body of its loop after the backward pass."""
+
+    model: nn.Module
+    optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+    loss: Loss
+    update: Callable[[Any, Tensor], object]
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+CASES: dict[str, Callable[[], Case]] = {}
+
+
+def case(make: Callable[[], Case]) -> Callable[[], Case]:
+    CASES[make.__name__] = make
+    return make
+
+
+def square(network: nn.Module, batch: Batch) -> Tensor:
+    outputs = network(batch["x"])
+    return (outputs.float().mean(-1) - batch["y"]).square().mean()
+
+
+def perceptron() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh(), nn.Linear(WIDTH, 2))
+
+
+def trained(model: nn.Module, loss: Loss = square, **keys: Any) -> Case:
+    """The plain loop."""
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9, **keys)
+    return Case(model, optimizer, loss, lambda step, loss: optimizer.step())
+
+
+# ---- optimizers
+
+WITHOUT = "Optimizer", "LBFGS", "SparseAdam", "Muon"  # the first is no optimizer, two are refused, Muon stands below
+KINDS = [name for name in torch.optim.__all__ if isinstance(getattr(torch.optim, name), type) and name not in WITHOUT]
+
+
+def updated_by(name: str) -> Case:
+    model = perceptron()
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01)
+    return Case(model, optimizer, square, lambda step, loss: optimizer.step())
+
+
+for name in KINDS:
+    CASES[name] = lambda name=name: updated_by(name)
+
+
+@case
+def several_optimizers() -> Case:
+    model = perceptron()
+    matrices, vectors = ([p for p in model.parameters() if (p.ndim == 2) == many] for many in (True, False))
+    optimizers = [torch.optim.Muon(matrices, lr=0.01), torch.optim.AdamW(vectors, lr=0.01, fused=True)]
+    return Case(model, optimizers, square, lambda step, loss: [optimizer.step() for optimizer in optimizers])
+
+
+@case
+def two_networks_that_take_turns() -> Case:
+    """As in a GAN: one forges, the other one tells apart; each is updated in every second step."""
+    forger, judge = nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+    model = nn.ModuleDict({"forger": forger, "judge": judge})
+    optimizers = [torch.optim.Adam(part.parameters(), lr=0.01, fused=True) for part in (forger, judge)]
+    turn = [0]
+
+    def loss(network: nn.Module, batch: Batch) -> Tensor:
+        forged = network["forger"](torch.rand(len(batch["x"]), WIDTH))
+        if turn[0] == 0:
+            return F.softplus(-network["judge"](forged)).mean()
+        real = F.softplus(-network["judge"](batch["x"])).mean()
+        return real + F.softplus(network["judge"](forged.detach())).mean()
+
+    def update(step: Any, loss: Tensor) -> None:
+        optimizers[turn[0]].step()
+        turn[0] = (step.number + 1) % 2
+
+    return Case(model, optimizers, loss, update, {"turn": Turn(turn)})
+
+
+class Turn:
+    """An object of the loop's own."""
+
+    def __init__(self, turn: list[int]) -> None:
+        self.turn = turn
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"turn": self.turn[0]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.turn[0] = state["turn"]
+
+
+# ---- schedules
+
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "StepLR": lambda optimizer: lr_scheduler.StepLR(optimizer, 1, 0.5),
+    "CosineAnnealingLR": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS),
+    "OneCycleLR": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=STEPS + 1),
+    "LambdaLR": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "ReduceLROnPlateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, "max", patience=0),
+    "SequentialLR": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer, [lr_scheduler.LinearLR(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.5)], [2]
+    ),
+}
+
+
+def scheduled_by(name: str) -> Case:
+    trained_ = trained(perceptron())
+    assert isinstance(trained_.optimizers, torch.optim.Optimizer)
+    schedule = SCHEDULES[name](trained_.optimizers)
+    optimizer = trained_.optimizers
+
+    def update(step: Any, loss: Tensor) -> None:
+        optimizer.step()
+        schedule.step(*([loss.item()] if name == "ReduceLROnPlateau" else []))
+
+    return Case(trained_.model, optimizer, square, update, {"schedule": schedule})
+
+
+for name in SCHEDULES:
+    CASES[name] = lambda name=name: scheduled_by(name)
+
+
+@case
+def average_of_the_weights() -> Case:
+    made = trained(perceptron())
+    average = AveragedModel(made.model, multi_avg_fn=get_ema_multi_avg_fn(0.5), use_buffers=True)
+
+    def update(step: Any, loss: Tensor) -> None:
+        made.update(step, loss)
+        average.update_parameters(made.model)
+        if step.is_last:  # so that the weights show the average
+            with torch.no_grad():
+                for mine, averaged in zip(made.model.parameters(), average.parameters(), strict=True):
+                    mine.copy_(averaged)
+
+    return Case(made.model, made.optimizers, made.loss, update, {"average": average})
+
+
+# ---- forward passes
+
+
+@case
+def contrast_of_two_views() -> Case:
+    def loss(network: nn.Module, batch: Batch) -> Tensor:
+        one, other = (F.normalize(network(batch["x"] + 0.1 * torch.rand_like(batch["x"]))) for _ in range(2))
+        return F.cross_entropy(one @ other.T / 0.5, torch.arange(len(one)))
+
+    return trained(perceptron(), loss)
+
+
+@case
+def several_losses() -> Case:
+    def loss(network: nn.Module, batch: Batch) -> Tensor:
+        decay = sum(parameter.square().sum() for parameter in network.parameters())
+        return square(network, batch) + network(batch["x"]).abs().mean() + 1e-3 * decay
+
+    return trained(perceptron(), loss)
+
+
+class Checkpointed(nn.Module):
+    """Computes its inner part again in the backward pass, dropout included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), nn.Linear(WIDTH, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+@case
+def checkpointed_activations() -> Case:
+    return trained(Checkpointed())
+
+
+class Sometimes(nn.Module):
+    """Uses a part of it for some batches only, and another one never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.sometimes, self.never = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.always(x)
+        return self.sometimes(hidden) if x.mean() > 0.5 else hidden
+
+
+@case
+def parameters_used_on_some_shards_only() -> Case:
+    return trained(Sometimes())
+
+
+class Language(nn.Module):
+    """Tied embeddings, attention, a causal mask as a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH, padding_idx=0)
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True, norm_first=True)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("mask", torch.ones(4, 4, dtype=torch.bool).triu(1))
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.layer(self.embed(words), src_mask=self.mask))
+
+
+@case
+def tied_embeddings() -> Case:
+    def loss(network: nn.Module, batch: Batch) -> Tensor:
+        words = batch["words"]
+        return F.cross_entropy(network(words)[:, :-1].flatten(0, 1), words[:, 1:].flatten())
+
+    return trained(Language(), loss)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU]) -> None:
+        super().__init__()
+        self.layers = kind(2, WIDTH, num_layers=2, dropout=0.1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.view(len(x), -1, 2))[0][:, -1]
+
+
+@case
+def lstm() -> Case:
+    return trained(Recurrent(nn.LSTM))
+
+
+@case
+def gru() -> Case:
+    return trained(Recurrent(nn.GRU))
+
+
+# ---- parameters and buffers
+
+
+@case
+def weight_norm() -> Case:
+    model = perceptron()
+    parametrizations.weight_norm(model[0])
+    return trained(model)
+
+
+@case
+def spectral_norm() -> Case:
+    model = perceptron()
+    parametrizations.spectral_norm(model[0])
+    return trained(model)
+
+
+@case
+def frozen_part() -> Case:
+    model = perceptron()
+    model[0].requires_grad_(False)
+    model[1].requires_grad_(False)
+    return trained(model)
+
+
+@case
+def float64_parameters() -> Case:
+    return trained(perceptron().double(), lambda network, batch: square(network, {**batch, "x": batch["x"].double()}))
+
+
+@case
+def bfloat16_parameters() -> Case:
+    def loss(network: nn.Module, batch: Batch) -> Tensor:
+        return square(network, {**batch, "x": batch["x"].bfloat16()})
+
+    return trained(perceptron().bfloat16(), loss)
+
+
+class Counting(nn.Module):
+    """Integer, boolean and not persistent buffers, each of which decides numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 2)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("warm", torch.tensor(False))
+        self.register_buffer("scale", torch.ones(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.layer(x) * self.scale.clone() * (2 if self.warm else 1) / (1 + self.seen)
+        if self.training:
+            self.seen += 2
+            self.warm |= True
+            self.scale *= 0.5
+        return outputs
+
+
+@case
+def integer_and_boolean_buffers() -> Case:
+    return trained(Counting())
+
+
+@case
+def cumulative_statistics() -> Case:
+    model = perceptron()
+    model[1].momentum = None
+    return trained(model)
+
+
+# ---- a case that breaks the contract: the comparison has to see it
+
+
+@case
+def depends_on_the_rank() -> Case:
+    return trained(perceptron(), lambda network, batch: square(network, batch) * (1 + int(os.environ.get("RANK", 0))))
