@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 import pytest
-from project.repro.training.order import MASK, Permutation, mix
+from project.repro.training.order import MANY, MASK, Permutation, mix
 
 SIZES = [1, 2, 3, 4, 5, 6, 7, 10, 100, 1000, 1438, *(2**k + d for k in (3, 6, 7, 11) for d in (-1, 0, 1))]
 FAR = 10**10
@@ -42,6 +42,22 @@ def test_orders_are_the_known_ones(n: int, key: int):
 def test_far_positions_are_the_known_ones():
     permutation = Permutation(FAR, 7)
     assert [permutation[i] for i in (0, 1, FAR - 1)] == [7227481274, 4457441434, 7706414843]
+
+
+@pytest.mark.parametrize("n", [*(size for size in SIZES if size > MANY), FAR, 2**40 + 1])
+def test_many_positions_at_once_are_those_one_by_one(n: int):
+    permutation = Permutation(n, 2**64 - 1)
+    for start in (0, 1, n // 2, n - MANY, n - MANY // 2):
+        stop = min(n, start + 3 * MANY)
+        items = permutation.part(start, stop)
+        assert items == [permutation[position] for position in range(start, stop)]
+        assert all(type(item) is int for item in items)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 5), (-1, 99), (1400, 1439), (1000, 1439), (99, 10**20)])
+def test_positions_outside_are_refused_many_at_once(start: int, stop: int):
+    with pytest.raises(IndexError):
+        Permutation(1438, 0).part(start, stop)
 
 
 def test_length_is_n():

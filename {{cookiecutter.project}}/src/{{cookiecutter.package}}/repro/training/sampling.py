@@ -13,8 +13,9 @@ from ..asked import opened
 from ..asked.settings import Determinism, Settings
 from ..errors import Failure, Refused
 from ..machine import switches
+from .generators import seeded
 from .order import Permutation
-from .seeds import derive, seed_everything
+from .seeds import derive
 from .world import World
 
 Key = tuple[int, int]  # (epoch, index of the sample in the dataset)
@@ -57,8 +58,12 @@ class Plan:
     def keys(self, step: int, shard: int) -> list[Key]:
         """The samples of one shard."""
         first = step * self.global_batch + shard * self.shard_size
-        places = (divmod(position, self.samples) for position in range(first, first + self.shard_size))
-        return [(epoch, self._order(epoch)[position]) for epoch, position in places]
+        keys: list[Key] = []
+        while len(keys) < self.shard_size:  # a shard may straddle epochs
+            epoch, position = divmod(first + len(keys), self.samples)
+            stop = min(self.samples, position + self.shard_size - len(keys))
+            keys += [(epoch, index) for index in self._order(epoch).part(position, stop)]
+        return keys
 
     def mine(self, world: World) -> range:
         """The shards that a rank runs, one after another."""
@@ -96,8 +101,7 @@ class Seeded(Dataset[Any]):
         self.dataset, self.seed, self.purpose = dataset, seed, purpose
 
     def __getitem__(self, key: tuple[int, ...]) -> Any:
-        seed_everything(derive(self.seed, self.purpose, *key))
-        item = self.dataset[key[-1]]
+        item = seeded(derive(self.seed, self.purpose, *key), lambda: self.dataset[key[-1]])
         opened.require_known()
         return item
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+from functools import cache
 
 # purpose -> what its ids are. A purpose outside this table is a typo, so it is refused.
 PURPOSES = {
@@ -25,17 +26,30 @@ def derive(root: int, purpose: str, *ids: int) -> int:
     """
     if purpose not in PURPOSES or len(ids) != len(PURPOSES[purpose]):
         raise ValueError(f"derive(root, {purpose!r}, *{ids}): wanted one of {PURPOSES}")
-    text = json.dumps([root, purpose, *ids])  # JSON is unambiguous: no two argument lists share a text
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    hashed = _begun(root, purpose).copy()
+    hashed.update("".join([f", {number}" for number in ids] + ["]"]).encode())
+    return int.from_bytes(hashed.digest(), "little")
+
+
+@cache
+def _begun(root: int, purpose: str) -> "hashlib.blake2b":
+    """The hash of the JSON text `[root, purpose` … : JSON is unambiguous, no two argument lists share a text."""
+    return hashlib.blake2b(json.dumps([root, purpose])[:-1].encode(), digest_size=8)
 
 
 def seed_everything(seed: int) -> None:
     """Seed python's, numpy's and torch's generators (on all devices) from one 64-bit number."""
     import numpy
-    import torch
 
     random.seed(seed)
     numpy.random.seed(seed % 2**32)  # all that numpy's global generator takes
+    seed_torch(seed)
+
+
+def seed_torch(seed: int) -> None:
+    """Seed torch's generators, on all devices."""
+    import torch
+
     # Without a GPU torch.manual_seed formats three stack traces and keeps them: that took half of a small step.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # it is from the start of a run on a GPU, and never in a loader's workers

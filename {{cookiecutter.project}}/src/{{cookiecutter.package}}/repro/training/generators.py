@@ -1,0 +1,106 @@
+"""Items seeded from one number each, which costs little where they draw nothing.
+
+Seeding python's and numpy's generators takes longer than many an item takes to make, and most transforms draw from
+one generator at most. So a generator is seeded once an item is seen to draw from it: that item is made again, seeded,
+and from then on the generator is seeded for each item. Nothing drawn from an unseeded generator is ever used.
+"""
+
+import ctypes
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy
+
+from .seeds import seed_torch
+
+T = TypeVar("T")
+
+WORDS = 624  # of the Mersenne twister, which both generators are
+State = tuple[int, int]
+Look = Callable[[], State]
+
+
+@dataclass
+class Generator:
+    """A global generator of numbers.
+
+    Attributes:
+        seed: seeds it.
+        look: two words of its state, of which a draw changes one.
+        used: whether items were seen to draw from it, or nobody can see that.
+    """
+
+    seed: Callable[[int], object]
+    look: Look
+    used: bool = False
+
+
+def seeded(seed: int, make: Callable[[], T]) -> T:
+    """What `make` returns while python's, numpy's and torch's generators are seeded from `seed`.
+
+    `make` is called a second time where it drew from a generator for the first time in this process.
+    """
+    while True:
+        seed_torch(seed)  # takes hardly more time than to see whether it is used
+        unused = []
+        for generator in generators():
+            if generator.used:
+                generator.seed(seed)
+            else:
+                unused.append((generator, generator.look()))
+        try:
+            item = make()
+        except Exception:
+            if not _drew(unused):
+                raise
+        else:
+            if not _drew(unused):
+                return item
+
+
+def _drew(unused: Sequence[tuple[Generator, State]]) -> bool:
+    """Whether one of these generators is not as it was; if so, it is a used one from here on."""
+    moved = [generator for generator, before in unused if generator.look() != before]
+    for generator in moved:
+        generator.used = True
+    return bool(moved)
+
+
+@cache
+def generators() -> tuple[Generator, Generator]:
+    """Python's and numpy's."""
+    return (
+        _generator(random.seed, _look_at_python()),
+        _generator(lambda seed: numpy.random.seed(seed % 2**32), _look_at_numpy()),  # all that it takes
+    )
+
+
+def _generator(seed: Callable[[int], object], look: Look | None) -> Generator:
+    return Generator(seed, look) if look else Generator(seed, lambda: (0, 0), used=True)
+
+
+def _look_at_python() -> Look | None:
+    inner: Any = random._inst
+    state = (ctypes.c_uint32 * (1 + WORDS)).from_address(id(inner) + object.__basicsize__)
+    *words, position = random.getstate()[1]
+    return (lambda: (state[0], state[1])) if [*state] == [position, *words] else None
+
+
+def _look_at_numpy() -> Look | None:
+    current = numpy.random.mtrand.get_bit_generator
+    inner = current()
+    address = getattr(getattr(inner, "ctypes", None), "state_address", None)
+    known: Any = numpy.random.get_state(legacy=False)
+    if known["bit_generator"] != "MT19937" or not address:
+        return None
+    state = (ctypes.c_uint32 * (1 + WORDS)).from_address(address)
+
+    def look() -> State:
+        if current() is not inner:  # the item has put another one in its place
+            return -1, -1
+        return state[WORDS], state[0]
+
+    return look if [*state] == [*known["state"]["key"].tolist(), known["state"]["pos"]] else None
