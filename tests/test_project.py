@@ -1,8 +1,11 @@
 """A generated project does what its README says: it reproduces, and its own tests and linters pass."""
 
+import csv
+import io
 import json
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -66,17 +69,61 @@ def test_names_and_servers_change_no_hash(baked: BakedProject, project: Installe
     assert released["weights"] in baked.text("README.md")
 
 
-def test_make_repro_reproduces_the_released_digest_and_leaves_nothing_changed(bake: Bake) -> None:
-    """The whole way, under other names and on two processes, from generation to the verdict."""
+@pytest.fixture(scope="module")
+def reproduced(bake: Bake) -> BakedProject:
+    """The whole way, under other names and on two processes, from generation to the verdict, which `log` holds."""
     baked = bake(**ANSWERS["everything else"])
-    env = {**baked.env, "NPROC": "2"}
-    printed = run("make", "repro", f"VENV={VENV}", cwd=baked.path, env=env).stdout
-    (released,) = yaml.safe_load(baked.text("results.lock"))["results"]
+    printed = run("make", "repro", f"VENV={VENV}", cwd=baked.path, env={**baked.env, "NPROC": "2"}).stdout
+    return BakedProject(baked.path, printed, baked.env)
+
+
+def test_make_repro_reproduces_the_released_digest_and_leaves_nothing_changed(reproduced: BakedProject) -> None:
+    (released,) = yaml.safe_load(reproduced.text("results.lock"))["results"]
     verdict = f"reproduced bit for bit: the digest this template was released with (weights {released['weights']})"
-    assert verdict in printed
-    assert "the outputs are those of the committed dvc.lock" in printed
-    assert baked.run("git", "status", "--porcelain") == ""
+    assert verdict in reproduced.log
+    assert "the outputs are those of the committed dvc.lock" in reproduced.log
+    assert reproduced.run("git", "status", "--porcelain") == ""
     assert released["metrics"]["accuracy"] >= 0.97
+
+
+def test_dvc_draws_the_steps_and_the_classes(reproduced: BakedProject) -> None:
+    """Without a word of configuration, and without leaving a file that git sees."""
+    env = in_venv(reproduced.path, reproduced.env)
+    drawn = json.loads(run("dvc", "plots", "show", "--json", cwd=reproduced.path, env=env).stdout)["data"]
+    points = {title: plots[0]["content"]["data"]["values"] for title, plots in drawn.items()}
+    steps = json.loads(reproduced.text("artifacts/metrics.json"))["steps"]
+    curves = {"Loss of each step": "loss", "Length of the gradient": "gradient_norm", "Learning rate": "learning_rate"}
+    assert points.keys() == {*curves, "Classes of the test set"}
+    for title, column in curves.items():
+        assert [int(point["step"]) for point in points[title]] == list(range(steps))
+        assert all(float(point[column]) > 0 for point in points[title])
+    confusion = json.loads(reproduced.text("artifacts/evaluation.json"))["confusion"]
+    counted = Counter((int(point["actual"]), int(point["predicted"])) for point in points["Classes of the test set"])
+    assert counted == {(a, p): n for a, row in enumerate(confusion) for p, n in enumerate(row) if n}
+    run("dvc", "plots", "show", cwd=reproduced.path, env=env)
+    assert reproduced.run("git", "status", "--porcelain") == ""
+
+
+@pytest.mark.long
+def test_experiment_of_dvc_is_shown_with_what_it_changed(reproduced: BakedProject) -> None:
+    env = in_venv(reproduced.path, reproduced.env)
+
+    def dvc(*words: str) -> str:
+        return run("dvc", *words, cwd=reproduced.path, env=env).stdout
+
+    dvc("exp", "run", "--name", "short", "--set-param", "train.epochs=1")
+    shown = list(csv.DictReader(io.StringIO(dvc("exp", "show", "--csv"))))
+    (short,) = [row for row in shown if row["Experiment"] == "short"]
+    assert (short["train.epochs"], short["steps"]) == ("1", "23")
+    assert json.loads(dvc("params", "diff", "--json"))["params.yaml"]["train.epochs"] == {"old": 30, "new": 1}
+    metrics = json.loads(dvc("metrics", "diff", "--json"))["artifacts/metrics.json"]
+    assert metrics["steps"] == {"old": 675, "new": 23, "diff": -652} and metrics["accuracy"]["diff"] < 0
+    (loss,) = [plots for title, plots in json.loads(dvc("plots", "diff", "--json"))["data"].items() if "Loss" in title]
+    assert {point["rev"] for point in loss[0]["content"]["data"]["values"]} == {"HEAD", "workspace"}
+    checked = run(
+        "python", "-m", ANSWERS["everything else"]["package"], "check", cwd=reproduced.path, env=env, check=False
+    )
+    assert checked.stdout.startswith("content address ") and "has no expected result" in checked.stdout
 
 
 @pytest.mark.long

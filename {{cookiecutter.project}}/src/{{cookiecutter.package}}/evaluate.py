@@ -2,7 +2,7 @@
 
     python -m <package>.evaluate [--set KEY=VALUE ...] [--out DIR]
 
-evaluates DIR/model.safetensors on the test set and writes DIR/evaluation.json.
+evaluates DIR/model.safetensors on the test set and writes DIR/evaluation.json, and for `dvc plots` DIR/confusion.csv.
 """
 
 from pathlib import Path
@@ -14,6 +14,7 @@ from .repro import launch
 if __name__ == "__main__":
     CONFIG, OUT = launch.begin(PROJECT, Config)
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -58,6 +59,10 @@ def stage(config: Config, out: Path) -> None:
     load_weights(model, out)
     metrics, counts = evaluate(model, test_set, config, world)
     write_json(out / "evaluation.json", {**metrics, "confusion": counts.tolist()})
+    pairs = [
+        f"{actual},{predicted}\n" * int(counts[actual, predicted]) for actual, predicted in np.ndindex(*counts.shape)
+    ]
+    (out / "confusion.csv").write_text("actual,predicted\n" + "".join(pairs))
     print(f"{len(test_set)} samples:", "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
 
 

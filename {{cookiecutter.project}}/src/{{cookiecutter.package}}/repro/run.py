@@ -24,6 +24,7 @@ from .files import rename, write_json
 from .machine import environment, switches
 from .project import Project
 from .records import names, receipt
+from .records.curves import write_curves
 from .records.lock import RunLock
 from .records.opening import open_run, require_run_directory
 from .records.record import Record, as_number
@@ -229,6 +230,7 @@ class Run:
         self._lock.require()
         self._write_weights()
         write_json(self.out / names.METRICS, {**numbers, "steps": self._stop})
+        write_curves(self.out)
         weights = manifest.sha256_file(self.out / names.WEIGHTS)
         name = receipt.write(self.out, receipt.statement(self.project, self.out, weights, self._trace.root))
         self._results = {"weights": weights, "trace": self._trace.root or "off", "receipt": name}

@@ -19,6 +19,7 @@ VALUES = f"{TRACE}/values.safetensors"  # the tensors of one step
 # written at its end
 WEIGHTS = "model.safetensors"
 METRICS = "metrics.json"
+CURVES = "steps.csv"  # what each step logged, as a table
 RECEIPT = "receipt.json"
 SIGNATURE = "receipt.json.sig"
 
@@ -29,7 +30,7 @@ UPLOAD_LOCK = "tracking.lock"
 
 EARLIER = "earlier"  # finished runs of other content addresses, which had this directory before
 
-OUTCOME = (METRIC_ROWS, METRICS, WEIGHTS, RECEIPT, SIGNATURE, PATCH)  # removed when a new run begins
+OUTCOME = (METRIC_ROWS, METRICS, CURVES, WEIGHTS, RECEIPT, SIGNATURE, PATCH)  # removed when a new run begins
 FILES = {*OUTCOME, ADDRESS, ENVIRONMENT, RUN, LOCK, UPLOAD, UPLOAD_LOG, UPLOAD_LOCK}  # all that lie beside the folders
 
 
