@@ -85,7 +85,7 @@ def take_over(project: Path) -> None:
         metrics=listed(json.loads((run / "metrics.json").read_text())),
     )
     (TEMPLATE / "results.lock").write_text(RESULTS + row)
-    for name in ("metrics.json", "evaluation.json"):
+    for name in ("metrics.json", "evaluation.json", "confusion.csv"):
         shutil.copyfile(run / name, TEMPLATE / "artifacts" / name)
 
     readme = TEMPLATE / "README.md"

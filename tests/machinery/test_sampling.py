@@ -3,13 +3,14 @@
 import itertools
 import random
 import tracemalloc
+from threading import Event
 from typing import Any
 
 import numpy
 import pytest
 import torch
 from project.config import Config
-from project.repro.errors import Refused
+from project.repro.errors import Failure, Refused
 from project.repro.training import sampling
 from project.repro.training.order import Permutation
 from project.repro.training.sampling import Plan, Shards
@@ -110,6 +111,25 @@ def test_failure_in_a_worker_is_told_in_its_own_line(config: Config, workers: in
             next(sampling.batches(sampling.loader(Refusing(), plan(), settings, place, 0, 1), place))
         assert str(refused.value) == "item: none seen, one wanted"
         assert refused.value.local == (size > 1)  # another rank has other samples
+
+
+class Hanging(Refusing):
+    """Its items never come."""
+
+    def __getitem__(self, index: int) -> Any:
+        Event().wait()
+
+
+@pytest.mark.long
+def test_worker_that_hangs_is_told_in_a_line(config: Config):
+    settings = config.model_copy(
+        update={
+            "loader": config.loader.model_copy(update={"workers": 1}),
+            "parallel": config.parallel.model_copy(update={"timeout_seconds": 1}),
+        }
+    )
+    with pytest.raises(Failure, match=r"^a loader worker gave nothing for 1 s; the same command goes on from the last"):
+        next(sampling.batches(sampling.loader(Hanging(), plan(), settings, world(0, 1), 0, 1), world(0, 1)))
 
 
 @pytest.mark.long

@@ -128,6 +128,7 @@ def loader(dataset: Indexed, plan: Plan, settings: Settings, world: World, start
         Seeded(dataset, settings.seed),
         batch_sampler=Shards(plan, plan.mine(world), start, stop),
         num_workers=settings.loader.workers,
+        timeout=settings.parallel.timeout_seconds if settings.loader.workers else 0,  # a worker may hang, too
         worker_init_fn=partial(_set_switches, settings.determinism),
         pin_memory=world.device.type == "cuda",
         generator=torch.Generator(),  # without it the loader would draw from the global generator
@@ -141,6 +142,14 @@ def batches(loader: DataLoader[Any], world: World) -> Iterator[Any]:
     except Failure as failure:  # of this rank's own samples
         told = str(failure).rpartition(f"{type(failure).__name__}: ")[2].strip()
         raise type(failure)(told, local=world.size > 1) from None
+    except RuntimeError as error:
+        if "DataLoader timed out" not in str(error):
+            raise
+        raise Failure(
+            f"a loader worker gave nothing for {loader.timeout:g} s; the same command goes on from the last checkpoint. "
+            f"Where samples take so long, raise parallel.timeout_seconds",
+            local=world.size > 1,
+        ) from None
 
 
 def _set_switches(determinism: Determinism, worker: int) -> None:
