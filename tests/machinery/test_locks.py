@@ -9,6 +9,7 @@ from pathlib import Path
 import bump
 import pytest
 from check_locks import CPU, CUDA, ROOT, TORCH_CPU, misfits, parse, read_locks, seconds
+from with_uv import variables
 from write_locks import HEADER, TORCH_HEADER, LockError, render, torch_hashes
 
 FILES = {CPU: HEADER, TORCH_CPU: TORCH_HEADER, CUDA: HEADER}
@@ -131,3 +132,28 @@ def test_torch_hashes_come_from_the_index(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch_hashes("2.14.0+cpu", "there/") == tuple(f"sha256:{tag:0>64}" for tag in (311, 312, 313))
     with pytest.raises(LockError, match=r"gap/torch/ has no cp312 wheel of 2\.14\.0"):
         torch_hashes("2.14.0+cpu", "gap")
+
+
+# ---- uv in the place of pip
+
+CONFIGURED = """\
+:env:.cert='/etc/ssl/own.pem'
+global.cert='/etc/ssl/other.pem'
+global.extra-index-url='https://two.example.org/simple\\nhttps://three.example.org/simple'
+global.find-links="/wheels /it's/wheels"
+global.index-url='https://one.example.org/simple'
+global.require-virtualenv='true'
+install.find-links='/own/wheels'
+list.format='columns'
+"""
+
+
+def test_uv_asks_the_mirrors_that_pip_is_configured_with():
+    assert variables(CONFIGURED) == {
+        "UV_DEFAULT_INDEX": "https://one.example.org/simple",
+        "UV_INDEX": "https://two.example.org/simple https://three.example.org/simple",
+        "UV_FIND_LINKS": "/own/wheels",
+        "SSL_CERT_FILE": "/etc/ssl/own.pem",
+    }
+    assert variables(CONFIGURED.replace("install.find", "list.find"))["UV_FIND_LINKS"] == "/wheels,/it's/wheels"
+    assert variables("") == {}

@@ -5,6 +5,7 @@
 #   DEVICE       cpu or cuda; default: what VENV is now, else cpu
 #   PYTHON       which Python; default: the first that fits
 #   TORCH_INDEX  index of torch's CPU wheels (required for cpu)
+#   INSTALLER    uv or pip; default: uv where it is installed
 #   QUIET=1      say nothing when there is nothing to do
 #   LOCKS_ONLY=1 leave the project itself out
 #
@@ -34,6 +35,13 @@ fi
 if [ -e "$VENV" ] && [ ! -f "$VENV/pyvenv.cfg" ] && [ -n "$(ls -A "$VENV")" ]; then
     fail "$VENV exists and is no Python environment: remove it, or choose another with VENV=DIR"
 fi
+
+installer=${INSTALLER:-$(command -v uv >/dev/null 2>&1 && echo uv || echo pip)}
+case $installer in
+    pip) ;;
+    uv) command -v uv >/dev/null 2>&1 || fail "INSTALLER=uv: there is no uv here; install it, or use INSTALLER=pip" ;;
+    *) fail "INSTALLER=$installer is not known: use INSTALLER=uv or INSTALLER=pip" ;;
+esac
 
 # One set-up at a time; pip of one that was killed holds the lock until it ends.
 mkdir -p "$(dirname "$VENV")"
@@ -107,6 +115,16 @@ pip_install() {
     "$VENV/bin/python" -m pip install --no-input --disable-pip-version-check --no-deps --no-compile "$@"
 }
 
+# The packages of a lock. Hashes decide what is installed, so every index may be asked for every package.
+lock_install() {
+    if [ "$installer" = uv ]; then
+        "$VENV/bin/python" "$root/requirements/with_uv.py" install --no-deps --no-build-isolation --require-hashes \
+            --index-strategy unsafe-best-match -r "$1"
+    else
+        pip_install --require-hashes --no-build-isolation -r "$1"
+    fi
+}
+
 # shellcheck disable=SC2086  # $locks is a list of names
 key=$(cd "$root/requirements" && cat $locks | sha256sum | cut -c 1-64)
 wanted="device $DEVICE
@@ -122,7 +140,8 @@ install_locks() {
     rm -f "$locks_stamp" "$project_stamp"
     # shellcheck disable=SC2086
     count=$(cd "$root/requirements" && cat $locks | grep -c '^[a-z0-9].*==')
-    printf 'making %s for DEVICE=%s with %s (%s), %s packages\n' "$VENV" "$DEVICE" "$python" "$version" "$count"
+    printf 'making %s for DEVICE=%s with %s (%s), %s packages by %s\n' \
+        "$VENV" "$DEVICE" "$python" "$version" "$count" "$installer"
     "$python" -m venv --clear "$VENV" || fail "$python could not make $VENV (above)"
     # Packages that come as source are built with the locked setuptools, so that goes first: pip's own build
     # environments would take the newest one, unhashed.
@@ -130,11 +149,11 @@ install_locks() {
     step "installing setuptools" pip_install --require-hashes -r "$VENV/setuptools.txt"
     if [ "$DEVICE" = cpu ]; then
         # The extra index serves this one package: given to the whole lock, it would be asked for every package.
+        # uv stops where an index cannot be reached, even if torch lies elsewhere; pip goes on.
         step "installing the CPU build of torch" \
             pip_install --require-hashes --extra-index-url "$TORCH_INDEX" -r "$root/requirements/torch-cpu.txt"
     fi
-    step "installing the locked packages" \
-        pip_install --require-hashes --no-build-isolation -r "$root/requirements/${locks##* }"
+    step "installing the locked packages" lock_install "$root/requirements/${locks##* }"
     printf '%s\n' "$wanted" >"$locks_stamp.new"
     mv "$locks_stamp.new" "$locks_stamp"
 }

@@ -1,0 +1,68 @@
+"""`make setup`: the same environment from the same locks, by uv or by pip."""
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+from bake import VENV
+from baked import InstalledProject, run
+
+INSTALLERS_OWN = {
+    "INSTALLER",
+    "RECORD",
+    "REQUESTED",
+    "direct_url.json",
+    "uv_build.json",
+    "uv_cache.json",
+}  # who installed, when and how
+
+
+def installed(venv: Path) -> dict[str, str]:
+    """SHA-256 of every file that packages brought, by its name; without bytecode and the project itself."""
+    (packages,) = venv.glob("lib/python3*/site-packages")
+    files = [path for path in packages.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    named = {path.relative_to(packages).as_posix(): path for path in files if path.name not in INSTALLERS_OWN}
+    return {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for name, path in named.items()
+        if not name.startswith(("repro_project", "__editable__"))
+    }
+
+
+def by_hand(
+    project: InstalledProject, venv: Path, installer: str, check: bool = True, path: str = ""
+) -> tuple[int, str]:
+    """What `make setup` calls, for the locks alone: its exit code and what it prints."""
+    asked = {"VENV": str(venv), "DEVICE": "cpu", "LOCKS_ONLY": "1", "INSTALLER": installer}
+    env = {**project.env, **asked, "TORCH_INDEX": "https://download.pytorch.org/whl/cpu"}
+    env |= {"PATH": path} if path else {}
+    done = run("/bin/sh", project.path / "requirements" / "venv.sh", env=env, check=check)
+    return done.returncode, done.stdout
+
+
+@pytest.mark.long
+def test_uv_and_pip_install_the_same_files(project: InstalledProject, tmp_path: Path) -> None:
+    """The shared environment was made by one of them; here the other one makes another."""
+    (metadata,) = VENV.glob("lib/python3*/site-packages/numpy-*.dist-info")
+    first = (metadata / "INSTALLER").read_text().strip()
+    other = {"uv": "pip", "pip": "uv"}[first]
+    _, printed = by_hand(project, tmp_path / "venv", other)
+    assert f"packages by {other}\n" in printed
+    assert installed(tmp_path / "venv") == installed(VENV)
+
+
+def test_installer_that_is_not_known_is_refused(project: InstalledProject, tmp_path: Path) -> None:
+    told = "setup: INSTALLER=conda is not known: use INSTALLER=uv or INSTALLER=pip\n"
+    assert by_hand(project, tmp_path / "venv", "conda", check=False) == (2, told)
+    assert not (tmp_path / "venv").exists()
+
+
+def test_uv_that_is_not_there_is_refused(project: InstalledProject, tmp_path: Path) -> None:
+    """Only where it was asked for: without a word, pip takes its place."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("dirname", "sed", "uname", "ls"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    told = "setup: INSTALLER=uv: there is no uv here; install it, or use INSTALLER=pip\n"
+    assert by_hand(project, tmp_path / "venv", "uv", check=False, path=str(tools)) == (2, told)
