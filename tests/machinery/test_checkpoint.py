@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 from project.repro.asked import manifest
+from project.repro.errors import Refused
 from project.repro.training import checkpoint
 from project.repro.training.checkpoint import found, newest, put, read, take, write
+from project.repro.training.optimizers import Optimizers
 from project.repro.training.trees import unpack
 from states import FILES, OPTIMIZERS, ORIGIN, Training, assert_equal, silent, snapshot
 from torch import nn
@@ -47,6 +49,22 @@ def test_shared_weights_come_back(tmp_path: Path):
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (one, other)]
     put(read(write(take(1, one, optimizers[0]), tmp_path, ORIGIN, 1), ORIGIN), other, optimizers[1])
     assert torch.equal(one[1].weight, other[1].weight) and other[1].weight is other[0].weight
+
+
+def test_state_of_other_optimizers_is_refused():
+    def made(*kinds: str) -> Optimizers:
+        return Optimizers([OPTIMIZERS[kind]([torch.nn.Parameter(torch.ones(2))]) for kind in kinds])
+
+    two = made("AMSGrad", "plain SGD")
+    made("AMSGrad", "plain SGD").load_state_dict(two.state_dict())
+    with pytest.raises(Refused, match=r"^optimizers: the checkpoint holds 2, run\.steps\(\) was given 1$"):
+        made("AMSGrad").load_state_dict(two.state_dict())
+    with pytest.raises(Refused, match=r"^optimizers: the checkpoint holds 1, "):
+        two.load_state_dict(made("AMSGrad").state_dict())
+    with pytest.raises(Refused, match=r"^the checkpoint holds the state of another SGD: "):
+        other = Optimizers(OPTIMIZERS["plain SGD"]([torch.nn.Parameter(torch.ones(2))]))
+        other.all[0].add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+        other.load_state_dict(made("plain SGD").state_dict())
 
 
 def test_snapshot_is_a_copy():

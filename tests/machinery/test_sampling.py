@@ -48,6 +48,15 @@ def test_batches_straddle_epochs_and_all_shards_have_one_size():
     assert {len(plan().keys(s, shard)) for s in range(20) for shard in range(SHARDS)} == {BATCH // SHARDS}
 
 
+@pytest.mark.parametrize("samples", [1, 2, 5, 63, 64, 100, 500])
+def test_shard_holds_the_samples_of_its_positions_however_many_epochs_it_spans(samples: int):
+    one = Plan(samples, 192, 2, 5)
+    orders = [Permutation(samples, derive(5, "order", epoch)) for epoch in range(3 * 192 // samples + 1)]
+    places = [divmod(position, samples) for position in range(3 * 192)]
+    keys = [key for step in range(3) for shard in range(2) for key in one.keys(step, shard)]
+    assert keys == [(epoch, orders[epoch][position]) for epoch, position in places]
+
+
 def test_epochs_are_shuffled_differently_and_by_the_seed():
     def order(seed: int, epoch: int) -> list[int]:
         return [index for e, index in flat(plan(seed), plan().steps(2)) if e == epoch]

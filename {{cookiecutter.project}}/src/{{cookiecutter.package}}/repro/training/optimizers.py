@@ -69,9 +69,7 @@ class Optimizers:
         """
         states = [state] if "param_groups" in state else list(state.values())
         if len(states) != len(self.all):
-            raise Refused(
-                f"the checkpoint holds the state of {len(states)} optimizers, run.steps() was given {len(self.all)}"
-            )
+            raise Refused(f"optimizers: the checkpoint holds {len(states)}, run.steps() was given {len(self.all)}")
         for optimizer, held in zip(self.all, states, strict=True):
             try:
                 optimizer.load_state_dict(held)
