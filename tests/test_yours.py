@@ -126,7 +126,7 @@ FAULTS = (
      "workers_change_no_sample item_depends_on_seed_epoch_and_index_alone"),
     ("prepare.py", "levels[:early])", "levels[:early] + np.random.default_rng().random())",
      "preparing_twice_gives_the_same_bytes"),
-    ("prepare.py", "    manifest.require_raw(Path(config.raw), config.sha256)\n", "", "altered_raw_data_are_refused"),
+    ("prepare.py", "    manifest.require_raw(config)\n", "", "altered_raw_data_are_refused"),
     ("config.py", "Annotated[PositiveInt, NEUTRAL]", "Annotated[object, NEUTRAL]", "wrong_values_are_refused_by_name"),
     ("params.yaml", "held_out: 0.25", "held_out: 0.0", "both_sets_hold_samples"),
     ("params.yaml", "  # of SGD", "", "each_key_is_explained_beside_it"),

@@ -48,6 +48,7 @@ ADDRESSED = {
 OUTSIDE = {
     "device": ("cpu", "cuda"),
     "data.raw": ("elsewhere.csv.gz",),
+    "data.check": ("every_byte",),
     "data.prepared": ("elsewhere",),
     "train.evaluate_every": ("7", "8"),
     "determinism.cpu": ("native", "portable"),

@@ -189,13 +189,15 @@ def test_key_outside_the_content_address_is_not_taken_from_a_receipt(
     assert len(done.stderr.splitlines()) == 1 and not (clone / "artifacts-refused").exists()
 
 
-@pytest.mark.parametrize("named", ["/etc/passwd", "../secret", "data/../../secret", "--remote=x", "a\nb", "a\0b"])
+@pytest.mark.parametrize(
+    "named", ["/etc/passwd", "", ".", "../secret", "data/../../secret", "--remote=x", "a\nb", "a\0b"]
+)
 def test_data_outside_the_project_are_those_of_params_yaml(named: str, project: Path, tmp_path: Path):
     ours, tree = project_in(project), project_in(tmp_path)
     wanted = read(project / "artifacts").stated["config"]["data.sha256"]
     config = {"data.raw": named}
     assert sha256_file(replay_module._raw(ours, config, wanted, tree, print)) == wanted
-    with pytest.raises(Refused, match="not a file in this project"):
+    with pytest.raises(Refused, match="nothing in this project"):
         replay_module._raw(ours, config, "0" * 64, tree, print)
 
 

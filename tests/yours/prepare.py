@@ -19,7 +19,7 @@ from .repro.asked import manifest
 
 def prepare(config: Data, out: Path) -> None:
     """Check the raw file against its SHA-256 and write `data.prepared`; `out` is not used."""
-    manifest.require_raw(Path(config.raw), config.sha256)
+    manifest.require_raw(config)
     levels = np.loadtxt(config.raw, delimiter="\t", dtype=np.float32, skiprows=1)
     early = len(levels) - int(len(levels) * config.held_out)
     folder = Path(config.prepared)

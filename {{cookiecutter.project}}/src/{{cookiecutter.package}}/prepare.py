@@ -1,4 +1,4 @@
-"""Yours: from the raw dataset file to train and test splits with a manifest.
+"""Yours: from the dataset as it came to train and test splits with a manifest.
 
 python -m <package>.prepare
 """
@@ -22,13 +22,13 @@ SPLIT = 0  # the key of the split: the same for every seed, so that seeds can be
 
 
 def prepare(config: Data, out: Path) -> None:
-    """Check the raw file against its SHA-256 and write `data.prepared`; `out` is not used."""
-    raw, folder = Path(config.raw), Path(config.prepared)
-    manifest.require_raw(raw, config.sha256)
-    images, labels = data.parse(raw)
+    """Check the dataset against its SHA-256 and write `data.prepared`; `out` is not used."""
+    manifest.require_raw(config)
+    images, labels = data.parse(Path(config.raw))
     permutation = Permutation(len(labels), SPLIT)
     order = [permutation[position] for position in range(len(labels))]
     held_out = len(order) * config.test_percent // 100
+    folder = Path(config.prepared)
     folder.mkdir(parents=True, exist_ok=True)
     for name, places in {"test": order[:held_out], "train": order[held_out:]}.items():
         np.save(folder / f"{name}-images.npy", images[places])

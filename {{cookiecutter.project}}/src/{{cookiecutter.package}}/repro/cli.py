@@ -21,7 +21,7 @@ Folder = click.Path(file_okay=False, path_type=Path)
 GROUPS = {
     "Train": ("prepare", "train", "evaluate"),
     "Ask": ("address", "env", "diff"),
-    "Prove": ("check-data", "check", "verify", "verify-receipt"),
+    "Prove": ("hash-data", "check-data", "check", "verify", "verify-receipt"),
     "Hand on": ("accept", "replay", "sync"),
 }
 
@@ -152,6 +152,21 @@ def diff(ours: Ours, one: str, other: str, values: bool, signers: Path | None, r
     sys.exit(0 if equal else 1)
 
 
+@main.command("hash-data")
+@overriding
+@click.option("--files", is_flag=True, help="Print the SHA-256 of each file of the folder, as sha256sum does.")
+@click.pass_obj
+def hash_data(ours: Ours, overrides: tuple[str, ...], files: bool) -> None:
+    """Print the SHA-256 of the dataset, for data.sha256 in params.yaml.
+
+    That of a folder is the SHA-256 of what --files prints.
+    """
+    from .asked import manifest
+
+    held = manifest.read_raw(load(ours.schema, overrides=overrides).data)
+    click.echo(manifest.listing(held) if files else manifest.digest(held), nl=not files)
+
+
 @main.command("check-data")
 @overriding
 @click.pass_obj
@@ -159,8 +174,7 @@ def check_data(ours: Ours, overrides: tuple[str, ...]) -> None:
     """Compare the dataset with its SHA-256 in params.yaml."""
     from .asked import manifest
 
-    settings = load(ours.schema, overrides=overrides)
-    manifest.require_raw(Path(settings.data.raw), settings.data.sha256)
+    manifest.require_raw(load(ours.schema, overrides=overrides).data)
 
 
 @main.command()

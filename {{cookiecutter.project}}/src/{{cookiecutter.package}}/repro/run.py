@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
@@ -81,7 +81,10 @@ class Run:
 
     def _agree(self) -> None:
         """Compare all that could make ranks compute different numbers, before they compute any."""
-        data = self.world.together(lambda: manifest.require_prepared(self.config.data))
+        data = self.world.once_per_host(
+            lambda: manifest.require_prepared(self.config.data), self.config.data.model_dump_json()
+        )
+        _let_read(data, self.config)
         self.address = content_address(self.project, self.config, data, self.world.size)
         self.environment = environment.numeric_environment(self.config.determinism, self.world.device)
         report = self.address.preimage | {"environment": self.environment}
@@ -294,8 +297,14 @@ def alone(config: Settings) -> World:
         Refused: the prepared data is missing or altered, or there is no such device.
     """
     switches.apply(config.determinism)
-    manifest.require_prepared(config.data)
+    _let_read(manifest.require_prepared(config.data), config)
     return World(0, 1, world.device_of(config.device))
+
+
+def _let_read(data: Mapping[str, Any], config: Settings) -> None:
+    """Let the code open the dataset itself, if the manifest says that a run reads it: then it has been checked."""
+    if data.get("raw"):
+        opened.know(Path(config.data.raw))
 
 
 def load_weights(model: nn.Module, out: Path) -> None:

@@ -1,22 +1,29 @@
 """A manifest: path, size and SHA-256 of every file in a folder, written once and checked before use.
 
-That of prepared data also states the keys that they were prepared with.
+That of prepared data also states the keys that they were prepared with. Of a raw folder, and of a prepared one of many
+files, one SHA-256 is stated: that of its listing, the lines that `sha256sum` prints of its files, sorted by name.
 """
 
 import hashlib
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..differences import differences, named, some
 from ..errors import Refused
 from ..files import read_json
-from .settings import Data, addressed
+from . import hashing
+from .hashing import WHOLE, Entries, told
+from .settings import Check, Data, addressed
 
 NAME = "manifest.json"
 REMEDY = "Prepare the data again: make repro"
-SHAPE = {"asked?": dict, "files": [{"path": str, "size": int, "sha256": str}]}
+SHAPE = {"asked?": dict, "files": [{"path": str, "size": int, "sha256": str}], "raw?": bool}
+FEW = 1000  # files that a manifest states one by one
+ALL = "."  # the path that stands for all files of a folder
+ESCAPED = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
 
 
 def sha256_file(path: Path) -> str:
@@ -25,42 +32,143 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def require(path: Path, sha256: str, remedy: str) -> None:
-    """Refuse a file that is missing or whose SHA-256 is not the one wanted."""
-    if not path.is_file():
-        raise Refused(f"{path}: missing; wanted SHA-256 {sha256}. {remedy}".rstrip())
-    seen = sha256_file(path)
-    if seen != sha256:
-        raise Refused(
-            f"{path}: SHA-256 {seen} ({path.stat().st_size} bytes) seen, {sha256} wanted: "
-            f"it is truncated or altered. {remedy}".rstrip()
-        )
+def listing(held: Entries) -> bytes:
+    """What coreutils' `sha256sum` prints of files, sorted by the bytes of their names."""
+    lines = []
+    for name in sorted(held, key=os.fsencode):
+        escaped = name.translate(ESCAPED)
+        lines.append(f"{'' if escaped == name else chr(92)}{held[name].sha256}  {escaped}\n")
+    return os.fsencode("".join(lines))
 
 
-def require_raw(raw: Path, sha256: str) -> None:
-    """Refuse a dataset file that is not the one params.yaml names.
+def digest(held: Entries) -> str | None:
+    """The SHA-256 of a file, or of the listing of a folder; None where no file is."""
+    if WHOLE in held:
+        return held[WHOLE].sha256
+    return hashlib.sha256(listing(held)).hexdigest() if held else None
+
+
+def read_raw(data: Data) -> Entries:
+    """Every file of the dataset, by its name from the folder; a dataset of one file has the name "".
+
+    Raises:
+        Refused: it is missing or empty; or it is, or holds, a link to a folder.
+    """
+    raw = _raw(data)
+    before, held = _look(raw, data.check)
+    if not held:
+        raise Refused(f"{raw}: {'an empty folder' if raw.is_dir() else 'missing'}. Put the dataset there")
+    _keep(raw, before, held)
+    return held
+
+
+def require_raw(data: Data) -> None:
+    """Refuse a dataset, a file or a folder, that is not the one params.yaml names.
 
     The remedy begins with git, because `dvc repro` writes the digest of any file that it finds into the pointer.
     """
-    pointer = f"{raw}.dvc"
-    require(raw, sha256, f"Restore it: git checkout {pointer} && dvc checkout --force {pointer} (or dvc pull)")
+    pointer = f"{Path(data.raw)}.dvc"
+    remedy = f"Restore it: git checkout {pointer} && dvc checkout --force {pointer} (or dvc pull)"
+    require(_raw(data), data.sha256, remedy, data.check)
 
 
-def write(folder: Path, asked: Data | None = None) -> dict[str, Any]:
-    """Write the manifest of every file under `folder` into it, and return it.
+def _raw(data: Data) -> Path:
+    raw = Path(data.raw)
+    if raw.is_symlink() and raw.is_dir():
+        raise Refused(f"{raw}: a link to a folder seen, a folder wanted: name that one as data.raw: {raw.resolve()}")
+    return raw
 
-    `asked` is what `prepare` was given, where the files are prepared data.
+
+def require(root: Path, sha256: str, remedy: str, check: Check = "every_byte", but: str = "") -> None:
+    """Refuse a file that is missing or whose SHA-256 is not the one wanted; or a folder, whose listing's it is.
+
+    What is at fault in a folder, `but` for one file that does not count, is named if its files are remembered as they
+    should be.
+    """
+    before, held = _look(root, check, but)
+    if digest(held) == sha256:
+        return _keep(root, before, held)
+    if root.exists() and digest(before) == sha256 and (WHOLE in before) == (WHOLE in held):
+        said = _faults(root, _digests(before), held, f"among the files of SHA-256 {sha256}")
+        # these stay in memory as they should be, but one that is not is trusted no more
+        held = {name: old if held.get(name) == old else hashing.distrusted(old) for name, old in before.items()}
+    elif root.is_dir():
+        size = sum(entry.size for entry in held.values())
+        seen = f"SHA-256 {digest(held)} of the listing of {len(held)} files ({size} bytes) seen" if held else "empty"
+        said = f"{root}: {seen}, {sha256} wanted: files are missing, altered or added, and no memory says which"
+    else:
+        said = _faults(root, {WHOLE: sha256}, held)
+    _keep(root, before, held)
+    raise Refused(f"{said}. {remedy}".rstrip())
+
+
+def _look(root: Path, check: Check | None, but: str = "") -> tuple[Entries, Entries]:
+    """What is remembered of a file or folder, and what it holds; without `check`, each byte is read and none kept."""
+    before = hashing.recall(root) if check else {}
+    held = hashing.entries(root, {"remembered": before, "every_byte": {}, None: None}[check])
+    return before, {name: entry for name, entry in held.items() if name != but} if but else held
+
+
+def _keep(root: Path, before: Entries, held: Entries) -> None:
+    if held != before:
+        hashing.remember(root, held)
+
+
+def _digests(held: Entries) -> dict[str, str]:
+    return {name: entry.sha256 for name, entry in held.items()}
+
+
+def _faults(root: Path, wanted: Mapping[str, str], held: Entries, place: str = "") -> str:
+    """In what the files differ from those that are wanted, by their SHA-256; nothing where they do not."""
+    said = []
+    if missing := sorted(wanted.keys() - held.keys()):
+        said.append(f"{_path(root, missing)}: missing; wanted SHA-256 {wanted[missing[0]]}{_likewise(missing)}")
+    if altered := sorted(name for name in wanted.keys() & held.keys() if held[name].sha256 != wanted[name]):
+        seen = held[altered[0]]
+        said.append(
+            f"{_path(root, altered)}: SHA-256 {seen.sha256} ({seen.size} bytes) seen, {wanted[altered[0]]} wanted: "
+            f"it is truncated or altered{_likewise(altered)}"
+        )
+    if added := sorted(held.keys() - wanted.keys()):
+        said.append(f"{root}: {some([told(name) for name in added])} seen, but not {place}: added later")
+    return ". ".join(said)
+
+
+def _path(root: Path, names: Sequence[str]) -> str:
+    return told(str(root / names[0]))
+
+
+def _likewise(names: Sequence[str]) -> str:
+    return f"; likewise {some([told(name) for name in names[1:]])}" if names[1:] else ""
+
+
+def write(folder: Path, asked: Data | None = None, raw: bool = False) -> dict[str, Any]:
+    """Write the manifest of every file under `folder`, which is made if need be, into it, and return it.
+
+    `asked` is what `prepare` was given, where the files are prepared data. `raw` says that a run reads the dataset
+    itself, too, or nothing else: then it is checked before each run, and the code may open it.
 
     Raises:
-        Refused: a folder in it is a link.
+        Refused: a folder in it is a link, or a name is not in UTF-8.
     """
-    files = [
-        {"path": name, "size": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)}
-        for name in _names(folder)
-    ]
-    manifest = {"files": files} if asked is None else {"asked": addressed(asked), "files": files}
+    folder.mkdir(parents=True, exist_ok=True)
+    before, held = _look(folder, "every_byte" if asked else None, but=NAME)
+    if odd := [told(name) for name in sorted(held) if any("\ud800" <= mark <= "\udfff" for mark in name)]:
+        raise Refused(f"{folder}: {some(odd)}: names in UTF-8 wanted; have prepare.py choose others")
+    if asked:
+        _keep(folder, before, held)
+    manifest: dict[str, Any] = {"asked": addressed(asked)} if asked else {}
+    manifest |= {"files": _stated(held)}
+    manifest |= {"raw": True} if raw else {}
     (folder / NAME).write_text(json.dumps(manifest, indent=2) + "\n")
     return manifest
+
+
+def _stated(held: Entries) -> list[dict[str, Any]]:
+    """Files as a manifest states them: one by one where they are few, else all at once."""
+    if len(held) > FEW:
+        return [{"path": ALL, "size": sum(entry.size for entry in held.values()), "sha256": digest(held)}]
+    return [{"path": name, "size": held[name].size, "sha256": held[name].sha256} for name in sorted(held)]
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -70,20 +178,36 @@ def read(folder: Path) -> dict[str, Any]:
     return read_json(folder / NAME, SHAPE, f"It was truncated or altered. {REMEDY}")
 
 
-def require_whole(folder: Path, remedy: str = REMEDY) -> dict[str, Any]:
-    """The manifest of `folder`, after checking that every file in it is whole, and that there is no other one."""
+def require_whole(folder: Path, remedy: str = REMEDY, check: Check | None = None) -> dict[str, Any]:
+    """The manifest of `folder`, after checking that every file in it is whole, and that there is no other one.
+
+    Without `check`, each byte is read, and nothing remembered.
+    """
     manifest = read(folder)
-    for entry in manifest["files"]:
-        require(folder / entry["path"], entry["sha256"], remedy)
-    if unlisted := sorted({*_names(folder)} - {entry["path"] for entry in manifest["files"]}):
-        raise Refused(f"{folder}: {some(unlisted)} seen, but not in {NAME}: added later. {remedy}".rstrip())
+    wanted = {entry["path"]: entry["sha256"] for entry in manifest["files"]}
+    if ALL in wanted:
+        require(folder, wanted[ALL], remedy, check or "every_byte", but=NAME)
+        return manifest
+    before, held = _look(folder, check, but=NAME)
+    if check:
+        _keep(folder, before, held)
+    if faults := _faults(folder, wanted, held, f"in {NAME}"):
+        raise Refused(f"{faults}. {remedy}".rstrip())
+    return manifest
+
+
+def require_sound(data: Data) -> dict[str, Any]:
+    """The manifest of the prepared data, after checking all that a run reads: these, and the dataset if it does."""
+    manifest = require_whole(Path(data.prepared), check=data.check)
+    if manifest.get("raw"):
+        require_raw(data)
     return manifest
 
 
 def require_prepared(data: Data) -> dict[str, Any]:
-    """The manifest of the prepared data, after checking that they are whole and prepared as `data` asks."""
+    """As `require_sound`, after checking that the data were prepared as `data` asks."""
     folder = Path(data.prepared)
-    manifest = require_whole(folder)
+    manifest = require_sound(data)
     if "asked" not in manifest:
         raise Refused(
             f"{folder / NAME}: does not say which keys the data were prepared with. End prepare.py with "
@@ -95,18 +219,3 @@ def require_prepared(data: Data) -> dict[str, Any]:
             f"again: make repro. If you give such a key with --set, give prepare the same --set"
         )
     return manifest
-
-
-def _names(folder: Path) -> list[str]:
-    """The files under `folder` but its manifest, by their names from there, sorted.
-
-    Raises:
-        Refused: a folder in it is a link, behind which other files may lie tomorrow.
-    """
-    found = []
-    for at, folders, names in os.walk(folder):
-        for name in folders:
-            if Path(at, name).is_symlink():
-                raise Refused(f"{Path(at, name)}: a link to a folder seen, files wanted: copy them there")
-        found += [Path(at, name).relative_to(folder).as_posix() for name in names]
-    return sorted(name for name in found if name != NAME)

@@ -77,6 +77,12 @@ def watch(project: Project, known: Sequence[Path]) -> None:
     _watches[:] = [_Watch(project, known)]
 
 
+def know(path: Path) -> None:
+    """From now on, let the code read a file or folder that has been checked; a file that is a link, by its own name."""
+    for watch in _watches:
+        watch.known += [path.resolve(), path.parent.resolve() / path.name]
+
+
 def unknown() -> dict[str, str]:
     """The files that were read so far, named from the root, each with the line that opened it."""
     return dict(_watches[0].read) if _watches else {}

@@ -35,11 +35,15 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+Check = Literal["remembered", "every_byte"]
+
+
 class Data(Section):
-    """The dataset file, the SHA-256 that its bytes must have, and where the prepared splits lie."""
+    """The dataset (a file or a folder), its SHA-256, how that is checked, and where the prepared splits lie."""
 
     raw: Annotated[str, NEUTRAL]
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    check: Annotated[Check, NEUTRAL]
     prepared: Annotated[str, NEUTRAL]
 
 

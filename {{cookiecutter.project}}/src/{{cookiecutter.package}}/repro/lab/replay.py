@@ -11,7 +11,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from ..asked import manifest
+from ..asked import hashing, manifest
 from ..asked.address import digest
 from ..asked.params import PARAMS
 from ..differences import differences, flatten
@@ -140,15 +140,16 @@ def _git(folder: Path, *words: str, check: bool = True) -> "subprocess.Completed
 
 
 def _raw(project: Project, config: Mapping[str, Any], wanted: str, tree: Project, tell: Tell) -> Path:
-    """The dataset file as the run had it: the user's, or in the worktree, from DVC.
+    """The dataset, a file or a folder, as the run had it: the user's, or in the worktree, from DVC.
 
-    A record names only files inside the project; elsewhere, it must be the file that the user's params.yaml names.
+    A record names only what lies in the project; elsewhere, it must be what the user's params.yaml names.
     """
     named = str(config.get("data.raw"))
-    if Path(named).is_absolute() or ".." in Path(named).parts or named.startswith("-") or not named.isprintable():
+    parts = Path(named).parts
+    if Path(named).is_absolute() or not parts or ".." in parts or named.startswith("-") or not named.isprintable():
         return _configured(project, named, wanted)
     own, raw = project.root / named, tree.root / named
-    if own.is_file() and manifest.sha256_file(own) == wanted:
+    if manifest.digest(hashing.entries(own, {})) == wanted:
         return own
     tell(f"{named}: missing or other data here; asking DVC for it")
     local = Path(".dvc", "config.local")  # where the user keeps credentials
@@ -174,9 +175,9 @@ def _dvc(project: Project, *words: str) -> str:
 
 
 def _configured(project: Project, named: str, wanted: str) -> Path:
-    """The dataset file that params.yaml names, instead of one that a record must not."""
+    """The dataset that params.yaml names, instead of one that a record must not."""
     own = project.root / YAML(typ="safe").load((project.root / PARAMS).read_text())["data"]["raw"]
-    remedy = f"The record names {named!r}, not a file in this project: write where yours lies into {PARAMS}: data.raw"
+    remedy = f"The record names {named!r}, nothing in this project: write where yours lies into {PARAMS}: data.raw"
     manifest.require(own, wanted, remedy)
     return own
 

@@ -96,7 +96,7 @@ def _foreign(out: Path, run: Receipt) -> list[Verdict]:
 def _stale(project: Project, config: Settings, out: Path, run: Receipt) -> list[Verdict]:
     """The verdict on a run that the project as it stands would not make; none on one that it would make."""
     there = run.stated["preimage"]
-    data = manifest.require_whole(Path(config.data.prepared))  # prepared with other keys: a difference to name
+    data = manifest.require_sound(config.data)  # prepared with other keys: a difference to name
     here = content_address(project, config, data, there.get("world_size", 1)).preimage
     environment = {key: run.stated.get("config", {}).get(key) for key in config.environment()}
     found = differences(fields(there) | environment, fields(here) | config.environment())

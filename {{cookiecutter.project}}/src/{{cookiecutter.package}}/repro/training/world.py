@@ -4,10 +4,12 @@ import os
 import re
 import socket
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,7 @@ from ..asked.settings import Parallel
 from ..errors import Failure, Refused, of_system
 from ..place import number, rank_and_size
 
+HEARTBEAT = 1.0  # seconds between two words of ranks that wait for a long work of one of them
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -111,28 +114,60 @@ class World:
         Raises:
             Failure: that of the first rank that met one, saying which ranks did where not all of them.
         """
-        failure: Failure | None = None
-        try:
-            result = work()
-        except Failure as met:
-            failure = met
-        except OSError as error:
-            failure = of_system(error)
-            if not failure:
-                raise
-        met_by = {rank: met for rank, met in enumerate(self.gather(failure)) if met}
+        result, failure = _outcome(work)
+        self._fail_alike(failure)
+        return cast(T, result)
+
+    def once_per_host(self, work: Callable[[], T], asked: str) -> T:
+        """What `work` returns, which one rank of each host does for all that are `asked` the same there.
+
+        It may take longer than `parallel.timeout_seconds`: meanwhile the ranks tell each other that they are there.
+
+        Raises:
+            Failure: that of the first rank that met one, on all ranks alike.
+        """
+        if self.size == 1:
+            return self.together(work)
+        # a rank of torchrun knows its launcher's number: two of these on one host may see different disks
+        places = self.gather((socket.gethostname(), os.environ.get("GROUP_RANK"), str(Path.cwd()), asked))
+        first = places.index(places[self.rank])
+        doing: list[Future[tuple[T | None, Failure | None]]] = []
+        with ThreadPoolExecutor(1) as pool:
+            if first == self.rank:
+                doing.append(pool.submit(_outcome, work))
+            while self.total(len(wait(doing, HEARTBEAT).not_done)):
+                pass
+        result, failure = doing[0].result() if doing else (None, None)
+        self._fail_alike(failure, bool(doing))
+        return cast(T, self.gather(result)[first])
+
+    def _fail_alike(self, failure: Failure | None, tried: bool = True) -> None:
+        """Raise the first rank's failure on every rank, saying whose it is where others that tried met none."""
+        met = self.gather((failure, tried))
+        met_by = {rank: failure for rank, (failure, _) in enumerate(met) if failure}
         if met_by:
             first = next(iter(met_by.values()))
-            if len(met_by) == self.size:
+            if len(met_by) == sum(tried for _, tried in met):
                 raise first
             raise type(first)(f"{first} (met by rank {', '.join(map(str, met_by))} of {self.size})")
-        return result
 
     @_together
     def broadcast(self, tensor: Tensor) -> None:
         """Give every rank the lead's values, in place."""
         if self.size > 1:
             dist.broadcast(tensor, src=0)
+
+
+def _outcome(work: Callable[[], T]) -> tuple[T | None, Failure | None]:
+    """What work returns, or the failure that a user can cause."""
+    try:
+        return work(), None
+    except Failure as failure:
+        return None, failure
+    except OSError as error:
+        if not (failed := of_system(error)):
+            raise
+        return None, failed
 
 
 def join(device: str, parallel: Parallel) -> World:
