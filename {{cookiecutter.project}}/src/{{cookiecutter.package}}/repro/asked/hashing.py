@@ -39,15 +39,15 @@ class Entry(NamedTuple):
 Entries = Mapping[str, Entry]  # by name from the folder
 
 
-def entries(root: Path, known: Entries | None = None) -> dict[str, Entry]:
-    """Every file under a folder (or the file itself, named ""), by its name from there; none where nothing is.
+def entries(root: Path, known: Entries | None = None, but: str | None = None) -> dict[str, Entry]:
+    """Every file under a folder `but` for one (or the file itself, named ""), by its name; none where nothing is.
 
     Of `known` files, those that did not change are not read. None: nothing is known, nor will it be remembered.
 
     Raises:
         Refused: there is a link to a folder, or something that is neither a file nor a folder.
     """
-    found = dict(_found(root))
+    found = {name: each for name, each in _found(root) if name != but}
     old = known or {}
     kept = {name: old[name] for name, each in found.items() if name in old and old[name][:4] == _identity(each)}
     unread = sorted(found.keys() - kept.keys(), key=lambda name: (-found[name].st_size, name))
@@ -107,7 +107,7 @@ def _read_all(paths: list[tuple[str, str, os.stat_result]]) -> dict[str, Entry]:
 
 def _read(path: str, before: os.stat_result, now: int) -> Entry:
     with FileIO(path) as file:
-        small = before.st_size < 2**16
+        small = before.st_size < 2**20
         sha256 = hashlib.sha256(file.read()) if small else hashlib.file_digest(file, "sha256")
         after = os.fstat(file.fileno())
     size, changed, inode_changed, inode = _identity(after)
@@ -134,7 +134,7 @@ def recall(root: Path) -> dict[str, Entry]:
             seal, _, text = file.read().partition(b"\n")
         if seal != _seal(root, text):
             return {}
-        return {name: Entry(*values) for name, values in json.loads(text).items()}
+        return {name: Entry._make(values) for name, values in json.loads(text).items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 

@@ -36,8 +36,8 @@ def listing(held: Entries) -> bytes:
     """What coreutils' `sha256sum` prints of files, sorted by the bytes of their names."""
     lines = []
     for name in sorted(held, key=os.fsencode):
-        escaped = name.translate(ESCAPED)
-        lines.append(f"{'' if escaped == name else chr(92)}{held[name].sha256}  {escaped}\n")
+        odd = "\\" in name or "\n" in name or "\r" in name
+        lines.append(f"{chr(92) * odd}{held[name].sha256}  {name.translate(ESCAPED) if odd else name}\n")
     return os.fsencode("".join(lines))
 
 
@@ -79,7 +79,7 @@ def _raw(data: Data) -> Path:
     return raw
 
 
-def require(root: Path, sha256: str, remedy: str, check: Check = "every_byte", but: str = "") -> None:
+def require(root: Path, sha256: str, remedy: str, check: Check = "every_byte", but: str | None = None) -> None:
     """Refuse a file that is missing or whose SHA-256 is not the one wanted; or a folder, whose listing's it is.
 
     What is at fault in a folder, `but` for one file that does not count, is named if its files are remembered as they
@@ -102,11 +102,10 @@ def require(root: Path, sha256: str, remedy: str, check: Check = "every_byte", b
     raise Refused(f"{said}. {remedy}".rstrip())
 
 
-def _look(root: Path, check: Check | None, but: str = "") -> tuple[Entries, Entries]:
+def _look(root: Path, check: Check | None, but: str | None = None) -> tuple[Entries, Entries]:
     """What is remembered of a file or folder, and what it holds; without `check`, each byte is read and none kept."""
     before = hashing.recall(root) if check else {}
-    held = hashing.entries(root, {"remembered": before, "every_byte": {}, None: None}[check])
-    return before, {name: entry for name, entry in held.items() if name != but} if but else held
+    return before, hashing.entries(root, {"remembered": before, "every_byte": {}, None: None}[check], but)
 
 
 def _keep(root: Path, before: Entries, held: Entries) -> None:
