@@ -135,7 +135,7 @@ class World:
         with ThreadPoolExecutor(1) as pool:
             if first == self.rank:
                 doing.append(pool.submit(_outcome, work))
-            while self.total(len(wait(doing, HEARTBEAT).not_done)):
+            while any(self.total(len(wait(doing, HEARTBEAT).not_done))):
                 pass
         result, failure = doing[0].result() if doing else (None, None)
         self._fail_alike(failure, bool(doing))
