@@ -1,0 +1,51 @@
+"""How many images are classified right.
+
+python -m <package>.evaluate [--set KEY=VALUE ...] [--out DIR]
+"""
+
+from pathlib import Path
+
+from . import PROJECT
+from .config import Config
+from .repro import launch
+
+if __name__ == "__main__":
+    CONFIG, OUT = launch.begin(PROJECT, Config)
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from . import data
+from .model import build
+from .repro.files import write_json
+from .repro.run import alone, load_weights
+from .repro.training.evaluation import count_batches, evaluating
+from .repro.training.world import World
+
+
+def evaluate(model: nn.Module, dataset: data.Folders, config: Config, world: World) -> dict[str, float]:
+    """The metrics by name, the same on every rank: each batch fills a slot of its own, and the slots are summed."""
+    size = config.train.evaluate_batch
+    sums = torch.zeros(count_batches(dataset, size), 2, dtype=torch.float64, device=world.device)
+    with evaluating(model, dataset, size, config.seed, world) as batches:
+        for number, (images, labels) in batches:
+            logits = model(images)
+            sums[number, 0] = (logits.argmax(1) == labels).sum()
+            sums[number, 1] = F.cross_entropy(logits, labels, reduction="sum")
+    world.sum(sums)
+    accuracy, loss = (sums.sum(0) / len(dataset)).tolist()
+    return {"accuracy": accuracy, "test_loss": loss}
+
+
+def stage(config: Config, out: Path) -> None:
+    """Evaluate the weights in `out`."""
+    world = alone(config)
+    model = build(config).to(world.device)
+    load_weights(model, out)
+    _, test_set = data.load(config)
+    write_json(out / "evaluation.json", evaluate(model, test_set, config, world))
+
+
+if __name__ == "__main__":
+    launch.call(PROJECT, stage, CONFIG, OUT)

@@ -1,0 +1,81 @@
+"""The training loop: SGD with momentum, a cosine, and an average of the weights, which is the result.
+
+python -m <package>.train [--ranks N] [--set KEY=VALUE ...] [--out DIR]
+"""
+
+from functools import partial
+from pathlib import Path
+
+from . import PROJECT
+from .config import Config
+from .repro import launch
+
+if __name__ == "__main__":  # before torch is imported, because it reads its environment then
+    CONFIG, OUT = launch.begin(PROJECT, Config, trains=True)
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from . import data
+from .evaluate import evaluate
+from .model import build
+from .repro.run import Run
+
+PI = 3.141592653589793
+
+
+def train(config: Config, out: Path) -> None:
+    """One run, from config to receipt."""
+    with Run(PROJECT, config, out) as run:
+        settings = config.train
+        train_set, test_set = data.load(config)
+        model = build(config).to(run.world.device)
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.average))
+        optimizer = torch.optim.SGD(
+            model.parameters(), momentum=settings.momentum, weight_decay=settings.weight_decay, nesterov=True
+        )
+
+        # checkpoints hold the average, too
+        for step in run.steps(model, optimizer, train_set, epochs=settings.epochs, state={"average": average}):
+            loss = step.backward(partial(shard_loss, smoothing=settings.smoothing))
+            rate = learning_rate(step.number, step.of, settings.learning_rate, settings.warmup)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            average.update_parameters(model)
+            step.log(loss=loss, learning_rate=rate)
+
+            if step.ends_epoch(settings.evaluate_every) and not step.is_last:
+                step.log(epoch=step.epochs, **evaluate(average, test_set, config, run.world))
+
+        model.load_state_dict(average.module.state_dict())  # what `finish` writes
+        run.finish(**evaluate(model, test_set, config, run.world))
+
+
+def shard_loss(network: nn.Module, batch: list[Tensor], smoothing: float = 0.0) -> Tensor:
+    """The mean loss of one shard, a scalar."""
+    images, labels = batch
+    return F.cross_entropy(network(images), labels, label_smoothing=smoothing)
+
+
+def learning_rate(step: int, steps: int, peak: float, warmup: float) -> float:
+    """Up to the peak in a share of the steps, then down to 0 along half a cosine."""
+    rise = max(1, int(warmup * steps))
+    if step < rise:
+        return peak * (step + 1) / rise
+    return peak * (1 + cosine(PI * (step - rise) / (steps - rise))) / 2
+
+
+def cosine(x: float) -> float:
+    """cos(x) for |x| <= pi, to 1e-15, by its series: + - x and / alone, which every CPU rounds alike."""
+    term = total = 1.0
+    for n in range(2, 40, 2):
+        term *= -x * x / (n * (n - 1))
+        total += term
+    return total
+
+
+if __name__ == "__main__":
+    launch.call(PROJECT, train, CONFIG, OUT)

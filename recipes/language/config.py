@@ -1,0 +1,47 @@
+"""The typed config behind params.yaml."""
+
+from typing import Annotated
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from .repro.asked import settings
+from .repro.asked.settings import NEUTRAL, Section, Settings
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Model(Section):
+    """The language model; see model.py."""
+
+    width: PositiveInt
+    layers: PositiveInt
+    heads: PositiveInt
+    context: PositiveInt
+    recompute: Annotated[bool, NEUTRAL]
+
+
+class Data(settings.Data):
+    """How the text becomes tokens; see prepare.py, which is given these keys alone."""
+
+    test_percent: Annotated[int, Field(gt=0, lt=100)]
+
+
+class Train(Section):
+    """The optimisation; see train.py."""
+
+    steps: PositiveInt
+    learning_rate: PositiveFloat
+    weight_decay: NonNegativeFloat
+    warmup: Fraction
+    decay: Fraction
+    clip_norm: PositiveFloat
+    evaluate_every: Annotated[PositiveInt, NEUTRAL]
+    evaluate_batch: PositiveInt
+
+
+class Config(Settings):
+    """All of params.yaml."""
+
+    model: Model
+    data: Data
+    train: Train

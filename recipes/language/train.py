@@ -1,0 +1,71 @@
+"""The training loop: so many steps of AdamW on windows of tokens.
+
+python -m <package>.train [--ranks N] [--set KEY=VALUE ...] [--out DIR]
+"""
+
+from pathlib import Path
+from typing import Any
+
+from . import PROJECT
+from .config import Config
+from .repro import launch
+
+if __name__ == "__main__":  # before torch is imported, because it reads its environment then
+    CONFIG, OUT = launch.begin(PROJECT, Config, trains=True)
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from . import data
+from .evaluate import evaluate
+from .model import build
+from .repro.run import Run
+
+
+def train(config: Config, out: Path) -> None:
+    """One run, from config to receipt."""
+    with Run(PROJECT, config, out) as run:
+        settings = config.train
+        train_set, test_set = data.load(config)
+        model = build(config).to(run.world.device)
+        # the unfused AdamW takes its square roots from a library whose last bit depends on the CPU
+        groups = parameter_groups(model, settings.weight_decay)
+        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+
+        for step in run.steps(model, optimizer, train_set, steps=settings.steps):
+            loss = step.backward(shard_loss)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
+            rate = learning_rate(step.number, step.of, settings.learning_rate, settings.warmup, settings.decay)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            step.log(loss=loss, gradient_norm=norm, learning_rate=rate)
+
+            if (step.number + 1) % settings.evaluate_every == 0 and not step.is_last:
+                step.log(**evaluate(model, test_set, config, run.world))
+
+        run.finish(**evaluate(model, test_set, config, run.world))
+
+
+def shard_loss(network: nn.Module, batch: Tensor) -> Tensor:
+    """The mean loss of one shard, a scalar: each token is foretold from those before it."""
+    return F.cross_entropy(network(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices decay; norms do not. A tied weight is one parameter, and stands in one group."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def learning_rate(step: int, steps: int, peak: float, warmup: float, decay: float) -> float:
+    """Warm-up, plateau, linear decay, by + - x and / alone; `warmup` and `decay` are shares of all steps."""
+    rise = (step + 1) / max(1, int(warmup * steps))
+    fall = (steps - step) / max(1, int(decay * steps))
+    return peak * min(1.0, rise, fall)
+
+
+if __name__ == "__main__":
+    launch.call(PROJECT, train, CONFIG, OUT)

@@ -1,0 +1,47 @@
+"""The typed config behind params.yaml."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from .repro.asked import settings
+from .repro.asked.settings import NEUTRAL, Section, Settings
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Model(Section):
+    """The recurrent network; see model.py."""
+
+    cell: Literal["lstm", "gru"]
+    width: Annotated[int, Field(gt=0, multiple_of=10)]
+    layers: PositiveInt
+    dropout: Share
+
+
+class Data(settings.Data):
+    """How the dataset is prepared; see prepare.py, which is given these keys alone."""
+
+    test_percent: Annotated[int, Field(gt=0, lt=100)]
+
+
+class Train(Section):
+    """The optimisation and the augmentation; see train.py and data.py."""
+
+    epochs: PositiveInt
+    scale: Share
+    skip: Share
+    learning_rate: PositiveFloat
+    weight_decay: NonNegativeFloat
+    rise: Annotated[float, Field(gt=0, lt=1)]
+    clip_norm: PositiveFloat
+    evaluate_every: Annotated[PositiveInt, NEUTRAL]
+    evaluate_batch: PositiveInt
+
+
+class Config(Settings):
+    """All of params.yaml."""
+
+    model: Model
+    data: Data
+    train: Train

@@ -1,0 +1,74 @@
+"""The training loop, with several losses.
+
+python -m <package>.train [--ranks N] [--set KEY=VALUE ...] [--out DIR]
+"""
+
+from pathlib import Path
+
+from . import PROJECT
+from .config import Config
+from .repro import launch
+
+if __name__ == "__main__":  # before torch is imported, because it reads its environment then
+    CONFIG, OUT = launch.begin(PROJECT, Config, trains=True)
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from . import data
+from .evaluate import evaluate
+from .model import Output, build
+from .repro.run import Run
+
+WEIGHTS = {"classify": 1.0, "foretell": 0.5, "steady": 0.01}  # of the losses
+
+
+def train(config: Config, out: Path) -> None:
+    """One run, from config to receipt."""
+    with Run(PROJECT, config, out) as run:
+        settings = config.train
+        train_set, test_set = data.load(config)
+        model = build(config).to(run.world.device)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        # the unfused AdamW takes its square roots from a library whose last bit depends on the CPU
+        optimizer = torch.optim.AdamW(trained, weight_decay=settings.weight_decay, fused=True)
+
+        for step in run.steps(model, optimizer, train_set, epochs=settings.epochs):
+            loss = step.backward(shard_loss)
+            norm = nn.utils.clip_grad_norm_(trained, settings.clip_norm)
+            rate = learning_rate(step.number, step.of, settings.learning_rate, settings.rise)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            step.log(loss=loss, gradient_norm=norm, learning_rate=rate)
+
+            if step.ends_epoch(settings.evaluate_every) and not step.is_last:
+                step.log(epoch=step.epochs, **evaluate(model, test_set, config, run.world))
+
+        run.finish(**evaluate(model, test_set, config, run.world))
+
+
+def shard_loss(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """The weighted sum of all losses of one shard, a scalar."""
+    parts = losses(network(batch["seen"]), batch)
+    return torch.stack([weight * parts[name] for name, weight in WEIGHTS.items()]).sum()
+
+
+def losses(output: Output, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The mean losses of a batch: of the class, of the next step, and of features that jump between steps."""
+    return {
+        "classify": F.cross_entropy(output.logits, batch["label"]),
+        "foretell": F.smooth_l1_loss(output.next[:, :-1], batch["whole"][:, 1:], beta=0.1),
+        "steady": output.features.diff(dim=1).square().mean(),
+    }
+
+
+def learning_rate(step: int, steps: int, peak: float, rise: float) -> float:
+    """One cycle: up to the peak in a share of the steps, then down to 0, by + - x and / alone."""
+    turn = rise * steps
+    return peak * min((step + 1) / turn, (steps - step) / (steps - turn), 1.0)
+
+
+if __name__ == "__main__":
+    launch.call(PROJECT, train, CONFIG, OUT)

@@ -1,0 +1,128 @@
+"""Recipes: models and data as people bring them keep the contract, and no line of the machinery is changed for one."""
+
+import hashlib
+import json
+import re
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import recipe as tool
+from bake import ROOT, VENV
+from baked import Bake, BakedProject, InstalledProject, commit_all, run
+
+WAYS = "2 loader workers", "3 ranks, 1 worker", "4 ranks", "killed and resumed on 2 ranks", "neutral keys varied"
+OWN = (
+    "tests/test_config.py tests/test_data.py tests/test_locks.py tests/test_model.py"  # the other one is `repro verify`
+)
+QUICK, PRETRAINED = "series", "finetuning"
+RECIPES = [pytest.param(name, marks=() if name == QUICK else pytest.mark.long) for name in tool.known()]
+MORE = ROOT / "build" / "venv-recipes"  # with the packages that recipes add
+BASE = Path("data", "raw", "base.safetensors")
+ONCE = Path("build", "verify", "one-process")
+FIRST = re.compile(r"^one process +([0-9a-f]{16})", re.MULTILINE)
+
+
+def lay(name: str, project: Path) -> str:
+    """Lay a recipe over a project; return what is printed."""
+    return run(sys.executable, ROOT / "tools" / "recipe.py", name, project).stdout
+
+
+def replaced(path: Path, pattern: str, new: str) -> None:
+    """Replace a text that is there once."""
+    text, count = re.subn(pattern, new, path.read_text())
+    assert count == 1, f"{path}: {pattern!r} stands there {count} times"
+    path.write_text(text)
+
+
+@pytest.fixture(scope="module", params=RECIPES)
+def laid(
+    request: pytest.FixtureRequest, bake: Bake, project: InstalledProject, tmp_path_factory: pytest.TempPathFactory
+) -> InstalledProject:
+    """A project with a recipe laid over it, its data prepared; `project` has made the environment that most share."""
+    name, path = request.param, bake().path
+    lay(name, path)
+    venv = MORE if (tool.RECIPES / name / "pyproject.toml").is_file() else VENV
+    if venv is MORE:
+        run("make", "environment", f"VENV={venv}", cwd=path, env={**project.env, "LOCKS_ONLY": "1"})
+    if name == PRETRAINED:
+        shutil.copy(pretrained(project, tmp_path_factory.mktemp("base")), path / BASE)
+        sha256 = hashlib.sha256((path / BASE).read_bytes()).hexdigest()
+        replaced(path / "params.yaml", r"(?<=base_sha256: )\w+", sha256)
+    commit_all(path, project.env)
+    env = {**project.env, "PATH": f"{venv}/bin:{project.env['PATH']}", "PYTHONPATH": str(path / "src")}
+    laid = replace(project, path=path, env=env, python=venv / "bin" / "python")
+    laid.run("python", "-m", laid.package, "prepare")
+    return laid
+
+
+def pretrained(project: InstalledProject, out: Path) -> Path:
+    """The weights of a short training of the project as it is generated."""
+    settings = "--set", "train.epochs=1", "--set", "tracking.enabled=false", "--out", out
+    project.run(project.python, "-m", f"{project.package}.train", *settings)
+    return out / "model.safetensors"
+
+
+def make(laid: InstalledProject, *words: str) -> str:
+    """Run make in the recipe's environment, as it is."""
+    return laid.run("make", "--assume-old=environment", f"VENV={laid.python.parents[1]}", *words)
+
+
+def verify(laid: InstalledProject, *ways: str) -> str:
+    """Run `repro verify` with these ways only; return what it prints, whatever the outcome."""
+    only = [word for way in ways for word in ("--only", way)]
+    return run("python", "-m", laid.package, "verify", *only, cwd=laid.path, env=laid.env, check=False).stdout
+
+
+def test_lint_passes(laid: InstalledProject) -> None:
+    """Ruff, mypy and import-linter, with the project's own settings."""
+    make(laid, "lint")
+
+
+def test_own_tests_pass(laid: InstalledProject) -> None:
+    """Among them: each operation has a deterministic kernel, the locks fit pyproject.toml."""
+    printed = make(laid, "test", f"TESTS={OWN}")
+    assert re.search(r"^\d+ passed in |\[100%\]$", printed, re.MULTILINE), printed
+
+
+def test_ways_to_train_change_no_bit(laid: InstalledProject, request: pytest.FixtureRequest) -> None:
+    """And the weights are those of the recipe's README, on any CPU, if they start where it did."""
+    printed = verify(laid, *WAYS)
+    rows = [line for line in printed.splitlines() if line.startswith(("one process ", *WAYS))]
+    assert len(rows) == len(WAYS) + 1 and all(row.endswith("EQUAL") for row in rows), printed
+    name = request.node.callspec.params["laid"]
+    if name != PRETRAINED:
+        told = FIRST.search((tool.RECIPES / name / "README.md").read_text())
+        assert told and told[1] == FIRST.search(printed)[1], printed
+
+
+def test_weights_are_evaluated_as_at_the_end_of_the_run(laid: InstalledProject) -> None:
+    """The stage that reads them back finds the same metrics."""
+    verify(laid, "once more") if not (laid.path / ONCE).is_dir() else None
+    laid.run("python", "-m", f"{laid.package}.evaluate", "--out", ONCE)
+    metrics, evaluation = (json.loads(laid.text(ONCE / name)) for name in ("metrics.json", "evaluation.json"))
+    assert evaluation == {name: value for name, value in metrics.items() if name != "steps"}
+
+
+def test_recipe_is_laid_once_or_twice_alike(bake: Bake) -> None:
+    """And changes none of the machinery; its own tests need no change either."""
+    for name in tool.known():
+        before = bake()
+        lay(name, before.path)
+        once = before.files()
+        lay(name, before.path)
+        assert before.files() == once
+        assert "repro/" not in before.run("git", "status", "--porcelain")
+
+
+def test_slip_is_refused_in_a_line(tmp_path: Path) -> None:
+    """An unknown recipe, a folder that is no project."""
+    tried = [
+        run(sys.executable, ROOT / "tools" / "recipe.py", *words, check=False)
+        for words in (("sereis", tmp_path), ("series", tmp_path), ())
+    ]
+    assert [done.returncode for done in tried] == [2, 2, 2]
+    assert ["NAME PROJECT wanted; names: " in done.stdout for done in tried] == [True, False, True]
+    assert tried[1].stdout.startswith(f"{tmp_path}: no src/PACKAGE/repro seen")

@@ -1,0 +1,90 @@
+"""Lay a recipe over a generated project: its files, its keys in params.yaml, the packages that it adds.
+
+python3 tools/recipe.py NAME PROJECT
+
+A recipe is a folder in `recipes/`. Python files go into the project's package, other files to their own places. A
+section of its params.yaml replaces the project's section of that name. Where it has a pyproject.toml, what stands there
+is added to the project's, and the pins of recipes/requirements.txt are added to both locks. `git diff` shows it all.
+"""
+
+import re
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+LOCK = RECIPES / "requirements.txt"  # what the recipes add to the locks, all together
+LOCKS = "cpu.txt", "cuda.txt"
+APART = {"params.yaml", "pyproject.toml", "README.md"}  # merged, or the recipe's own
+
+
+def known() -> list[str]:
+    """The names of all recipes."""
+    return sorted(path.parent.name for path in RECIPES.glob("*/README.md"))
+
+
+def blocks(text: str, begin: str) -> dict[str, str]:
+    """The parts of a text by their first words; a line that fits `begin` begins one. What is before them is named ""."""
+    first, *parts = re.split(rf"(?m)^(?={begin})", text)
+    return {"": first, **{re.split("[:=]", part)[0]: part for part in parts}}
+
+
+def with_sections(text: str, other: str) -> str:
+    """A params.yaml with the sections of another in place of its own."""
+    ours, theirs = blocks(text, r"\w+:"), blocks(other, r"\w+:")
+    del theirs[""]  # what it says of itself
+    assert theirs.keys() <= ours.keys(), f"{theirs.keys() - ours.keys()}: dvc.yaml does not list them"
+    return "".join(theirs.get(name, part).rstrip("\n") + part[len(part.rstrip("\n")) :] for name, part in ours.items())
+
+
+def with_pins(lock: str, added: str) -> str:
+    """A lock with the pins of another among its own, by name."""
+    ours, theirs = blocks(lock, r"[a-z0-9]"), blocks(added, r"[a-z0-9]")
+    merged = {**theirs, **ours}
+    return "".join(merged[name] for name in sorted(merged))
+
+
+def with_dependencies(text: str, added: str) -> str:
+    """A pyproject.toml that asks for more packages; `added` holds these and, after a blank line, tables of its own."""
+    opening, tables = "dependencies = [\n", added.partition("\n\n")[2]
+    lines = [f'    "{line}",\n' for line in tomllib.loads(added)["project"]["dependencies"]]
+    missing = [line for line in lines if line not in text]
+    if not missing:
+        return text
+    return text.replace(opening, opening + "".join(missing), 1).rstrip("\n") + "\n\n" + tables
+
+
+def lay(name: str, project: Path) -> None:
+    """Lay a recipe over the project in this folder."""
+    recipe = RECIPES / name
+    (package,) = (path.parent for path in project.glob("src/*/repro"))
+    files = [path.relative_to(recipe) for path in recipe.rglob("*") if path.is_file()]
+    for file in (file for file in files if str(file) not in APART and file.suffix != ".pyc"):
+        shutil.copy(recipe / file, (package if file.suffix == ".py" else project) / file)
+    keys, asked = project / "params.yaml", project / "pyproject.toml"
+    keys.write_text(with_sections(keys.read_text(), (recipe / keys.name).read_text()))
+    if (recipe / asked.name).is_file():
+        asked.write_text(with_dependencies(asked.read_text(), (recipe / asked.name).read_text()))
+        for path in (project / "requirements" / lock for lock in LOCKS):
+            path.write_text(with_pins(path.read_text(), LOCK.read_text()))
+
+
+def main(words: list[str]) -> int:
+    """The command line."""
+    if len(words) != 2 or words[0] not in known():
+        print(
+            f"{' '.join(words) or 'nothing'} given, NAME PROJECT wanted; names: {', '.join(known())}", file=sys.stderr
+        )
+        return 2
+    name, project = words[0], Path(words[1])
+    if not [*project.glob("src/*/repro")]:
+        print(f"{project}: no src/PACKAGE/repro seen, the folder of a generated project wanted", file=sys.stderr)
+        return 2
+    lay(name, project)
+    print(f"{name} laid over {project}; next, there: git diff, make verify, make repro")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
