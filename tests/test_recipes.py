@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import recipe as tool
 from bake import ROOT, VENV
-from baked import Bake, BakedProject, InstalledProject, commit_all, run
+from baked import Bake, InstalledProject, commit_all, run
 
 WAYS = "2 loader workers", "3 ranks, 1 worker", "4 ranks", "killed and resumed on 2 ranks", "neutral keys varied"
 OWN = (
@@ -44,7 +44,7 @@ def laid(
     """A project with a recipe laid over it, its data prepared; `project` has made the environment that most share."""
     name, path = request.param, bake().path
     lay(name, path)
-    venv = MORE if (tool.RECIPES / name / "pyproject.toml").is_file() else VENV
+    venv = MORE if (tool.RECIPES / name / tool.PACKAGES).is_file() else VENV
     if venv is MORE:
         run("make", "environment", f"VENV={venv}", cwd=path, env={**project.env, "LOCKS_ONLY": "1"})
     if name == PRETRAINED:

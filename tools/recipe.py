@@ -3,8 +3,8 @@
 python3 tools/recipe.py NAME PROJECT
 
 A recipe is a folder in `recipes/`. Python files go into the project's package, other files to their own places. A
-section of its params.yaml replaces the project's section of that name. Where it has a pyproject.toml, what stands there
-is added to the project's, and the pins of recipes/requirements.txt are added to both locks. `git diff` shows it all.
+section of its params.yaml replaces the project's section of that name. What stands in its packages.toml is
+added to pyproject.toml, and the pins of recipes/requirements.txt to both locks. `git diff` shows it all.
 """
 
 import re
@@ -16,7 +16,8 @@ from pathlib import Path
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 LOCK = RECIPES / "requirements.txt"  # what the recipes add to the locks, all together
 LOCKS = "cpu.txt", "cuda.txt"
-APART = {"params.yaml", "pyproject.toml", "README.md"}  # merged, or the recipe's own
+PACKAGES = "packages.toml"
+APART = {"params.yaml", PACKAGES, "README.md"}  # merged, or the recipe's own
 
 
 def known() -> list[str]:
@@ -25,7 +26,7 @@ def known() -> list[str]:
 
 
 def blocks(text: str, begin: str) -> dict[str, str]:
-    """The parts of a text by their first words; a line that fits `begin` begins one. What is before them is named ""."""
+    """The parts of a text by their first words; a line that fits `begin` begins one. Before them is "" alone."""
     first, *parts = re.split(rf"(?m)^(?={begin})", text)
     return {"": first, **{re.split("[:=]", part)[0]: part for part in parts}}
 
@@ -64,8 +65,8 @@ def lay(name: str, project: Path) -> None:
         shutil.copy(recipe / file, (package if file.suffix == ".py" else project) / file)
     keys, asked = project / "params.yaml", project / "pyproject.toml"
     keys.write_text(with_sections(keys.read_text(), (recipe / keys.name).read_text()))
-    if (recipe / asked.name).is_file():
-        asked.write_text(with_dependencies(asked.read_text(), (recipe / asked.name).read_text()))
+    if (recipe / PACKAGES).is_file():
+        asked.write_text(with_dependencies(asked.read_text(), (recipe / PACKAGES).read_text()))
         for path in (project / "requirements" / lock for lock in LOCKS):
             path.write_text(with_pins(path.read_text(), LOCK.read_text()))
 
