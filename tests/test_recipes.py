@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import recipe as tool
 from bake import ROOT, VENV
 from baked import Bake, InstalledProject, commit_all, run
 
-WAYS = "2 loader workers", "3 ranks, 1 worker", "4 ranks", "killed and resumed on 2 ranks", "neutral keys varied"
+WAYS = "3 ranks, 1 worker", "4 ranks", "killed and resumed on 2 ranks", "neutral keys varied"
 OWN = (
     "tests/test_config.py tests/test_data.py tests/test_locks.py tests/test_model.py"  # the other one is `repro verify`
 )
@@ -104,6 +105,32 @@ def test_weights_are_evaluated_as_at_the_end_of_the_run(laid: InstalledProject) 
     laid.run("python", "-m", f"{laid.package}.evaluate", "--out", ONCE)
     metrics, evaluation = (json.loads(laid.text(ONCE / name)) for name in ("metrics.json", "evaluation.json"))
     assert evaluation == {name: value for name, value in metrics.items() if name != "steps"}
+
+
+only = partial(pytest.mark.parametrize, "laid", indirect=True)
+
+
+@pytest.mark.long
+@only([PRETRAINED])
+def test_other_weights_to_start_from_are_refused(laid: InstalledProject) -> None:
+    """By name, before anything is written: the content address holds the SHA-256 that was asked for."""
+    whole = (laid.path / BASE).read_bytes()
+    (laid.path / BASE).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    done = run("python", "-m", laid.package, "prepare", cwd=laid.path, env=laid.env, check=False)
+    (laid.path / BASE).write_bytes(whole)
+    assert done.returncode == 2 and done.stdout.startswith(f"{BASE}: SHA-256 "), done.stdout
+
+
+@pytest.mark.long
+@only(["images"])
+def test_average_that_no_checkpoint_holds_is_found(laid: InstalledProject) -> None:
+    """The planted fault: without `state` the average of the weights begins anew after a kill."""
+    train = laid.path / "src" / laid.package / "train.py"
+    whole = train.read_text()
+    replaced(train, re.escape(', state={"average": average}'), "")
+    printed = verify(laid, "killed and resumed on 2 ranks")
+    train.write_text(whole)
+    assert re.search(r"^killed and resumed on 2 ranks .* DIFFERS$", printed, re.MULTILINE), printed
 
 
 def test_recipe_is_laid_once_or_twice_alike(bake: Bake) -> None:

@@ -1,0 +1,37 @@
+"""Recipes train to one digest on CPUs other than this machine's, too."""
+
+from pathlib import Path
+
+import disguise
+import pytest
+import yaml
+from baked import InstalledProject, weights
+from disguise import HERE
+from test_portable import STRICT, python, strict
+from test_recipes import laid  # noqa: F401 - the fixture
+
+# One CPU without AVX-512, and one with it, of another maker than the first CI machines.
+CPUS = [cpu for cpu in ("zen2", "zen4") if cpu in disguise.profiles()]
+TRAINING = (
+    STRICT
+    + """
+assert not missing_variables(switches)
+import runpy, sys
+sys.argv = ["train", *{arguments}]
+runpy.run_module("{package}.train", run_name="__main__", alter_sys=True)
+"""
+)
+
+
+@pytest.mark.long
+def test_short_training_is_one_digest_on_every_cpu(laid: InstalledProject, tmp_path: Path) -> None:  # noqa: F811
+    """As short as `repro verify` makes it, on one process."""
+    shorten = yaml.safe_load(laid.text("params.yaml"))["verify"]["shorten"]
+    settings = [word for override in (*shorten, "tracking.enabled=false") for word in ("--set", override)]
+    digests = {}
+    for cpu in (HERE, *CPUS):
+        arguments = [*settings, "--out", str(tmp_path / cpu)]
+        program = TRAINING.format(package=laid.package, cpu="portable", relax=(), arguments=arguments)
+        python(laid, cpu, "-c", program, **strict(laid, PYTHONPATH=laid.env["PYTHONPATH"]))
+        digests[cpu] = weights(tmp_path / cpu)
+    assert len(digests) >= 2 and len(set(digests.values())) == 1, digests
