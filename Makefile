@@ -7,7 +7,7 @@ PYTEST = $(IN_TOOLS) python -m pytest --numprocesses auto --maxprocesses 4 --dis
 export GIT_CEILING_DIRECTORIES := $(abspath build)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order stock picture gpu-bundle gpu clean
+.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader stock picture gpu-bundle gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +51,9 @@ step-cost: $(TOOLS)/.locked  ## measure what agreement and the trace cost per st
 
 order: $(TOOLS)/.locked  ## measure time and memory to enter an epoch of up to 10^10 samples; five minutes
 	@$(IN_TOOLS) python tools/order.py
+
+loader: $(TOOLS)/.locked  ## measure samples per second of a run's loader beside a plain DataLoader's; five minutes
+	@$(IN_TOOLS) python tools/loader.py
 
 stock: $(TOOLS)/.locked  ## measure a plain script's bits beside this project's, on CPU; five minutes
 	@$(IN_TOOLS) python tools/stock.py

@@ -25,7 +25,7 @@ SPLIT = 0  # the key of the split: the same for every seed, so that seeds can be
 def prepare(config: Data, out: Path) -> None:
     """Check the raw file and the base against their SHA-256 and write `data.prepared`; `out` is not used."""
     raw, base, folder = Path(config.raw), Path(config.base), Path(config.prepared)
-    manifest.require_raw(raw, config.sha256)
+    manifest.require_raw(config)
     manifest.require(base, config.base_sha256, "Copy the weights of the run there that you start from, see params.yaml")
     images, labels = data.parse(raw)
     images = np.ascontiguousarray(np.rot90(images, axes=(1, 2)))

@@ -24,7 +24,7 @@ SPLIT = 0  # the key of the split: the same for every seed, so that seeds can be
 def prepare(config: Data, out: Path) -> None:
     """Check the raw file against its SHA-256 and write `data.prepared`; `out` is not used."""
     raw, folder = Path(config.raw), Path(config.prepared)
-    manifest.require_raw(raw, config.sha256)
+    manifest.require_raw(config)
     table = np.loadtxt(raw, delimiter=",", dtype=np.int64)
     permutation = Permutation(len(table), SPLIT)
     held_out = len(table) * config.test_percent // 100

@@ -21,7 +21,7 @@ from .repro.asked import manifest
 def prepare(config: Data, out: Path) -> None:
     """Check the raw file against its SHA-256 and write `data.prepared`; `out` is not used."""
     raw, folder = Path(config.raw), Path(config.prepared)
-    manifest.require_raw(raw, config.sha256)
+    manifest.require_raw(config)
     tokens = np.frombuffer(gzip.decompress(raw.read_bytes()), np.uint8).astype(np.uint16)
     first = len(tokens) - len(tokens) * config.test_percent // 100
     folder.mkdir(parents=True, exist_ok=True)

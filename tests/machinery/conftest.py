@@ -215,8 +215,8 @@ def scrambled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     encrypt, words = Permutation._encrypt, list[int]()
 
-    def counting(self: "Permutation", word: int) -> int:
-        words.append(word)
+    def counting(self: "Permutation", word: Any) -> Any:
+        words.extend([word] if isinstance(word, int) else word.tolist())
         return encrypt(self, word)
 
     monkeypatch.setattr(Permutation, "_encrypt", counting)

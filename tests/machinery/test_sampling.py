@@ -13,7 +13,7 @@ from project.config import Config
 from project.repro.errors import Failure, Refused
 from project.repro.training import sampling
 from project.repro.training.order import Permutation
-from project.repro.training.sampling import Plan, Shards
+from project.repro.training.sampling import AHEAD, Plan, Shards
 from project.repro.training.seeds import derive
 from project.repro.training.world import World
 from torch.utils.data import DataLoader, Dataset
@@ -55,6 +55,10 @@ def test_shard_holds_the_samples_of_its_positions_however_many_epochs_it_spans(s
     places = [divmod(position, samples) for position in range(3 * 192)]
     keys = [key for step in range(3) for shard in range(2) for key in one.keys(step, shard)]
     assert keys == [(epoch, orders[epoch][position]) for epoch, position in places]
+    for shards in (range(2), range(1), range(1, 2)):
+        at_once = one.keys_of(range(1, 3), shards)
+        assert at_once == [one.keys(step, shard) for step in (1, 2) for shard in shards]
+        assert {type(number) for part in at_once for key in part for number in key} == {int}
 
 
 def test_epochs_are_shuffled_differently_and_by_the_seed():
@@ -225,10 +229,10 @@ def test_resumed_keys_are_those_of_a_run_that_went_on(start: int):
 
 
 @pytest.mark.parametrize("start", STEPS.values(), ids=STEPS)
-def test_resuming_looks_for_the_samples_of_its_step_only(start: int, config: Config, scrambled: list[int]):
+def test_resuming_looks_for_the_samples_of_a_few_steps_only(start: int, config: Config, scrambled: list[int]):
     far = Plan(FAR, BATCH, SHARDS, config.seed)
     shards = iter(sampling.loader(Far(), far, config, world(0, 1), start, far.steps(8)))
     step = [next(shards) for _ in range(SHARDS)]
-    assert BATCH <= len(scrambled) < 3 * BATCH  # two walks on average, at most
+    assert BATCH <= len(scrambled) < 3 * AHEAD  # two walks on average, at most
     wanted = [index for shard in range(SHARDS) for _, index in Plan(FAR, BATCH, SHARDS, config.seed).keys(start, shard)]
     assert torch.cat(step).tolist() == wanted

@@ -10,10 +10,10 @@ Arithmetic is modulo 2**64: on python's integers for one position, on numpy's fo
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 MASK = 2**64 - 1
 ROUNDS = 12  # even, so that halves of unequal width end where they began; small ranges need the extra ones
-MANY = 48  # positions from which numpy is faster
 
 
 def mix(word: Any) -> Any:
@@ -49,20 +49,18 @@ class Permutation:
             index = self._encrypt(index)
         return index
 
-    def part(self, start: int, stop: int) -> list[int]:
-        """The items at the positions from `start` to `stop`; many at once take a tenth of the time.
+    def items(self, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """The items at many positions: (k,) to (k,). From some fifty on, it takes less time than one by one.
 
         Raises:
             IndexError: a position is outside [0, n).
         """
-        if stop - start < MANY:
-            return [self[position] for position in range(start, stop)]
-        if not 0 <= start <= stop <= self.n:
-            raise IndexError(f"positions {start} to {stop} are outside [0, {self.n})")
-        index = self._encrypt(np.arange(start, stop, dtype=np.uint64))
+        if positions.size and not 0 <= positions.min() <= positions.max() < self.n:
+            raise IndexError(f"positions {positions.min()} to {positions.max()} are not all inside [0, {self.n})")
+        index: NDArray[np.uint64] = self._encrypt(positions.astype(np.uint64))
         while (beyond := np.flatnonzero(index >= self.n)).size:
             index[beyond] = self._encrypt(index[beyond])
-        return index.tolist()
+        return index
 
     def _encrypt(self, word: Any) -> Any:
         high, low = word >> self._low_bits, word & self._low

@@ -1,10 +1,11 @@
 """The samples of each shard of each step, and a loader that gives the same ones on any number of ranks and workers."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -19,6 +20,7 @@ from .seeds import derive
 from .world import World
 
 Key = tuple[int, int]  # (epoch, index of the sample in the dataset)
+AHEAD = 2048  # keys that are computed at once, in a millisecond
 
 
 @runtime_checkable
@@ -58,12 +60,21 @@ class Plan:
     def keys(self, step: int, shard: int) -> list[Key]:
         """The samples of one shard."""
         first = step * self.global_batch + shard * self.shard_size
-        keys: list[Key] = []
-        while len(keys) < self.shard_size:  # a shard may straddle epochs
-            epoch, position = divmod(first + len(keys), self.samples)
-            stop = min(self.samples, position + self.shard_size - len(keys))
-            keys += [(epoch, index) for index in self._order(epoch).part(position, stop)]
-        return keys
+        places = (divmod(position, self.samples) for position in range(first, first + self.shard_size))
+        return [(epoch, self._order(epoch)[position]) for epoch, position in places]
+
+    def keys_of(self, steps: range, shards: range) -> list[list[Key]]:
+        """The samples of each of these shards of each of these steps, computed all at once."""
+        size = self.shard_size
+        begins = np.arange(steps.start, steps.stop)[:, None] * self.global_batch + shards.start * size
+        positions = (begins + np.arange(len(shards) * size)).reshape(-1)  # int64 reaches far beyond any training
+        epochs, places = np.divmod(positions, self.samples)
+        items = np.empty(len(positions), dtype=np.uint64)
+        for epoch in np.unique(epochs):
+            of = epochs == epoch
+            items[of] = self._order(int(epoch)).items(places[of])
+        keys = list(zip(epochs.tolist(), items.tolist(), strict=True))
+        return [keys[first : first + size] for first in range(0, len(keys), size)]
 
     def mine(self, world: World) -> range:
         """The shards that a rank runs, one after another."""
@@ -109,16 +120,16 @@ class Seeded(Dataset[Any]):
 class Shards(Sampler[list[Key]]):
     """The keys of one shard after another: this rank's, of every step from `start` to `stop`."""
 
-    def __init__(self, plan: Plan, mine: Sequence[int], start: int, stop: int) -> None:
+    def __init__(self, plan: Plan, mine: range, start: int, stop: int) -> None:
         self.plan, self.mine, self.start, self.stop = plan, mine, start, stop
 
     def __len__(self) -> int:
         return (self.stop - self.start) * len(self.mine)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        for step in range(self.start, self.stop):
-            for shard in self.mine:
-                yield self.plan.keys(step, shard)
+        ahead = max(1, AHEAD // (len(self.mine) * self.plan.shard_size))
+        for first in range(self.start, self.stop, ahead):
+            yield from self.plan.keys_of(range(first, min(first + ahead, self.stop)), self.mine)
 
 
 def loader(dataset: Indexed, plan: Plan, settings: Settings, world: World, start: int, stop: int) -> DataLoader[Any]:
@@ -146,8 +157,8 @@ def batches(loader: DataLoader[Any], world: World) -> Iterator[Any]:
         if "DataLoader timed out" not in str(error):
             raise
         raise Failure(
-            f"a loader worker gave nothing for {loader.timeout:g} s; the same command goes on from the last checkpoint. "
-            f"Where samples take so long, raise parallel.timeout_seconds",
+            f"a loader worker gave nothing for {loader.timeout:g} s; the same command goes on from the last checkpoint, "
+            f"and parallel.timeout_seconds gives samples more time",
             local=world.size > 1,
         ) from None
 

@@ -1,0 +1,147 @@
+"""Samples per second of a run's loader beside a plain DataLoader, on two recipes: a table in docs/loader.md.
+
+    python tools/loader.py
+
+Both load the same samples with the same transforms, in batches of the same size, in one process. They take turns, so
+that whatever else the machine does hits both alike.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import recipe
+from bake import PACKAGE, ROOT, VENV, bake, in_venv, make_venv
+
+FOLDER = ROOT / "build" / "loader"
+RESULT = ROOT / "docs" / "loader.md"
+RECIPES = "images", "language"
+WORKERS = 0, 2, 4
+SIZES = 8, 64  # samples per shard
+ROUNDS, SECONDS = 7, 1.5  # of which the first warms up; seconds of each loader in a round
+KEYS = 4096
+
+
+# ---- in the project
+
+
+def measure() -> dict[str, Any]:
+    """By workers and samples per shard, the samples per second of both loaders in each round; and the time of keys."""
+    from repro_project.config import Config
+    from repro_project.repro.asked.params import load
+    from repro_project.repro.machine.switches import apply, set_environment
+
+    config = load(Config, Path("params.yaml"), ["device=cpu"])
+    set_environment(config.determinism)  # before torch is imported
+    import torch
+    from repro_project import data
+    from repro_project.repro.training import sampling
+    from repro_project.repro.training.world import World
+
+    apply(config.determinism)
+    dataset, _ = data.load(config)
+    world = World(0, 1, torch.device("cpu"))
+
+    def ours(size: int, workers: int) -> Iterator[Any]:
+        settings = config.model_copy(update={"loader": config.loader.model_copy(update={"workers": workers})})
+        plan = sampling.Plan(len(dataset), 8 * size, 8, seed=0)
+        return iter(sampling.loader(dataset, plan, settings, world, 0, 10**6))
+
+    def plain(size: int, workers: int) -> Iterator[Any]:
+        def again() -> Iterator[int]:
+            while True:
+                yield from torch.randperm(len(dataset)).tolist()
+
+        return iter(torch.utils.data.DataLoader(dataset, size, sampler=again(), num_workers=workers))
+
+    def rate(loader: Iterator[Any], size: int) -> float:
+        for _ in range(8):  # the first ones wait for the workers to begin
+            next(loader)
+        begin, count = time.perf_counter(), 0
+        while (took := time.perf_counter() - begin) < SECONDS:
+            next(loader)
+            count += size
+        return count / took
+
+    def pair(turn: int, size: int, workers: int) -> list[float]:
+        if turn % 2:
+            return [rate(ours(size, workers), size), rate(plain(size, workers), size)]
+        return [rate(plain(size, workers), size), rate(ours(size, workers), size)][::-1]
+
+    rates = {
+        f"{size} {workers}": [pair(turn, size, workers) for turn in range(ROUNDS)][1:]
+        for size, workers in itertools.product(SIZES, WORKERS)
+    }
+    plan, took = sampling.Plan(10**7, KEYS, 1, seed=0), []
+    for step in range(20):
+        begin = time.perf_counter()
+        plan.keys(step, 0)
+        took.append(time.perf_counter() - begin)
+    return {"rates": rates, "keys": 1000 * statistics.median(took)}
+
+
+# ---- here
+
+
+def rows(name: str, measured: dict[str, Any]) -> list[str]:
+    """The lines of the table on one recipe."""
+    lines = []
+    for case, pairs in measured["rates"].items():
+        size, workers = case.split()
+        low, middle, high = statistics.quantiles([one / other for one, other in pairs], n=4)
+        cells = (
+            name, size, workers, f"{statistics.median(other for _, other in pairs):.0f}",
+            f"{statistics.median(one for one, _ in pairs):.0f}", f"{middle:.2f} ({low:.2f} … {high:.2f})",
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def main() -> None:
+    """Measure both recipes and write the document."""
+    lines = []
+    for name in RECIPES:
+        project = bake(FOLDER / name)
+        make_venv(project)  # none of the two loads a package that its recipe adds
+        recipe.lay(name, project)
+        env = in_venv(project)
+        python = str(VENV / "bin" / "python")
+        subprocess.run(
+            [python, "-m", f"{PACKAGE}.prepare"], cwd=project, env=env, check=True, stdout=subprocess.DEVNULL
+        )
+        command = [python, str(Path(__file__)), "--measure"]
+        measured = json.loads(subprocess.run(command, cwd=project, env=env, check=True, stdout=subprocess.PIPE).stdout)
+        lines += rows(name, measured)
+    RESULT.write_text(DOCUMENT.format(rows="\n".join(lines), cores=os.cpu_count(), many=KEYS, keys=measured["keys"]))
+    print(RESULT.read_text())
+
+
+DOCUMENT = """# A run's loader beside a plain DataLoader
+
+Written by `make loader`, on a machine with {cores} cores. Samples per second, medians; the ratio is that of pairs
+measured one after the other, with its quartiles.
+
+| recipe | samples per batch | workers | `DataLoader` | a run's loader | ratio |
+|---|---|---|---|---|---|
+{rows}
+
+- Both load the same items with the same transforms. A run's loader also derives a seed for each sample, seeds the
+  generators that the transforms draw from, and looks at the files that they open.
+- The keys of a batch of {many} samples take {keys:.1f} ms in the main process.
+"""
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    if parser.parse_args().measure:
+        print(json.dumps(measure()))
+    else:
+        main()
