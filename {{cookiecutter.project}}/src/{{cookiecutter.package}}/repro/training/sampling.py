@@ -157,8 +157,8 @@ def batches(loader: DataLoader[Any], world: World) -> Iterator[Any]:
         if "DataLoader timed out" not in str(error):
             raise
         raise Failure(
-            f"a loader worker gave nothing for {loader.timeout:g} s; the same command goes on from the last checkpoint, "
-            f"and parallel.timeout_seconds gives samples more time",
+            f"a loader worker gave nothing for {loader.timeout:g} s; the same command goes on from the last checkpoint "
+            f"(parallel.timeout_seconds gives samples more time)",
             local=world.size > 1,
         ) from None
 
