@@ -153,6 +153,11 @@ def test_altered_file_is_refused_by_name_everywhere(copy: Path):
     assert not (copy / "again").exists()
 
 
+def test_readme_shows_this_preparation():
+    shown = (PROJECT / "README.md").read_text()
+    assert "\n".join(line for line in PREPARE.splitlines() if "(" in line) in shown
+
+
 def test_folder_that_the_manifest_does_not_name_is_not_read(copy: Path):
     """The control: nobody would have checked it."""
     edit(copy / "src" / PACKAGE / "prepare.py", (", raw=True", ""))
