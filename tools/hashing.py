@@ -21,7 +21,7 @@ FOLDER = PROJECT.parent / "files"
 RESULT = ROOT / "docs" / "hashing.md"
 SETS = ((100_000, 1_000), (100_000, 100_000), (10, 1_000_000_000))  # files, and bytes of each
 REPEATS = 3  # of which the fastest counts: the others had less of the machine
-OLD = 10  # seconds that the files rest, so that they are old enough to be remembered
+OLD = 12  # seconds that the files rest, so that they are old enough to be remembered
 
 
 # ---- in a process of its own

@@ -139,6 +139,15 @@ def test_empty_name_is_refused(key: str):
         load(Config, PROJECT / "params.yaml", [f"{key}=['']"])
 
 
+@pytest.mark.parametrize("known", ["tables", "tables/rates.npy", "link.npy"])
+def test_file_that_was_checked_is_let_through(case: Case, reader: ModuleType, known: str):
+    """By its own name, be it a link into DVC's cache; others are refused as before."""
+    (case.project.root / "link.npy").symlink_to(case.project.root / "tables" / "rates.npy")
+    opened.know(Path(known))
+    case.run("train", lambda: reader.by_mapping("link.npy" if known == "link.npy" else "tables/rates.npy"))
+    assert case.refusal("train", lambda: reader.by_open("constants.json")).startswith("constants.json (by data.py:")
+
+
 def test_preparation_must_list_the_file_that_it_opens(case: Case, reader: ModuleType):
     """Its outcome is hashed, so only DVC has to know."""
     case.write("data/raw.csv", "")

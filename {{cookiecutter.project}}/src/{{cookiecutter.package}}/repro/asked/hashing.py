@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ..errors import Refused
 
 MEMORY = Path(__file__).resolve().parents[4] / "build" / "hashes"  # in the project; it may be removed at any time
-STEP = 2 * 10**9  # ns between two dates of the coarsest file system (FAT)
+STEP = 10 * 10**9  # ns: the dates of some file systems are 2 s apart (FAT), and a server's clock may be behind
 NEVER = 0  # stands for ctime where a file may have changed since, and be read again
 WHOLE = ""  # the name of a file in itself
 
@@ -117,7 +117,7 @@ def _read(path: str, before: os.stat_result, now: int) -> Entry:
 
 
 def _clock() -> int:
-    """The time in ns by the clock of the file system; 0, long ago, where nothing can be remembered."""
+    """The time in ns by the clock of the project's file system; 0, long ago, where nothing can be remembered."""
     try:
         MEMORY.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=MEMORY) as file:
