@@ -85,7 +85,7 @@ def test_lint_passes(laid: InstalledProject) -> None:
 def test_own_tests_pass(laid: InstalledProject) -> None:
     """Among them: each operation has a deterministic kernel, the locks fit pyproject.toml."""
     printed = make(laid, "test", f"TESTS={OWN}")
-    assert re.search(r"^\d+ passed in |\[100%\]$", printed, re.MULTILINE), printed
+    assert re.search(r"^\d+ passed in ", printed, re.MULTILINE), printed
 
 
 def test_ways_to_train_change_no_bit(laid: InstalledProject, request: pytest.FixtureRequest) -> None:

@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import disguise
-import pytest
 import yaml
 from baked import InstalledProject, weights
 from disguise import HERE
 from test_portable import STRICT, python, strict
 from test_recipes import laid  # noqa: F401 - the fixture
 
-# One CPU without AVX-512, and one with it, of another maker than the first CI machines.
+# One without AVX-512, and one with it, both of another maker than Intel.
 CPUS = [cpu for cpu in ("zen2", "zen4") if cpu in disguise.profiles()]
 TRAINING = (
     STRICT
@@ -23,7 +22,6 @@ runpy.run_module("{package}.train", run_name="__main__", alter_sys=True)
 )
 
 
-@pytest.mark.long
 def test_short_training_is_one_digest_on_every_cpu(laid: InstalledProject, tmp_path: Path) -> None:  # noqa: F811
     """As short as `repro verify` makes it, on one process."""
     shorten = yaml.safe_load(laid.text("params.yaml"))["verify"]["shorten"]
