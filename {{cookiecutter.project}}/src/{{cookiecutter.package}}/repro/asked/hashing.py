@@ -36,6 +36,7 @@ class Entry(NamedTuple):
     sha256: str
 
 
+Identity = tuple[int, int, int, int]  # the first four
 Entries = Mapping[str, Entry]  # by name from the folder
 
 
@@ -49,8 +50,8 @@ def entries(root: Path, known: Entries | None = None, but: str | None = None) ->
     """
     found = {name: each for name, each in _found(root) if name != but}
     old = known or {}
-    kept = {name: old[name] for name, each in found.items() if name in old and old[name][:4] == _identity(each)}
-    unread = sorted(found.keys() - kept.keys(), key=lambda name: (-found[name].st_size, name))
+    kept = {name: old[name] for name, now in found.items() if name in old and old[name][:4] == now}
+    unread = sorted(found.keys() - kept.keys(), key=lambda name: (-found[name][0], name))  # the largest first
     paths = [(name, f"{root}/{name}" if name else str(root), found[name]) for name in unread]
     if known is None:
         return {name: _read(path, before, 0) for name, path, before in paths}
@@ -62,11 +63,11 @@ def distrusted(entry: Entry) -> Entry:
     return entry._replace(inode_changed=NEVER)
 
 
-def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
+def _identity(found: os.stat_result) -> Identity:
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
-def _found(root: Path) -> Iterator[tuple[str, os.stat_result]]:
+def _found(root: Path) -> Iterator[tuple[str, Identity]]:
     if root.exists() and not root.is_dir():
         yield WHOLE, _regular(str(root), root.stat())
     folders = [""] if root.is_dir() else []
@@ -80,15 +81,15 @@ def _found(root: Path) -> Iterator[tuple[str, os.stat_result]]:
                     yield f"{at}{each.name}", _regular(each.path, each.stat())
 
 
-def _regular(path: str, found: os.stat_result) -> os.stat_result:
+def _regular(path: str, found: os.stat_result) -> Identity:
     if stat.S_ISDIR(found.st_mode):
         raise Refused(f"{told(path)}: a link to a folder seen, files wanted: copy them there")
     if not stat.S_ISREG(found.st_mode):
         raise Refused(f"{told(path)}: neither a file nor a folder: remove it")
-    return found
+    return _identity(found)
 
 
-def _read_all(paths: list[tuple[str, str, os.stat_result]]) -> dict[str, Entry]:
+def _read_all(paths: list[tuple[str, str, Identity]]) -> dict[str, Entry]:
     """Read files in a few threads, which all take the next one from one list: hashing lets others run."""
     now, turns = _clock(), iter(paths)
 
@@ -105,14 +106,13 @@ def _read_all(paths: list[tuple[str, str, os.stat_result]]) -> dict[str, Entry]:
     return {name: entry for part in parts for name, entry in part.result().items()}
 
 
-def _read(path: str, before: os.stat_result, now: int) -> Entry:
+def _read(path: str, before: Identity, now: int) -> Entry:
     with FileIO(path) as file:
-        small = before.st_size < 2**20
+        small = before[0] < 2**20
         sha256 = hashlib.sha256(file.read()) if small else hashlib.file_digest(file, "sha256")
-        after = os.fstat(file.fileno())
-    size, changed, inode_changed, inode = _identity(after)
+        size, changed, inode_changed, inode = after = _identity(os.fstat(file.fileno()))
     # A change within one step of the clock leaves the dates as they are, so a file must have rested longer than that.
-    rested = _identity(before) == _identity(after) and inode_changed < now - STEP
+    rested = before == after and inode_changed < now - STEP
     return Entry(size, changed, inode_changed if rested else NEVER, inode, sha256.hexdigest())
 
 
@@ -134,14 +134,15 @@ def recall(root: Path) -> dict[str, Entry]:
             seal, _, text = file.read().partition(b"\n")
         if seal != _seal(root, text):
             return {}
-        return {name: Entry._make(values) for name, values in json.loads(text).items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+        names, *columns = json.loads(text)
+        return dict(zip(names, map(Entry, *columns), strict=True))
+    except (OSError, ValueError, TypeError):
         return {}
 
 
 def remember(root: Path, held: Entries) -> None:
     """Have the next `recall` of a folder or file return this. Where nothing can be written, nothing is remembered."""
-    text = json.dumps(held).encode()
+    text = json.dumps([list(held), *zip(*held.values(), strict=True)]).encode()  # by columns, which are read fast
     with suppress(OSError):
         MEMORY.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=MEMORY, delete=False) as file:
