@@ -77,11 +77,13 @@ def verify(laid: InstalledProject, *ways: str) -> str:
     return run("python", "-m", laid.package, "verify", *only, cwd=laid.path, env=laid.env, check=False).stdout
 
 
+@pytest.mark.long
 def test_lint_passes(laid: InstalledProject) -> None:
     """Ruff, mypy and import-linter, with the project's own settings."""
     make(laid, "lint")
 
 
+@pytest.mark.long
 def test_own_tests_pass(laid: InstalledProject) -> None:
     """Among them: each operation has a deterministic kernel, the locks fit pyproject.toml."""
     printed = make(laid, "test", f"TESTS={OWN}")

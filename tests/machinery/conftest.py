@@ -176,6 +176,13 @@ def offline(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained
     return trained(out, prepared, "tracking.wait_seconds=1", meanwhile=meanwhile, **SECRETS)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What asks a real MLflow server is long: it takes a minute to begin. The embedded store is asked all the same."""
+    for item in items:
+        if "server" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Server"]:
     """One server for all tests."""
