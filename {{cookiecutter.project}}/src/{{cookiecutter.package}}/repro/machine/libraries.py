@@ -20,6 +20,26 @@ def mkl(function: str, *arguments: int) -> Value:
     return answer
 
 
+# ATen/cpu/vml.h gives these to MKL's vector functions
+VECTOR_FUNCTIONS = (
+    "acos", "asin", "atan", "cos", "erf", "erfc", "erfinv", "exp", "log", "log10", "log2", "sin", "sqrt", "tan", "tanh",
+    "trunc",
+)  # fmt: skip
+
+
+def touch_vector_functions() -> None:
+    """Call each vector function of MKL once, on one thread.
+
+    Each picks its kernel at its first call. When several threads make that call together, one of them may compute with
+    a less accurate kernel (https://github.com/pytorch/pytorch/issues/188792).
+    """
+    import torch
+
+    for kind in (torch.float32, torch.float64):
+        for name in VECTOR_FUNCTIONS:
+            getattr(torch, name)(torch.ones(1, dtype=kind))
+
+
 def openblas_kernels() -> Value:
     """The CPU whose kernels the OpenBLAS inside NumPy uses; None where NumPy was built without it."""
     import numpy

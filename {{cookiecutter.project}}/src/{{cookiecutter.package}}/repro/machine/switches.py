@@ -281,6 +281,8 @@ def apply(determinism: Determinism) -> None:
                 f"switch {row.name}: {seen!r} is effective, {row.strict!r} wanted: {row.why}" for row, seen in wrong
             )
         )
+    if getattr(*_torch("get_num_threads"))() > 1:
+        libraries.touch_vector_functions()
 
 
 def effective() -> dict[str, Value]:
