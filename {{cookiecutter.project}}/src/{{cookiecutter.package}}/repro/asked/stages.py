@@ -99,13 +99,16 @@ def require_still() -> None:
 
 
 def outputs(project: Project) -> list[Path]:
-    """The paths that the stages of dvc.yaml write."""
-    stages = _stages(project).values()
+    """The paths that the stages of dvc.yaml write, and those that its plots draw."""
     written = []
-    for entry in (stage.get("do", stage) for stage in stages):
+    for entry in (stage.get("do", stage) for stage in _stages(project).values()):
         for item in [item for part in ("outs", "metrics", "plots") for item in entry.get(part, ())]:
-            written.append(project.root / (item if isinstance(item, str) else next(iter(item), "")))
-    return written
+            written.append(item if isinstance(item, str) else next(iter(item), ""))
+    plots = _pipeline(project).get("plots")
+    for plot in [each for each in (plots if isinstance(plots, list) else []) if isinstance(each, dict)]:
+        axes = [drawn.get("y") for drawn in plot.values() if isinstance(drawn, dict)]
+        written += [str(name) for axis in axes if isinstance(axis, dict) for name in axis]
+    return [project.root / name for name in written]
 
 
 def require_own(project: Project, doing: str) -> None:
@@ -179,8 +182,12 @@ def _running(project: Project) -> Stage | None:
 
 def _stages(project: Project) -> dict[str, Any]:
     """The stages of dvc.yaml, by name; none without that file."""
+    return _pipeline(project)["stages"]
+
+
+def _pipeline(project: Project) -> dict[str, Any]:
     path = project.root / STAGES
-    return read_yaml(path, SHAPE, REMEDY)["stages"] if path.is_file() else {}
+    return read_yaml(path, SHAPE, REMEDY) if path.is_file() else {"stages": {}}
 
 
 def _params(project: Project) -> dict[str, Any]:
