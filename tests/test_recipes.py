@@ -106,7 +106,7 @@ def test_weights_are_evaluated_as_at_the_end_of_the_run(laid: InstalledProject) 
     verify(laid, "once more") if not (laid.path / ONCE).is_dir() else None
     laid.run("python", "-m", f"{laid.package}.evaluate", "--out", ONCE)
     metrics, evaluation = (json.loads(laid.text(ONCE / name)) for name in ("metrics.json", "evaluation.json"))
-    assert evaluation == {name: value for name, value in metrics.items() if name != "steps"}
+    assert evaluation.items() >= {name: value for name, value in metrics.items() if name != "steps"}.items()
 
 
 only = partial(pytest.mark.parametrize, "laid", indirect=True)

@@ -1,6 +1,7 @@
 """`make setup`: the same environment from the same locks, by uv or by pip."""
 
 import hashlib
+import re
 import shutil
 from pathlib import Path
 
@@ -21,12 +22,13 @@ INSTALLERS_OWN = {
 def installed(venv: Path) -> dict[str, str]:
     """SHA-256 of every file that packages brought, by its name; without bytecode and the project itself."""
     (packages,) = venv.glob("lib/python3*/site-packages")
+    editable = {path.parent.name for path in packages.glob("*/direct_url.json")}  # projects, which lie elsewhere
     files = [path for path in packages.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     named = {path.relative_to(packages).as_posix(): path for path in files if path.name not in INSTALLERS_OWN}
     return {
         name: hashlib.sha256(path.read_bytes()).hexdigest()
         for name, path in named.items()
-        if not name.startswith(("repro_project", "__editable__"))
+        if name.partition("/")[0] not in editable and not name.startswith("__editable__")
     }
 
 
@@ -35,7 +37,8 @@ def by_hand(
 ) -> tuple[int, str]:
     """What `make setup` calls, for the locks alone: its exit code and what it prints."""
     asked = {"VENV": str(venv), "DEVICE": "cpu", "LOCKS_ONLY": "1", "INSTALLER": installer}
-    env = {**project.env, **asked, "TORCH_INDEX": "https://download.pytorch.org/whl/cpu"}
+    (index,) = re.findall(r"^TORCH_INDEX \?= (.*)$", project.text("Makefile"), re.MULTILINE)
+    env = {**project.env, **asked, "TORCH_INDEX": index}
     env |= {"PATH": path} if path else {}
     done = run("/bin/sh", project.path / "requirements" / "venv.sh", env=env, check=check)
     return done.returncode, done.stdout

@@ -115,14 +115,28 @@ def test_1024_ranks_are_compared_in_a_second_and_told_in_a_few_lines():
     assert lines[-1].startswith("against the majority: rank 3,64-71,517,900 on node")
 
 
+def all_different(ranks: int) -> list[dict[str, Any]]:
+    """Reports in which all values differ but those of one field, in which ranks fall into many pieces."""
+    reports = [{f"field{n}": f"{rank * 1000 + n:064x}" for n in range(200)} for rank in range(ranks)]
+    for rank in range(0, ranks, 2):
+        reports[rank]["field0"] = "even"
+    return reports
+
+
+def told_of(reports: list[dict[str, Any]]) -> tuple[str, float]:
+    """What is told of these reports, and the seconds of this process that it takes, the best of three."""
+    took = []
+    for _ in range(3):
+        start = time.process_time()
+        groups = disagreements(reports, HOSTS)
+        text = table(groups) + "\n" + blame(groups, len(reports))
+        took.append(time.process_time() - start)
+    return text, min(took)
+
+
 def test_1024_ranks_that_all_differ_everywhere_are_told_in_a_few_lines_too():
-    reports = [{f"field{n}": f"{rank * 1000 + n:064x}" for n in range(200)} for rank in range(1024)]
-    for rank in range(0, 1024, 2):
-        reports[rank]["field0"] = "even"  # ranks in many pieces
-    start = time.process_time()
-    groups = disagreements(reports, HOSTS)
-    text = table(groups) + "\n" + blame(groups, 1024)
-    assert time.process_time() - start < 2  # 204,800 values, few of them equal
+    text, took = told_of(all_different(1024))
+    assert took < 10 * told_of(all_different(256))[1]  # four times, where the work grows with the number of ranks
     lines = text.splitlines()
     assert len(lines) < 70 and max(map(len, lines)) < 150, text
     assert "0,2,4,6,8,10,12,14,… (512 ranks)" in lines[1]

@@ -17,6 +17,7 @@ from project.repro.asked.settings import Parallel
 from project.repro.errors import Disagreement
 from project.repro.step import Step
 from project.repro.step import Training as TrainingOfRun
+from project.repro.training.optimizers import Optimizers
 from project.repro.training.parallel import OrderFree
 from project.repro.training.sampling import Plan
 from project.repro.training.seeds import seed_everything
@@ -183,7 +184,7 @@ def test_every_shard_has_its_turn_to_be_computed_twice(config: Config, tmp_path:
         integrity = config.integrity.model_copy(update={"recompute_every": every})
         asked, model = config.model_copy(update={"integrity": integrity}), nn.Linear(1, 1)
         plan = Plan(1000, config.parallel.global_batch, config.parallel.shards, config.seed)
-        optimizer = torch.optim.SGD(model.parameters())
+        optimizer = Optimizers(torch.optim.SGD(model.parameters()))
         trace = Trace("off", tmp_path, ALONE)
         training = TrainingOfRun(asked, ALONE, trace, plan, model, optimizer, {}, lambda step, **metrics: None)
         every_step = [(number, Step(training, number, steps)) for number in range(steps)]

@@ -64,6 +64,7 @@ def test_artifacts_are_what_the_run_left_and_the_locks(server: Server, tracked: 
         names.ADDRESS,
         names.ENVIRONMENT,
         names.METRICS,
+        names.CURVES,
         names.WEIGHTS,
         names.RECEIPT,
         "trace/rank0000.jsonl",
