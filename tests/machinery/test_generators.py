@@ -61,8 +61,27 @@ def test_generator_that_is_used_late_is_seeded_too(kinds: tuple[str, ...]):
 
 @pytest.mark.parametrize("draw", [draw for name, draw in DRAWS.items() if name != "torch"])
 def test_draw_that_is_overlooked_would_show(draw: Draw, monkeypatch: pytest.MonkeyPatch):
+    """After an item that drew nothing, as the generator has that one's seed still."""
     monkeypatch.setattr(generators, "_drew", lambda unused: False)
-    assert [seeded(seed, draw) for seed in range(4)] != [eager(seed, draw) for seed in range(4)]
+    seeded(0, lambda: None)
+    assert seeded(1, draw) != eager(1, draw)
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_draws_beside_the_items_do_not_matter(draw: Draw):
+    """Both generators keep every second normal deviate beside their state, and give it out without a change of that."""
+    items = []
+    for seed in range(4):
+        random.gauss(), numpy.random.standard_normal()
+        items.append(seeded(seed, draw))
+    assert items == [eager(seed, draw) for seed in range(4)]
+
+
+@pytest.mark.parametrize("draw", [random.gauss, numpy.random.standard_normal])
+def test_deviate_that_waits_is_not_an_items(draw: Draw):
+    seeded(0, lambda: None)
+    draw()
+    assert seeded(1, draw) == eager(1, draw)
 
 
 def test_only_the_first_item_that_draws_is_made_twice():
@@ -78,8 +97,9 @@ def test_only_the_first_item_that_draws_is_made_twice():
 
 
 def test_generators_that_nothing_draws_from_are_left_alone():
+    seeded(0, lambda: None)
     states = random.getstate(), numpy.random.get_state()[1].tolist()
-    for seed in range(3):
+    for seed in range(1, 4):
         seeded(seed, lambda: torch.rand(()))
     assert (random.getstate(), numpy.random.get_state()[1].tolist()) == states and used() == [False, False]
 

@@ -31,11 +31,14 @@ class Generator:
         seed: seeds it.
         look: two words of its state, of which a draw changes one.
         used: whether items were seen to draw from it, or nobody can see that.
+        left: how the last item left it. If somebody drew from it since, a deviate may wait beside its state, of which
+            an item would take the next one.
     """
 
     seed: Callable[[int], object]
     look: Look
     used: bool = False
+    left: State | None = None
 
 
 def seeded(seed: int, make: Callable[[], T]) -> T:
@@ -47,10 +50,11 @@ def seeded(seed: int, make: Callable[[], T]) -> T:
         seed_torch(seed)  # takes hardly more time than to see whether it is used
         unused = []
         for generator in generators():
-            if generator.used:
+            if generator.used or generator.look() != generator.left:
                 generator.seed(seed)
-            else:
-                unused.append((generator, generator.look()))
+                generator.left = generator.look()
+            if not generator.used:
+                unused.append(generator)
         try:
             item = make()
         except Exception:
@@ -61,9 +65,9 @@ def seeded(seed: int, make: Callable[[], T]) -> T:
                 return item
 
 
-def _drew(unused: Sequence[tuple[Generator, State]]) -> bool:
+def _drew(unused: Sequence[Generator]) -> bool:
     """Whether one of these generators is not as it was; if so, it is a used one from here on."""
-    moved = [generator for generator, before in unused if generator.look() != before]
+    moved = [generator for generator in unused if generator.look() != generator.left]
     for generator in moved:
         generator.used = True
     return bool(moved)
