@@ -104,6 +104,28 @@ def test_left_group_outlives_its_owners(monkeypatch: pytest.MonkeyPatch):
     assert [group] == world._left and sys.getrefcount(group) <= owners
 
 
+THREADS = """
+import atexit, pathlib
+
+def threads():
+    return " ".join(path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm"))
+
+atexit.register(lambda: print("at the end:", threads()))  # runs after those that are registered later
+from {package}.repro.training import world
+from {package}.repro.asked.settings import Parallel
+world.join("cpu", Parallel(global_batch=8, shards=8, reduce="ddp", lsb=-44, timeout_seconds=60))
+world.leave()
+print("before:", threads())
+"""
+
+
+def test_no_thread_of_gloo_meets_the_end_of_the_interpreter():
+    """It would abort the process if it asked for the interpreter's lock then, after the rank's last word."""
+    done = subprocess.run([sys.executable, "-c", THREADS.format(package=PACKAGE)], capture_output=True, text=True)
+    before, end = done.stdout.splitlines()
+    assert "gloo" in before and "gloo" not in end
+
+
 @pytest.mark.long
 def test_bfloat16_keeps_its_bits_on_another_world_size(train: Train):
     half = "compute.precision=bfloat16"

@@ -1,5 +1,7 @@
 """This process's place among the ranks, and the few things that ranks do together."""
 
+import atexit
+import gc
 import os
 import re
 import socket
@@ -213,6 +215,13 @@ def leave() -> None:
         # threads while it holds the interpreter's lock, for which such a thread may be waiting: for ever.
         _left[:] = [dist.group.WORLD]
         dist.destroy_process_group()
+
+
+@atexit.register
+def _end_threads() -> None:
+    """End Gloo's threads. One that asks for the interpreter's lock while the interpreter ends would abort the process."""
+    gc.collect()  # a reducer in a cycle
+    _left.clear()
 
 
 def device_of(device: str) -> torch.device:
