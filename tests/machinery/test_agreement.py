@@ -134,6 +134,7 @@ def told_of(reports: list[dict[str, Any]]) -> tuple[str, float]:
     return text, min(took)
 
 
+@pytest.mark.long
 def test_1024_ranks_that_all_differ_everywhere_are_told_in_a_few_lines_too():
     text, took = told_of(all_different(1024))
     assert took < 10 * told_of(all_different(256))[1]  # four times, where the work grows with the number of ranks

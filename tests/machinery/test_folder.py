@@ -131,6 +131,7 @@ def copy(project: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(project, tmp_path / "copy", symlinks=True))
 
 
+@pytest.mark.long
 def test_altered_file_is_refused_by_name_everywhere(copy: Path):
     """It was altered after the preparation; one rank tells it for all."""
     assert command(copy, PACKAGE, "check-data").returncode == 0

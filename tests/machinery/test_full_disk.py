@@ -71,7 +71,7 @@ def mountable() -> bool:
     return bool(shutil.which("unshare")) and subprocess.run(command, capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize("disk", ["tmpfs", "limit"] if mountable() else ["limit"])
+@pytest.mark.parametrize("disk", [pytest.param("tmpfs", marks=pytest.mark.long), "limit"] if mountable() else ["limit"])
 def test_full_disk_is_told_and_costs_no_older_checkpoint(disk: str, tmp_path: Path):
     command = [sys.executable, "-c", WRITER, str(tmp_path / "checkpoints"), str(Path(__file__).parent)]
     if disk == "tmpfs":
@@ -94,7 +94,7 @@ def test_full_disk_is_told_and_costs_no_older_checkpoint(disk: str, tmp_path: Pa
 LIMITS = {"record": 3_000, "weights": 60_000}  # neither address.json fits in the first, nor the weights in the second
 
 
-@pytest.mark.parametrize("hit", LIMITS)
+@pytest.mark.parametrize("hit", ["record", pytest.param("weights", marks=pytest.mark.long)])
 def test_run_that_meets_a_full_disk_is_told_and_finished_later(
     hit: str, prepared: Path, untracked: Trained, tmp_path: Path
 ):

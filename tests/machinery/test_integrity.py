@@ -71,6 +71,7 @@ def test_of_two_ranks_neither_is_blamed(run: Run):
     assert "against the majority" not in ran.told
 
 
+@pytest.mark.long
 def test_table_is_shown_while_the_record_is_uploaded(run: Run):
     """Tracking ends seconds after the other ranks have, and torchrun waits for nobody. The server is down."""
     tracked = "tracking.enabled=true", "tracking.uri=http://127.0.0.1:1", "tracking.wait_seconds=5"

@@ -37,6 +37,7 @@ def state(project: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_receipt_of_uncommitted_code_keeps_what_a_run_reads_of_it(project: Path):
     receipt = read(project / "artifacts")
     assert receipt.stated["code"]["dirty"] and receipt.patch
