@@ -5,10 +5,11 @@ import re
 import shlex
 import shutil
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from configparser import RawConfigParser
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -110,7 +111,12 @@ PARSERS: dict[str, Callable[[str], object]] = {
 }
 
 
-@pytest.fixture(scope="module", params=list(SUPPORTED.values()), ids=list(SUPPORTED))
+def tiers(values: Iterable[Any]) -> list[Any]:
+    """Return parameters of which every third is tried in any case, and the others are long."""
+    return [pytest.param(each, marks=pytest.mark.long if place % 3 else ()) for place, each in enumerate(values)]
+
+
+@pytest.fixture(scope="module", params=tiers(SUPPORTED.values()), ids=list(SUPPORTED))
 def answers(request: pytest.FixtureRequest) -> Answers:
     """Return each supported combination of answers."""
     chosen: Answers = request.param
@@ -193,7 +199,7 @@ def test_no_answer_was_executed(baked: BakedProject) -> None:
     assert not [*baked.path.parent.rglob("executed*"), *Path().glob("executed*")]
 
 
-@pytest.mark.parametrize("author", PEOPLE)
+@pytest.mark.parametrize("author", tiers(PEOPLE))
 def test_author_with_an_address(bake: Bake, tmp_path: Path, author: str) -> None:
     """The two come apart for the package and the first commit, and setuptools takes what comes out."""
     address, signature = PEOPLE[author]

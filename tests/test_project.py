@@ -157,7 +157,9 @@ def test_transformer_learns_as_shipped(project: InstalledProject, tmp_path: Path
     assert json.loads((tmp_path / "metrics.json").read_text())["accuracy"] >= 0.97
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "altered"])
+@pytest.mark.parametrize(
+    "damage", [*(pytest.param(each, marks=pytest.mark.long) for each in ("missing", "truncated")), "altered"]
+)
 def test_damaged_data_stops_before_dvc_sees_it(bake: Bake, project: InstalledProject, damage: str) -> None:
     """With its name, the hash wanted and the hash seen; and DVC's pointer stays what it was."""
     baked = bake()

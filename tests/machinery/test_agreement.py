@@ -172,6 +172,7 @@ def assert_stopped_before_step_0(run: Faulty, ranks: int) -> None:
 HOST = [socket.gethostname(), "cpu"]
 
 
+@pytest.mark.long
 def test_rank_with_another_library_stops_all(run: Run):
     ran = run("library", 1, 2)
     assert_stopped_before_step_0(ran, 2)

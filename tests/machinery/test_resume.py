@@ -104,7 +104,8 @@ def test_sigterm_saves_that_very_step_and_ends_with_143(
     assert f"after step {done}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_torchrun_that_is_ended_takes_its_ranks_along_and_they_save(
     number: signal.Signals, start: Start, finish: Finish
 ):

@@ -64,7 +64,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [(None, 1), (None, 2), (1, 2), (2, 0), (2, 1), (3, 2), (4, 1)])
+QUICK = [(None, 1), (2, 0), (3, 2)]
+SLOW = [pytest.param(*each, marks=pytest.mark.long) for each in ((None, 2), (1, 2), (2, 1), (4, 1))]
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [*QUICK, *SLOW])
 def test_world_size_and_workers_do_not_change_a_bit(train: Train, alone: Path, ranks: int | None, workers: int):
     assert train(f"loader.workers={workers}", ranks=ranks) == weights(alone)
 

@@ -219,7 +219,7 @@ def leave() -> None:
 
 @atexit.register
 def _end_threads() -> None:
-    """End Gloo's threads. One that asks for the interpreter's lock while the interpreter ends would abort the process."""
+    """End Gloo's threads: one that asks for the interpreter's lock while it ends would abort the process."""
     gc.collect()  # a reducer in a cycle
     _left.clear()
 
