@@ -7,7 +7,7 @@ PYTEST = $(IN_TOOLS) python -m pytest --numprocesses auto --maxprocesses 4 --dis
 export GIT_CEILING_DIRECTORIES := $(abspath build)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader hashing stock picture gpu-bundle gpu clean
+.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader hashing portability stock picture gpu-bundle gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +57,9 @@ loader: $(TOOLS)/.locked  ## measure samples per second of a run's loader beside
 
 hashing: $(TOOLS)/.locked  ## measure what checking 10^5 files, or 10 GB, costs at the start of a run; ten minutes
 	@$(IN_TOOLS) python tools/hashing.py
+
+portability: $(TOOLS)/.locked  ## measure which operations of torch give one result on all CPUs; forty minutes
+	@$(IN_TOOLS) python tools/portability.py
 
 stock: $(TOOLS)/.locked  ## measure a plain script's bits beside this project's, on CPU; five minutes
 	@$(IN_TOOLS) python tools/stock.py
