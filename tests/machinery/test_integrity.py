@@ -17,6 +17,7 @@ from project.repro.asked.settings import Parallel
 from project.repro.errors import Disagreement
 from project.repro.step import Step
 from project.repro.step import Training as TrainingOfRun
+from project.repro.training.operations import Operations
 from project.repro.training.optimizers import Optimizers
 from project.repro.training.parallel import OrderFree
 from project.repro.training.sampling import Plan
@@ -187,7 +188,9 @@ def test_every_shard_has_its_turn_to_be_computed_twice(config: Config, tmp_path:
         plan = Plan(1000, config.parallel.global_batch, config.parallel.shards, config.seed)
         optimizer = Optimizers(torch.optim.SGD(model.parameters()))
         trace = Trace("off", tmp_path, ALONE)
-        training = TrainingOfRun(asked, ALONE, trace, plan, model, optimizer, {}, lambda step, **metrics: None)
+        training = TrainingOfRun(
+            asked, ALONE, trace, plan, model, optimizer, {}, lambda step, **metrics: None, Operations(wanted=False)
+        )
         every_step = [(number, Step(training, number, steps)) for number in range(steps)]
         return [(n, shard) for n, step in every_step for shard in range(plan.shards) if step._rechecks(shard)]
 

@@ -18,7 +18,7 @@ from . import progress
 from .asked import manifest, opened, stages
 from .asked.address import LOCKS, content_address
 from .asked.settings import Settings
-from .differences import flatten
+from .differences import flatten, some
 from .errors import Failure, Preempted, Refused
 from .files import rename, write_json
 from .machine import environment, switches
@@ -26,12 +26,12 @@ from .project import Project
 from .records import names, receipt
 from .records.curves import write_curves
 from .records.lock import RunLock
-from .records.opening import open_run, require_run_directory
+from .records.opening import change_environment, open_run, require_run_directory, told_of, unproven_before
 from .records.record import Record, as_number
 from .records.signature import require_key, sign
 from .records.tracking import Follower
 from .step import Step, Training
-from .training import agreement, checkpoint, sampling, world
+from .training import agreement, checkpoint, operations, sampling, world
 from .training.optimizers import Given, Optimizers
 from .training.sampling import Indexed
 from .training.seeds import derive, seed_everything
@@ -59,6 +59,8 @@ class Run:
         self._saver: checkpoint.Saver | None = None
         self._origin: checkpoint.Origin | None = None
         self._plan: sampling.Plan | None = None
+        self._operations = operations.Operations(wanted=False)
+        self._unproven: dict[str, str] = {}  # operations that take the run out of the portable class
         self._resumed = self._terminated = self._finished = False
         self._done = 0  # steps
 
@@ -71,6 +73,7 @@ class Run:
             self._agree()
             self.world.together(self._open)
             seed_everything(derive(self.config.seed, "init"))  # for the weights that are made next
+            self._operations.begin()
         except BaseException as error:  # `with` leaves only what was entered
             self.__exit__(type(error), error, error.__traceback__)
             raise
@@ -89,6 +92,35 @@ class Run:
         self.environment = environment.numeric_environment(self.config.determinism, self.world.device)
         report = self.address.preimage | {"environment": self.environment}
         agreement.require_agreement(flatten(report), self.world, "the ranks disagree before step 0:")
+        promised = environment.is_promised(self.environment, self.config.compute)
+        self._operations = operations.Operations(promised)
+        known = self.world.together(lambda: unproven_before(self.out) if promised and self.world.leads else {})
+        self._set_unproven(self.world.from_lead(known))
+
+    def _set_unproven(self, met: dict[str, str]) -> None:
+        """The run calls these operations: the CPU's model belongs to its environment, and no rank has another."""
+        self._unproven = met
+        if met:
+            self.environment = environment.with_unproven(self.environment, met)
+            said = f"bits of {some(list(met), 3)} may depend on the CPU, and the ranks have different ones:"
+            agreement.require_agreement(flatten(self.environment), self.world, said)
+
+    def _here(self) -> dict[str, Any]:
+        """What environment.json is to hold."""
+        facts = {"world_size": self.world.size, "unproven": self._unproven}
+        return environment.record(self.environment, self.config.compute, **facts)
+
+    def _first_step(self) -> None:
+        """Step 0 is made, so that nearly all operations of the run are known; no checkpoint is written yet."""
+        seen, watched = self._operations.unproven(self._model), self._operations.wanted
+        self._operations.end()
+        if watched:
+            self._set_unproven({name: line for rank in self.world.gather(seen)[::-1] for name, line in rank.items()})
+        if self._unproven and self._record and self._saver:
+            here = self._here()
+            change_environment(self.out, self._record, here)
+            self._set_origin(here["environment"])
+            _tell("\n".join(told_of(self._unproven)))
 
     def _open(self) -> None:
         if not self.world.leads:
@@ -96,12 +128,18 @@ class Run:
         require_key(self.config.receipt.key)  # before anything is written
         require_run_directory(self.project, self.out)
         self._lock.acquire()
-        here = environment.record(self.environment, self.config.compute, world_size=self.world.size)
+        here = self._here()
         opened = open_run(self.project, self.config, self.out, self.address, here, _tell)
         self._record, self._resumed = opened.record, opened.resumed
-        self._origin = checkpoint.Origin(self.address.digest, here["environment"], opened.record.environments)
+        self._set_origin(here["environment"])
         if self.config.tracking.enabled:
             self._follower = Follower(self.out, self.project.root / LOCKS)
+
+    def _set_origin(self, digest: str) -> None:
+        assert self._record
+        self._origin = checkpoint.Origin(self.address.digest, digest, self._record.environments)
+        if self._saver:
+            self._saver.origin = self._origin
 
     def steps(
         self,
@@ -132,17 +170,24 @@ class Run:
         self._plan, self._stop = plan, stop = sampling.planned(dataset, self.config, epochs, steps)
         self._model, self._optimizers, self._objects = model, Optimizers(optimizer), require_stateful(state)
         held = model, self._optimizers, self._objects
-        training = Training(self.config, self.world, self._trace, plan, *held, self.log)
+        watch = self._operations
+        watch.rest()
+        training = Training(self.config, self.world, self._trace, plan, *held, self.log, watch)
         self.world.together(opened.require_known)  # before step 0, where all can be told by one
         start = self._restore()
+        if start:
+            watch.end()  # what step 0 calls is known from before
         loader = sampling.loader(dataset, plan, self.config, self.world, start, stop)
         training.batches = sampling.batches(loader, self.world)
         numbers = progress.shown(start, stop, lambda: self._latest) if self.world.leads else iter(range(start, stop))
         try:
             for number in numbers:
                 step = Step(training, number, stop)
-                yield step
+                with watch.watched():
+                    yield step
                 step.require_whole()
+                if number == 0:
+                    self._first_step()
                 if (told := training.hidden.look()) and self.world.leads:
                     _tell(f"step {number}: {told}")
                 self._after(number + 1)
@@ -257,6 +302,7 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._operations.end()
         forgotten = None
         if not error and not self._finished:
             error = forgotten = Refused("run.finish() was never called: it writes the weights and the receipt")

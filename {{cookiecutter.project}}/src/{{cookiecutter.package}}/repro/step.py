@@ -13,6 +13,7 @@ from .errors import NonFinite, Refused
 from .training import parallel
 from .training.fit import require_fit
 from .training.hidden import Hidden
+from .training.operations import Operations
 from .training.optimizers import Optimizers
 from .training.sampling import Plan, on_device, tensors_in
 from .training.seeds import derive, seed_everything
@@ -44,6 +45,7 @@ class Training:
         optimizers: Optimizers,
         objects: Mapping[str, Stateful],
         log: Callable[..., None],
+        operations: Operations,
     ) -> None:
         self.config, self.world, self.trace, self.plan, self.model, self.log = config, world, trace, plan, model, log
         require_fit(model, world.device)
@@ -53,6 +55,7 @@ class Training:
         self.network = cast(nn.Module, torch.compile(module)) if config.compute.compile else module
         self.batches: Iterator[Any] = iter(())
         self.hidden = Hidden(model)
+        self.operations = operations
 
 
 class Step:
@@ -97,7 +100,8 @@ class Step:
         every = training.config.integrity.compare_every
         measures = bool(every) and self.number % every == 0
         for shard in training.gradients.shards(training.plan.mine(training.world), measures):
-            batch = on_device(next(training.batches), training.world.device)
+            with training.operations.paused():  # nor are workers to inherit the watch
+                batch = on_device(next(training.batches), training.world.device)
             training.trace.batch(shard, tensors_in(batch))
             training.gradients.add(partial(self._loss, compute, batch, shard), twice=self._rechecks(shard))
         loss = training.gradients.reduce()  # now every rank holds the same gradients, to the last bit

@@ -18,6 +18,7 @@ from ..files import read_json
 from ..project import Project
 from ..records.chain import LINK, STEP
 from ..records.names import METRICS, STEP_ROWS
+from ..records.opening import told_of, unproven
 from ..records.receipt import read
 from . import trainings
 
@@ -126,6 +127,8 @@ def train_in_all_ways(
     (project.root / FOLDER).mkdir(parents=True)
     common = {"tracking.enabled": False, "trace.level": "step", "loader.workers": 0, **settings}
     first = _train(project, ONCE, common)
+    if first.weights and (said := told_of(unproven(project.root / ONCE.folder))):
+        tell("\n".join(said))
     yield first
     steps = read_json(project.root / ONCE.folder / METRICS)["steps"] if first.weights else 0
     for way in ways if first.weights else ():

@@ -5,7 +5,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..credentials import SECRET, without_credentials
 from .canary import RELEASED, arithmetic_canary
 from .switches import effective, is_portable
 
+PORTABLE = "cpu-portable"
 # Only these variables are read: no other one may reach a record.
 PREFIXES = (
     "ATEN_", "CUBLAS_", "CUDNN_", "DNNL_", "GLOO_", "KMP_", "MKL_", "NCCL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_",
@@ -54,8 +55,9 @@ def numeric_environment(determinism: Determinism, device: torch.device) -> dict[
             "machine": platform.machine(),
             "instruction_set": torch.backends.cpu.get_cpu_capability(),
             "arithmetic": arithmetic_canary(),
-            # The portable pins make the model irrelevant; without them it decides bits.
+            # The portable pins make the model irrelevant for proven operations; without them it decides bits.
             "model": None if is_portable(determinism) else _cpu_model(),
+            "unproven": [],  # operations that the run calls; see `with_unproven`
         },
         "threads": torch.get_num_threads(),
         "switches": effective(),
@@ -69,11 +71,24 @@ def environment_class(environment: dict[str, Any], compute: Compute) -> str:
     Outside the portable class, a numeric environment is a class of its own.
     """
     portable = (
-        environment["device"] == "cpu" and environment["cpu"]["arithmetic"] == RELEASED and environment["threads"] == 1
+        environment["device"] == "cpu"
+        and environment["cpu"]["arithmetic"] == RELEASED
+        and environment["threads"] == 1
+        and not environment["cpu"]["unproven"]
     )
     if portable and compute.plain:
-        return f"cpu-portable/torch-{environment['torch']['version']}"
+        return f"{PORTABLE}/torch-{environment['torch']['version']}"
     return f"{environment['device']}/{digest(environment)[:16]}"
+
+
+def is_promised(environment: dict[str, Any], compute: Compute) -> bool:
+    """Whether every CPU of the portable class gives the bits that are computed here."""
+    return environment_class(environment, compute).startswith(PORTABLE)
+
+
+def with_unproven(environment: dict[str, Any], operations: Iterable[str]) -> dict[str, Any]:
+    """The environment of a run that calls operations whose bits may depend on the CPU: with the CPU's model."""
+    return environment | {"cpu": environment["cpu"] | {"model": _cpu_model(), "unproven": sorted(operations)}}
 
 
 def record(environment: dict[str, Any], compute: Compute, **facts: Any) -> dict[str, Any]:

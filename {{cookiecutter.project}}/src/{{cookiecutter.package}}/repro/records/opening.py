@@ -1,7 +1,7 @@
 """Opening of a run directory: a new record begins, or an unfinished one of the same content address goes on."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from .code_state import code_state, require_no_secret, told
 from .reading import read_record
 from .record import Record
 
+SHOWN = 6  # operations that have a line of their own
 FOLDERS = (names.CHECKPOINTS, names.TRACE, names.EARLIER)
 
 
@@ -101,6 +102,35 @@ def open_run(
         },
     )
     return Opened(record, resumed)
+
+
+def unproven(out: Path) -> dict[str, str]:
+    """Operations that the run in `out` calls and that took it out of the portable class, with a line on each."""
+    return read_record(out, names.ENVIRONMENT)["informational"].get("unproven", {})
+
+
+def unproven_before(out: Path) -> dict[str, str]:
+    """Those of an unfinished run in `out`, if there is one."""
+    return unproven(out) if Record(out).unfinished() and (out / names.ENVIRONMENT).is_file() else {}
+
+
+def told_of(unproven: Mapping[str, str]) -> list[str]:
+    """The lines on operations that take a run out of the portable class, if there are any: a few, and how many more."""
+    lines = list(unproven.values())[:SHOWN]
+    if more := len(unproven) - len(lines):
+        lines.append(f"{more} more operations: see cpu.unproven in {names.ENVIRONMENT}")
+    if lines:
+        lines.append("this run is out of the class cpu-portable: another CPU may compute other bits")
+    return lines
+
+
+def change_environment(out: Path, record: Record, environment: dict[str, Any]) -> None:
+    """Write down another numeric environment for the run, before any checkpoint names the one that it began with."""
+    begun = read_record(out, names.ENVIRONMENT)
+    if begun["class"].startswith("mixed/"):
+        environment = environment | {"class": begun["class"]}
+    write_json(out / names.ENVIRONMENT, environment)
+    record.change_environment(begun["environment"], environment["environment"])
 
 
 def _clear(out: Path, finished: str, address: ContentAddress, tell: Callable[[str], None]) -> None:

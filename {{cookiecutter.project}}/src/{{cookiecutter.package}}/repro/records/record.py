@@ -66,6 +66,13 @@ class Record:
             self._known |= {(row["step"], name): value for name, value in row["metrics"].items()}
         self._rows = path.open("a", buffering=1)
 
+    def change_environment(self, before: str, after: str) -> None:
+        """The first step has shown that the environment `before` is another one."""
+        there = [after if each == before else each for each in self.environments]
+        self._facts["environments"] = list(dict.fromkeys(there))
+        self._facts["tags"] = self._facts["tags"] | {"repro.environment": after}
+        write_json(self.folder / names.RUN, self._facts)
+
     def went_on(self, done: int) -> None:
         """Note that the run was resumed after `done` steps."""
         self._facts["resumed"] = [*self._facts.get("resumed", []), done]

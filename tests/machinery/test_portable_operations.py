@@ -1,0 +1,337 @@
+"""A run that calls an operation whose bits may depend on the CPU says so, by name, and is out of the portable class."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attempt import Crash, inside
+from conftest import Trained
+from loops import Loop, Parts, each_step, good
+from project import PROJECT
+from project.config import Config
+from project.repro.asked import stages
+from project.repro.asked.settings import Determinism
+from project.repro.files import read_json
+from project.repro.machine import environment, portable, switches
+from project.repro.project import Project
+from project.repro.records import names, opening, receipt
+from project.repro.run import Run
+from project.repro.training import exact, operations
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from warm import Warm
+
+THIS = Path(__file__).name
+PLAIN = each_step(good)
+
+
+class Calls(nn.Module):
+    """Calls a function in its forward pass."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, 8) to (n, 8), all positive."""
+        return self.function(torch.sigmoid(x) + 0.5)
+
+
+class Backwards(torch.autograd.Function):
+    """The same; its backward pass calls atan."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.atan(gradient)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that ended: its folder and what it told."""
+
+    out: Path
+    told: list[str]
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        return read_json(self.out / names.ENVIRONMENT)
+
+    @property
+    def unproven(self) -> list[str]:
+        return self.environment["preimage"]["cpu"]["unproven"]
+
+
+Attempt = Callable[..., Ended]
+
+
+@pytest.fixture(autouse=True)
+def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Stages run in this process, which has loaded tests, from elsewhere, and the lab, which the address lacks."""
+    monkeypatch.setattr(stages, "require_installed", lambda project, unhashed: None)
+    for name in [name for name in sys.modules if ".repro.lab" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    yield
+    switches.apply(Determinism(cpu="portable", relax=()))
+
+
+@pytest.fixture
+def attempt(config: Config, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Attempt:
+    """A function that runs a loop, with `function` called by a module of its model."""
+
+    def attempt(loop: Loop = PLAIN, function: Any = None, out: str = "run", **checkpoints: Any) -> Ended:
+        capsys.readouterr()
+        with Run(PROJECT, inside(config, prepared, 0, **checkpoints), tmp_path / out) as run:
+            parts = Parts(run)
+            if function:
+                parts.model.insert(2, Calls(function))
+            loop(run, parts)
+        return Ended(tmp_path / out, capsys.readouterr().err.splitlines())
+
+    return attempt
+
+
+def root(x: Tensor) -> Tensor:
+    return torch.sqrt(x)
+
+
+def power(x: Tensor) -> Tensor:
+    return x**0.5
+
+
+def angle(x: Tensor) -> Tensor:
+    return torch.atan(x)
+
+
+PLANTED = {  # the function, the operation, the replacement
+    "sqrt": (root, "sqrt float32", ". Use repro.training.exact.sqrt(x)"),
+    "power": (power, "pow(0.5) float32", ". Use repro.training.exact.sqrt(x)"),
+    "atan": (angle, "atan float32", ""),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_operation_is_told_with_module_line_and_replacement(name: str, attempt: Attempt):
+    function, operation, replacement = PLANTED[name]
+    ended = attempt(function=function)
+    line = function.__code__.co_firstlineno + 1
+    first, said = ended.told
+    assert first == (f"{operation} at {THIS}:{line}, in 2 (Calls): its bits differ between CPUs{replacement}")
+    assert said == "this run is out of the class cpu-portable: another CPU may compute other bits"
+    assert ended.unproven == [operation]
+    assert ended.environment["class"] == f"cpu/{ended.environment['environment'][:16]}"
+    assert ended.environment["preimage"]["cpu"]["model"] == ended.environment["informational"]["cpu"]
+    stated = receipt.read(ended.out).stated["environment"]  # whose digest is that of its preimage
+    assert stated["class"] == ended.environment["class"]
+    facts = read_json(ended.out / names.RUN)
+    assert facts["environments"] == [facts["tags"]["repro.environment"]] == [ended.environment["environment"]]
+
+
+def same(x: Tensor) -> Tensor:
+    return (exact.sqrt(x) + x**2 * torch.rsqrt(x)) / 8
+
+
+def test_proven_operations_and_the_exact_root_are_told_of_no_run(attempt: Attempt):
+    ended = attempt(function=same)
+    assert ended.told == [] and ended.unproven == []
+    assert ended.environment["class"].startswith("cpu-portable/torch-")
+    assert ended.environment["preimage"]["cpu"]["model"] is None
+
+
+def test_default_project_stays_in_the_class(untracked: Trained):
+    recorded = read_json(untracked.out / names.ENVIRONMENT)
+    assert recorded["class"].startswith("cpu-portable/torch-") and "portable" not in untracked.done.stderr
+
+
+def test_optimizer_without_fused_is_told_by_its_line(attempt: Attempt):
+    def loop(run: Run, parts: Parts) -> None:
+        parts.optimizer = torch.optim.AdamW(parts.model.parameters(), foreach=True)
+        each_step(good)(run, parts)
+
+    ended = attempt(loop)
+    assert ended.unproven == ["_foreach_sqrt float32"]
+    assert ended.told[0].startswith("_foreach_sqrt float32 at loops.py:")
+    assert ended.told[0].endswith("its bits differ between CPUs. Use an optimizer with fused=True, such as AdamW")
+
+
+def test_backward_pass_and_initial_weights_are_seen(attempt: Attempt):
+    def loop(run: Run, parts: Parts) -> None:
+        with torch.no_grad():
+            parts.model[0].weight.copy_(torch.acos(parts.model[0].weight))
+        each_step(good)(run, parts)
+
+    ended = attempt(loop, function=Backwards.apply)
+    assert ended.unproven == ["acos float32", "atan float32"]
+
+
+def test_gradient_of_an_operation_is_told_at_the_line_of_the_call(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):
+    known = {name: kinds for name, kinds in portable.table().items() if name != "tanh_backward"}
+    monkeypatch.setattr(portable, "table", lambda: known)
+    ended = attempt(function=bent)
+    line = bent.__code__.co_firstlineno + 1
+    unmeasured = "nobody has measured whether its bits differ between CPUs"
+    assert ended.told[0] == f"tanh_backward float32 at {THIS}:{line}, in 2 (Calls): {unmeasured}"
+
+
+def bent(x: Tensor) -> Tensor:
+    return torch.tanh(x)
+
+
+def test_many_operations_are_counted_and_none_is_nothing():
+    lines = opening.told_of({f"op{number} float32": f"op{number} at model.py:1" for number in range(9)})
+    assert len(lines) == opening.SHOWN + 2 and "3 more operations" in lines[-2]
+    assert opening.told_of({}) == []
+
+
+# ---- what the watch changes
+
+
+def test_watch_changes_no_bit_and_leaves_no_mode(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):
+    watched = attempt(function=root)
+    monkeypatch.setattr(operations.Operations, "begin", lambda self: None)
+    monkeypatch.setattr(operations.Operations, "watched", lambda self, on=True: nullcontext())
+    alone = attempt(function=root, out="alone")
+    assert alone.told == [] and watched.told
+    same = [hashlib.sha256((each.out / "model.safetensors").read_bytes()).digest() for each in (watched, alone)]
+    assert same[0] == same[1]
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+def test_only_the_first_step_is_watched(attempt: Attempt):
+    seen = []
+
+    def body(step: Any, parts: Parts) -> None:
+        seen.append(torch.utils._python_dispatch._get_current_dispatch_mode() is not None)
+        good(step, parts)
+
+    attempt(each_step(body))
+    assert seen == [True, False, False]
+
+
+def test_loop_that_fails_leaves_no_mode(attempt: Attempt):
+    def body(step: Any, parts: Parts) -> None:
+        raise Crash
+
+    with pytest.raises(Crash):
+        attempt(each_step(body))
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+# ---- resumed, and on other CPUs
+
+
+def stopped(after: int) -> Loop:
+    def body(step: Any, parts: Parts) -> None:
+        if step.number == after:
+            raise Crash
+        good(step, parts)
+
+    return each_step(body)
+
+
+def test_resumed_run_is_in_the_environment_that_its_first_step_has_shown(attempt: Attempt):
+    with pytest.raises(Crash):
+        attempt(stopped(2), function=root, every=1)
+    ended = attempt(function=root, every=1)
+    assert [line for line in ended.told if "portable" in line or "environment" in line] == []
+    assert ended.unproven == ["sqrt float32"] and ended.environment["class"].startswith("cpu/")
+    facts = read_json(ended.out / names.RUN)
+    assert facts["environments"] == [ended.environment["environment"]] and facts["resumed"] == [2]
+
+
+def test_run_that_is_resumed_on_another_cpu_says_so(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(Crash):
+        attempt(stopped(2), function=root, every=1)
+    monkeypatch.setattr(environment, "_cpu_model", lambda: "another")
+    ended = attempt(function=root, every=1)
+    (line,) = [line for line in ended.told if "goes on in another numeric environment" in line]
+    assert "cpu.model" in line and ended.environment["class"].startswith("mixed/")
+
+
+def test_run_of_proven_operations_goes_on_on_another_cpu(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(Crash):
+        attempt(stopped(2), every=1)
+    monkeypatch.setattr(environment, "_cpu_model", lambda: "another")
+    ended = attempt(every=1)
+    assert ended.told == [] and ended.environment["class"].startswith("cpu-portable/")
+
+
+def test_what_one_of_two_ranks_calls_is_told_by_the_lead(prepared: Path, tmp_path: Path):
+    arguments = str(prepared), str(tmp_path / "run")
+    logs = {"out": tmp_path / "out", "err": tmp_path / "err"}
+    code = Warm(*arguments, ranks=2, script=Path(__file__).with_name("rooted.py"), **logs).wait()
+    told = logs["err"].read_text()
+    assert code == 0, told
+    assert told.count("atan float32 at rooted.py:") == 1 and told.count("out of the class cpu-portable") == 1
+    assert read_json(tmp_path / "run" / names.ENVIRONMENT)["preimage"]["cpu"]["unproven"] == ["atan float32"]
+
+
+# ---- the table
+
+
+def test_table_holds_what_was_found_to_differ_and_what_was_found_equal():
+    table = portable.table()
+    for name in ("sqrt", "pow(0.5)", "atan", "acos", "log10", "_foreach_sqrt", "_euclidean_dist"):
+        assert "-float32" in table[name], name
+    for name in ("sqrt", "tan", "asin", "log"):
+        assert "-float64" in table[name], name
+    for name in ("exp", "log", "tanh", "erf", "rsqrt", "pow", "addmm", "convolution", "_fused_adamw", "bernoulli"):
+        assert "float32" in table[name], name
+
+
+def test_kind_of_number_is_part_of_an_operation():
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            calls.append(" ".join(portable.operation(function, args, result)))
+            return result
+
+    calls: list[str] = []
+    x = torch.ones(3)
+    with Seen():
+        for function in (torch.exp, torch.exp_):
+            function(x)
+        x.double().exp()
+        x.bfloat16().exp()
+        x.long() + 1
+        torch.zeros(2)
+        x**2, x**x, x**0.5, torch._foreach_pow([x], 0.5)
+    assert calls == [
+        "exp float32", "exp float32", "_to_copy float32", "exp float64", "_to_copy float32", "exp bfloat16",
+        "_to_copy float32", "add integers", "zeros float32", "pow float32", "pow float32", "pow(0.5) float32",
+        "_foreach_pow(0.5) float32",
+    ]  # fmt: skip
+
+
+# ---- repro verify
+
+
+@pytest.mark.parametrize("met", [{}, {"sqrt float32": "sqrt float32 at model.py:1: its bits differ between CPUs"}])
+def test_verify_tells_the_operations_of_its_first_training(
+    met: dict[str, str], config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from project.repro.lab import verify
+
+    def train(project: Project, way: verify.Way, settings: Any, steps: int = 0) -> verify.Row:
+        folder = project.root / way.folder
+        folder.mkdir(parents=True)
+        (folder / names.METRICS).write_text('{"steps": 3}')
+        record = {"environment": "", "class": "", "preimage": {}, "informational": {"unproven": met}}
+        (folder / names.ENVIRONMENT).write_text(json.dumps(record))
+        return verify.Row(way.name, "EQUAL", "0" * 64)
+
+    monkeypatch.setattr(verify, "_train", train)
+    told: list[str] = []
+    project = Project(tmp_path / "src" / "tides")
+    list(verify.train_in_all_ways(project, config, 1, {}, told.append, verify.chosen(["once more"])))
+    assert told == (["\n".join(opening.told_of(met))] if met else [])
