@@ -25,6 +25,7 @@ JINJA = "{{ cookiecutter.package }}"
 # DVC folds a line of dvc.lock at 80 columns, which one does reach where the package has a long name.
 FOLD = r"""{{ " \n      " if cookiecutter.package | length > 35 else " " }}"""
 MACHINERY = TEMPLATE / "src" / "{{cookiecutter.package}}" / "repro"
+LIST = "machinery.sha256"
 
 RESULTS = """\
 # What a run must give: one row per (content address, environment class). `repro check` compares:
@@ -62,10 +63,11 @@ def list_machinery() -> None:
     """Write machinery.sha256, which `sha256sum --check` reads."""
     digests = {
         path.relative_to(MACHINERY).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in MACHINERY.rglob("*.py")
+        for path in MACHINERY.rglob("*")
+        if path.is_file() and path.suffix != ".pyc" and path.name != LIST
     }
     lines = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(digests.items()))
-    (MACHINERY / "machinery.sha256").write_text(lines)
+    (MACHINERY / LIST).write_text(lines)
 
 
 def take_over(project: Path) -> None:
