@@ -11,7 +11,7 @@ from conftest import PACKAGE, PROJECT
 from project.repro.asked.manifest import sha256_file
 from project.repro.errors import Refused
 from project.repro.project import Project
-from project.repro.records.machinery import LIST, judged, machinery, template_version
+from project.repro.records.machinery import LIST, files, judged, machinery, template_version
 
 OURS = Project(PROJECT / "src" / PACKAGE)
 VERSION = template_version(OURS)
@@ -122,13 +122,13 @@ def test_modification_is_named_by_the_receipt_and_by_the_judge(copy: Project, ta
 
 def test_many_modified_files_are_counted(copy: Project):
     """As with line ends of another system."""
-    files = sorted(copy.machinery.rglob("*.py"))
-    for path in files:
+    paths = sorted(copy.machinery.rglob("*.py"))
+    for path in paths:
         path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     stated = machinery(copy).stated()
-    assert len(stated["modified"]) == len(files)
+    assert len(stated["modified"]) == len(paths)
     sentence, own = judged(copy, stated)
-    more = f"{', '.join(stated['modified'][:5])} and {len(files) - 5} more"
+    more = f"{', '.join(stated['modified'][:5])} and {len(paths) - 5} more"
     assert sentence.endswith(f"with modified files: {more}") and own.endswith(f"modified machinery: {more}")
 
 
@@ -166,7 +166,7 @@ def test_claim_of_no_modification_with_another_digest_is_found():
 def test_code_and_list_edited_together_are_found_by_who_has_another_list(copy: Project):
     """Within one project nobody can know; the digest is printed so that people can compare it."""
     append(copy.machinery / "lab" / "verify.py")
-    lines = (f"{sha256_file(path)}  {path.relative_to(copy.machinery)}\n" for path in copy.machinery.rglob("*.py"))
+    lines = (f"{sha256}  {name}\n" for name, sha256 in files(copy.machinery).items())
     (copy.machinery / LIST).write_text("".join(lines))
     stated = machinery(copy).stated()
     assert judged(copy, stated) == [f"machinery as released by template {VERSION} ({stated['digest'][:16]})"]
