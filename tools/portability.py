@@ -72,7 +72,7 @@ observed, and calls with equal inputs were compared by their outputs, bit by bit
 The CPU was {host}. CPUID faulting made it answer as each of the others, so that every library
 took the kernels that it has for that CPU; the instructions were still its own. QEMU computes the instructions, too:
 those for an approximate reciprocal or root give other bits on each maker's CPUs, and MKL's functions begin with them.
-It is slow, and ran only what works element by element, optimizers and distances.
+It is slow, and ran only what works element by element, reductions, distances, optimizers and random draws.
 
 **{calls} calls of {operations} operations were compared; {equals} operations never differed.** A run that calls any
 other one says so, and is out of the class `cpu-portable`.
@@ -94,7 +94,7 @@ The numbers are calls that differ, of calls with equal inputs; in the first colu
 {unmeasured}
 
 Some samples of these operators did not run to their end: they have no deterministic kernel, want what a CPU does not
-have, or took too long.
+have, took too long, or crashed the emulator.
 
 {failed}
 """
