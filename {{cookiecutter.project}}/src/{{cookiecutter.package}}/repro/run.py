@@ -18,10 +18,10 @@ from . import progress
 from .asked import manifest, opened, stages
 from .asked.address import LOCKS, content_address
 from .asked.settings import Settings
-from .differences import flatten, some
+from .differences import flatten
 from .errors import Failure, Preempted, Refused
 from .files import rename, write_json
-from .machine import environment, switches
+from .machine import switches
 from .project import Project
 from .records import names, receipt
 from .records.curves import write_curves
@@ -31,8 +31,9 @@ from .records.record import Record, as_number
 from .records.signature import require_key, sign
 from .records.tracking import Follower
 from .step import Step, Training
-from .training import agreement, checkpoint, operations, sampling, world
+from .training import agreement, checkpoint, sampling, world
 from .training.optimizers import Given, Optimizers
+from .training.promise import Promise
 from .training.sampling import Indexed
 from .training.seeds import derive, seed_everything
 from .training.trace import Trace
@@ -46,7 +47,6 @@ class Run:
     Attributes:
         world: this process's rank, the world size and the device.
         address: the content address.
-        environment: the numeric environment (what its digest is made of).
     """
 
     def __init__(self, project: Project, config: Settings, out: Path) -> None:
@@ -59,21 +59,20 @@ class Run:
         self._saver: checkpoint.Saver | None = None
         self._origin: checkpoint.Origin | None = None
         self._plan: sampling.Plan | None = None
-        self._operations = operations.Operations(wanted=False)
-        self._unproven: dict[str, str] = {}  # operations that take the run out of the portable class
         self._resumed = self._terminated = self._finished = False
         self._done = 0  # steps
 
     def __enter__(self) -> Self:
         switches.apply(self.config.determinism)
         self.world = world.join(self.config.device, self.config.parallel)
+        self._promise = Promise(self.config, self.world)
         self._trace = Trace(self.config.trace.level, self.out, self.world, self.config.trace.values)
         self._old_handler = signal.signal(signal.SIGTERM, self._terminate)
         try:
             self._agree()
             self.world.together(self._open)
             seed_everything(derive(self.config.seed, "init"))  # for the weights that are made next
-            self._operations.begin()
+            self._promise.watch.begin()
         except BaseException as error:  # `with` leaves only what was entered
             self.__exit__(type(error), error, error.__traceback__)
             raise
@@ -89,38 +88,25 @@ class Run:
         )
         _let_read(data, self.config)
         self.address = content_address(self.project, self.config, data, self.world.size)
-        self.environment = environment.numeric_environment(self.config.determinism, self.world.device)
         report = self.address.preimage | {"environment": self.environment}
         agreement.require_agreement(flatten(report), self.world, "the ranks disagree before step 0:")
-        promised = environment.is_promised(self.environment, self.config.compute)
-        self._operations = operations.Operations(promised)
-        known = self.world.together(lambda: unproven_before(self.out) if promised and self.world.leads else {})
-        self._set_unproven(self.world.from_lead(known))
+        wanted = self._promise.watch.wanted
+        known = self.world.together(lambda: unproven_before(self.out) if wanted and self.world.leads else {})
+        self._promise.meet(self.world.from_lead(known))
 
-    def _set_unproven(self, met: dict[str, str]) -> None:
-        """The run calls these operations: the CPU's model belongs to its environment, and no rank has another."""
-        self._unproven = met
-        if met:
-            self.environment = environment.with_unproven(self.environment, met)
-            said = f"bits of {some(list(met), 3)} may depend on the CPU, and the ranks have different ones:"
-            agreement.require_agreement(flatten(self.environment), self.world, said)
-
-    def _here(self) -> dict[str, Any]:
-        """What environment.json is to hold."""
-        facts = {"world_size": self.world.size, "unproven": self._unproven}
-        return environment.record(self.environment, self.config.compute, **facts)
+    @property
+    def environment(self) -> dict[str, Any]:
+        """The numeric environment (what its digest is made of)."""
+        return self._promise.environment
 
     def _first_step(self) -> None:
         """Step 0 is made, so that nearly all operations of the run are known; no checkpoint is written yet."""
-        seen, watched = self._operations.unproven(self._model), self._operations.wanted
-        self._operations.end()
-        if watched:
-            self._set_unproven({name: line for rank in self.world.gather(seen)[::-1] for name, line in rank.items()})
-        if self._unproven and self._record and self._saver:
-            here = self._here()
+        self._promise.judge(self._model)
+        if self._promise.unproven and self._record:
+            here = self._promise.record()
             change_environment(self.out, self._record, here)
             self._set_origin(here["environment"])
-            _tell("\n".join(told_of(self._unproven)))
+            _tell("\n".join(told_of(self._promise.unproven)))
 
     def _open(self) -> None:
         if not self.world.leads:
@@ -128,7 +114,7 @@ class Run:
         require_key(self.config.receipt.key)  # before anything is written
         require_run_directory(self.project, self.out)
         self._lock.acquire()
-        here = self._here()
+        here = self._promise.record()
         opened = open_run(self.project, self.config, self.out, self.address, here, _tell)
         self._record, self._resumed = opened.record, opened.resumed
         self._set_origin(here["environment"])
@@ -170,7 +156,7 @@ class Run:
         self._plan, self._stop = plan, stop = sampling.planned(dataset, self.config, epochs, steps)
         self._model, self._optimizers, self._objects = model, Optimizers(optimizer), require_stateful(state)
         held = model, self._optimizers, self._objects
-        watch = self._operations
+        watch = self._promise.watch
         watch.rest()
         training = Training(self.config, self.world, self._trace, plan, *held, self.log, watch)
         self.world.together(opened.require_known)  # before step 0, where all can be told by one
@@ -302,7 +288,7 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._operations.end()
+        self._promise.watch.end()
         forgotten = None
         if not error and not self._finished:
             error = forgotten = Refused("run.finish() was never called: it writes the weights and the receipt")

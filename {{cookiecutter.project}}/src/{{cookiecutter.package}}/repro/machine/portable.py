@@ -4,7 +4,7 @@
 operation that is not in it may be the same everywhere as well: nobody knows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ SILENT = ("c10d", "_c10d_functional", "profiler")
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors among the arguments or results of an operation."""
+    """The tensors in nested lists, tuples and mappings, such as an operation's arguments or a batch, in order."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         yield from tensors_in(list(value.values()))
     elif isinstance(value, list | tuple):
         for each in value:

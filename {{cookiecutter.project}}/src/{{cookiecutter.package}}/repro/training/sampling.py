@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from ..asked import opened
 from ..asked.settings import Determinism, Settings
 from ..errors import Failure, Refused
-from ..machine import switches
+from ..machine import portable, switches
 from .generators import seeded
 from .order import Permutation
 from .seeds import derive
@@ -186,18 +186,7 @@ def tensors_in(batch: Any) -> list[Tensor]:
     Raises:
         Refused: it holds none.
     """
-    found = list(_walk(batch))
+    found = list(portable.tensors_in(batch))
     if not found:
         raise Refused("a batch holds no tensor: let the dataset's items hold tensors, arrays or numbers")
     return found
-
-
-def _walk(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from _walk(value)
-    elif isinstance(batch, list | tuple):
-        for value in batch:
-            yield from _walk(value)

@@ -1,0 +1,53 @@
+"""The numeric environment of a run, and the operations that may take it out of the portable class."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from ..asked.settings import Settings
+from ..differences import flatten, some
+from ..machine import environment
+from .agreement import require_agreement
+from .operations import Operations
+from .world import World
+
+
+class Promise:
+    """Whether every CPU gives the bits of a run. It is known for good when the first step is done.
+
+    Attributes:
+        environment: the numeric environment (what its digest is made of).
+        watch: sees the operations that the run calls, if the class is the portable one so far.
+        unproven: those whose bits may depend on the CPU, each with a line on its first call.
+    """
+
+    def __init__(self, config: Settings, world: World) -> None:
+        self._compute, self._world = config.compute, world
+        self.environment = environment.numeric_environment(config.determinism, world.device)
+        self.watch = Operations(environment.is_promised(self.environment, config.compute))
+        self.unproven: Mapping[str, str] = {}
+
+    def meet(self, unproven: Mapping[str, str]) -> None:
+        """The run calls these operations: the CPU's model belongs to its environment, and no rank has another.
+
+        Raises:
+            Disagreement: the ranks have different CPUs.
+        """
+        self.unproven = unproven
+        if unproven:
+            self.environment = environment.with_unproven(self.environment, unproven)
+            said = f"bits of {some(list(unproven), 3)} may depend on the CPU, and the ranks have different ones:"
+            require_agreement(flatten(self.environment), self._world, said)
+
+    def judge(self, model: nn.Module) -> None:
+        """Meet what the ranks have called until now, and watch no longer."""
+        seen, watched = self.watch.unproven(model), self.watch.wanted
+        self.watch.end()
+        if watched:
+            self.meet({name: line for rank in self._world.gather(seen)[::-1] for name, line in rank.items()})
+
+    def record(self) -> dict[str, Any]:
+        """What environment.json holds."""
+        facts = {"world_size": self._world.size, "unproven": self.unproven}
+        return environment.record(self.environment, self._compute, **facts)
