@@ -58,7 +58,7 @@ loader: $(TOOLS)/.locked  ## measure samples per second of a run's loader beside
 hashing: $(TOOLS)/.locked  ## measure what checking 10^5 files, or 10 GB, costs at the start of a run; ten minutes
 	@$(IN_TOOLS) python tools/hashing.py
 
-portability: $(TOOLS)/.locked  ## measure which operations of torch give one result on all CPUs; forty minutes
+portability: $(TOOLS)/.locked  ## measure which operations of torch give one result on all CPUs; twenty minutes
 	@$(IN_TOOLS) python tools/portability.py
 
 stock: $(TOOLS)/.locked  ## measure a plain script's bits beside this project's, on CPU; five minutes
