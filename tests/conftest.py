@@ -8,8 +8,8 @@ from bake import VENV
 from baked import Bake, BakedProject, Environment, InstalledProject, cookiecutter, copy_template
 
 # Generation needs no environment, and is tested while another process makes it.
-FIRST = "test_image", "test_recipes", "test_generation", "test_machinery.py::TestRest"
-FIRST += "test_machinery.py::TestRepeated", "test_project", "test_yours", "test_machinery"
+FIRST = "test_image", "test_recipes", "test_generation", "test_surroundings", "test_machinery.py::TestRest"
+FIRST += "test_machinery.py::TestTraining", "test_machinery", "test_project", "test_yours"
 FIRST += "test_stale", "test_portable", "test_nodes", "test_slurm"
 DATES = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
 

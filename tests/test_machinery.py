@@ -36,12 +36,19 @@ class TestRepeated(Group):
     files = ("diff", "interrupted", "replay", "resume", "values", "verify", "world")
 
 
+class TestTraining(Group):
+    """How the bits are kept while ranks train, and how ranks are started and stopped."""
+
+    files = ("agreement", "brought", "evaluation", "folder", "forgotten", "integrity", "opening", "sampling")
+    files += ("torchrun", "trace", "training")
+
+
 class TestRest(Group):
     """Everything else."""
 
     files = tuple(
         sorted(
             {path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py")}
-            - {*TestRecords.files, *TestRepeated.files}
+            - {*TestRecords.files, *TestRepeated.files, *TestTraining.files}
         )
     )

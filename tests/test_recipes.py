@@ -92,7 +92,7 @@ def test_own_tests_pass(laid: InstalledProject) -> None:
 
 def test_ways_to_train_change_no_bit(laid: InstalledProject, request: pytest.FixtureRequest) -> None:
     """And the weights are those of the recipe's README, on any CPU, if they start where it did."""
-    ways = WAYS[::2] if request.config.option.markexpr == "not long" else WAYS
+    ways = WAYS[2:3] if request.config.option.markexpr == "not long" else WAYS
     printed = verify(laid, *ways)
     rows = [line for line in printed.splitlines() if line.startswith(("one process ", *ways))]
     assert len(rows) == len(ways) + 1 and all(row.endswith("EQUAL") for row in rows), printed

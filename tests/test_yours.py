@@ -162,6 +162,7 @@ def test_planted_faults_are_found(copy: InstalledProject) -> None:
     assert failed(copy) == {test for *_, tests in FAULTS for test in tests.split()}
 
 
+@pytest.mark.long
 def test_operation_without_a_deterministic_kernel_is_found(copy: InstalledProject) -> None:
     """By each test that computes a loss."""
     change(place(copy, "train.py"), ("    return F.mse_loss(", STUCK + "    return F.mse_loss("))

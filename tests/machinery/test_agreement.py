@@ -184,6 +184,7 @@ def test_rank_with_another_library_stops_all(run: Run):
     assert not ran.out.exists()
 
 
+@pytest.mark.long
 def test_what_one_rank_alone_is_refused_stops_all_with_its_words(run: Run):
     ran = run("arguments", 1, 3, OTHER="--set data.prepared=nowhere")
     assert ran.codes == dict.fromkeys(range(3), "2"), ran.told

@@ -11,6 +11,7 @@ from warm import PACKAGE, Warm
 
 SCRIPT = Path(__file__).with_name("bringing.py")
 BROKEN = "depends_on_the_rank"
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

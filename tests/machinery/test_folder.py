@@ -18,6 +18,7 @@ from project.repro.asked.manifest import sha256_file
 from project.repro.records.receipt import read
 
 RAW = "data/raw/digits"
+pytestmark = pytest.mark.long
 PREPARE = '''
     """The folder is used as it is."""
     manifest.require_raw(config)
@@ -131,7 +132,6 @@ def copy(project: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(project, tmp_path / "copy", symlinks=True))
 
 
-@pytest.mark.long
 def test_altered_file_is_refused_by_name_everywhere(copy: Path):
     """It was altered after the preparation; one rank tells it for all."""
     assert command(copy, PACKAGE, "check-data").returncode == 0
@@ -167,7 +167,6 @@ def test_folder_that_the_manifest_does_not_name_is_not_read(copy: Path):
     assert done.returncode == 2 and f"{RAW}/" in done.stderr and "not in the content address" in done.stderr
 
 
-@pytest.mark.long
 def test_run_is_replayed_with_the_folder_from_dvc(copy: Path):
     shutil.rmtree(copy / RAW)
     done = command(copy, PACKAGE, "replay", "artifacts", "--ranks", "2")
