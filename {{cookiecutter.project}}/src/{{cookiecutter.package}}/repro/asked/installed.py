@@ -29,7 +29,8 @@ def require_installed(project: Project, unhashed: Sequence[str]) -> None:
     """
     if "all" in unhashed:
         return
-    modules = {name: file for name, module in list(sys.modules.items()) if (file := getattr(module, "__file__", None))}
+    held = {name: getattr(module, "__dict__", {}) for name, module in list(sys.modules.items())}
+    modules = {name: file for name, found in held.items() if (file := found.get("__file__"))}  # a lazy one stays so
     files = {name: Path(file) for name, file in sorted(modules.items()) if name.partition(".")[0] not in unhashed}
     packages = sorted({Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")})
     scripts = Path(sysconfig.get_path("scripts")).resolve()

@@ -46,7 +46,8 @@ def _bytecode(project: Project) -> Iterator[tuple[Path, Path]]:
     A date can be set back, as by `cp -p` or `git` tools that keep it; the time of the inode's change cannot.
     """
     for module in list(sys.modules.values()):
-        file, cache = getattr(module, "__file__", None), getattr(module, "__cached__", None)
+        held = getattr(module, "__dict__", {})  # asked for an attribute, a lazy module would load what it stands for
+        file, cache = held.get("__file__"), held.get("__cached__")
         if not (file and cache and Path(file).is_relative_to(project.package)):
             continue
         source, cached = Path(file), Path(cache)
