@@ -15,10 +15,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from project.repro.asked.manifest import sha256_file
 from project.repro.files import read_json
 from project.repro.records import names, tracking
 from warm import PATIENCE
 
+READY = 2  # how MLflow's store says that a LoggedModel is whole
 SERVING = tracking.QUIET | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # seven processes less
 
 
@@ -98,6 +100,14 @@ class Server:
             "datasets": "SELECT name, digest, dataset_profile FROM datasets JOIN inputs"
             " ON source_id = dataset_uuid WHERE destination_id = ?",
         }
+        tables["models"] = (
+            "SELECT status, tag_value FROM logged_models JOIN logged_model_tags USING (model_id)"
+            " WHERE source_run_id = ? AND tag_key = 'repro.weights'"
+        )
+        tables["model metrics"] = (
+            "SELECT metric_name, metric_value, metric_timestamp_ms, metric_step FROM logged_model_metrics"
+            " WHERE run_id = ?"
+        )
         return {name: sorted(self.rows(query, run)) for name, query in tables.items()}
 
     def artifacts(self, folder: Path) -> dict[str, Path]:
@@ -121,4 +131,7 @@ def assert_complete(server: Server, folder: Path) -> None:
     assert content["params"] == sorted((key, str(value)) for key, value in facts["config"].items())
     assert content["runs"] == [("FINISHED", facts["started"], facts["ended"])]
     assert len(content["datasets"]) == 1
+    assert content["models"] == [(READY, sha256_file(folder / names.WEIGHTS))]
+    last = json.loads((folder / names.METRIC_ROWS).read_text().splitlines()[-1])["metrics"]
+    assert sorted(name for name, *_ in content["model metrics"]) == sorted(last)
     assert tracking.read_state(folder)["complete"]

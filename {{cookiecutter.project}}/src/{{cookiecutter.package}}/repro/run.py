@@ -31,7 +31,7 @@ from .records.record import Record, as_number
 from .records.signature import require_key, sign
 from .records.tracking import Follower
 from .step import Step, Training
-from .training import agreement, checkpoint, sampling, world
+from .training import agreement, checkpoint, logged, sampling, world
 from .training.optimizers import Given, Optimizers
 from .training.promise import Promise
 from .training.sampling import Indexed
@@ -174,11 +174,13 @@ class Run:
                 step.require_whole()
                 if number == 0:
                     self._first_step()
+                if number == start and self._record:
+                    self._record.describe(signature=training.signature.seen or {})
                 if (told := training.hidden.look()) and self.world.leads:
                     _tell(f"step {number}: {told}")
                 self._after(number + 1)
         finally:
-            training.updates.end()
+            training.end()
 
     def _restore(self) -> int:
         """Give model and optimizer the newest valid checkpoint's state; return how many steps are done.
@@ -263,6 +265,9 @@ class Run:
         self._finish_saving()
         self._lock.require()
         self._write_weights()
+        tracking = self.config.tracking
+        if tracking.enabled and tracking.model and (told := logged.write(self._model, self.project, self.out)):
+            _tell(told)
         write_json(self.out / names.METRICS, {**numbers, "steps": self._stop})
         write_curves(self.out)
         weights = manifest.sha256_file(self.out / names.WEIGHTS)

@@ -148,6 +148,8 @@ class Tracking(Section):
     enabled: bool
     uri: str
     experiment: str
+    model: bool
+    system_seconds: NonNegativeInt
     wait_seconds: NonNegativeInt
 
     @model_validator(mode="after")

@@ -18,6 +18,8 @@ VALUES = f"{TRACE}/values.safetensors"  # the tensors of one step
 
 # written at its end
 WEIGHTS = "model.safetensors"
+PICKLED = "model.pth"  # the model as a whole, for MLflow
+CODE = "code.zip"  # the package that it needs
 METRICS = "metrics.json"
 CURVES = "steps.csv"  # what each step logged, as a table
 RECEIPT = "receipt.json"
@@ -30,8 +32,10 @@ UPLOAD_LOCK = "tracking.lock"
 
 EARLIER = "earlier"  # finished runs of other content addresses, which had this directory before
 
-OUTCOME = (METRIC_ROWS, METRICS, CURVES, WEIGHTS, RECEIPT, SIGNATURE, PATCH)  # removed when a new run begins
-FILES = {*OUTCOME, ADDRESS, ENVIRONMENT, RUN, LOCK, UPLOAD, UPLOAD_LOG, UPLOAD_LOCK}  # all that lie beside the folders
+LOGGED = (PICKLED, CODE)  # what MLflow has in the LoggedModel
+OUTCOME = (METRIC_ROWS, METRICS, CURVES, WEIGHTS, RECEIPT, SIGNATURE, PATCH)
+REMOVED = (*OUTCOME, *LOGGED)  # when a new run begins
+FILES = {*REMOVED, ADDRESS, ENVIRONMENT, RUN, LOCK, UPLOAD, UPLOAD_LOG, UPLOAD_LOCK}  # all that lie beside the folders
 
 
 def rank_rows(rank: int) -> str:

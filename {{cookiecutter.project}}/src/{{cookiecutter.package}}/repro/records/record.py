@@ -75,13 +75,17 @@ class Record:
 
     def went_on(self, done: int) -> None:
         """Note that the run was resumed after `done` steps."""
-        self._facts["resumed"] = [*self._facts.get("resumed", []), done]
+        self.describe(resumed=[*self._facts.get("resumed", []), done])
+
+    def describe(self, **facts: Any) -> None:
+        """Note what the run turned out to be."""
+        self._facts |= facts
         write_json(self.folder / names.RUN, self._facts)
 
     def begin(self, patch: bytes = b"", **facts: Any) -> None:
         """Start a new record in place of an older one; `patch` holds the uncommitted changes of the code."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for name in names.OUTCOME:
+        for name in names.REMOVED:
             (self.folder / name).unlink(missing_ok=True)
         (self.folder / names.METRIC_ROWS).touch()
         if patch:

@@ -22,12 +22,14 @@ from ..credentials import without_credentials
 from ..errors import Failure, Refused
 from ..files import read_json, write_json
 from . import names
+from .logged_model import log_model
 from .reading import UPLOAD, metric_rows, read_record
 
 DEFAULT_URI = "sqlite:///mlflow.db"
 BATCH = 1000  # metrics per request: MLflow's limit
 PARAMETERS = 100  # parameters per request: likewise
 POLL_SECONDS = 1.0
+OLD = "(without the model: a server of MLflow 3 is wanted)"
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
@@ -114,13 +116,14 @@ def sync(folder: Path, locks: Path) -> dict[str, Any]:
 def follow(folder: Path, locks: Path, training: int) -> None:
     """Upload again and again until the run has ended and all of it is there, or its process is gone."""
     os.nice(10)  # the training comes first
-    ended, wait = False, POLL_SECONDS
+    ended, wait, monitor = False, POLL_SECONDS, None
     while True:
         orphaned = os.getppid() != training  # asked before the upload, which therefore sees the last rows
         try:
-            if sync(folder, locks)["complete"]:
+            state = sync(folder, locks)
+            if state["complete"]:
                 return
-            wait = POLL_SECONDS
+            wait, monitor = POLL_SECONDS, monitor or _system_monitor(folder, state["run"])
         except Failure as failure:
             print(failure, flush=True)
             wait = POLL_SECONDS if ended else min(2 * wait, 30.0)
@@ -130,6 +133,8 @@ def follow(folder: Path, locks: Path, training: int) -> None:
             time.sleep(wait)
         else:
             ended = bool(select.select([sys.stdin], [], [], wait)[0])  # the training closes it when it ends
+            if ended and monitor:
+                monitor.finish()  # before the run is terminated
 
 
 def _upload(folder: Path, locks: Path) -> dict[str, Any]:
@@ -174,9 +179,25 @@ def _upload(folder: Path, locks: Path) -> dict[str, Any]:
         client.log_artifact(run, str(path), names.TRACE)
     for path in sorted(locks.glob("*.txt")):
         client.log_artifact(run, str(path), LOCKS)
+    if status == "FINISHED" and all((folder / name).is_file() for name in names.LOGGED):
+        logged = log_model(client, state["experiment"], run, facts, folder, locks)
+        if not logged and OLD not in state["where"]:
+            remember(where=f"{state['where']} {OLD}")
     client.set_terminated(run, status, facts["ended"])
     remember(complete=True)
     return state
+
+
+def _system_monitor(folder: Path, run: str) -> Any:
+    """MLflow's own measurement of this host's CPU, memory, disk, network and GPU, if `tracking.system_seconds` asks."""
+    tracking = read_record(folder, names.RUN)["tracking"]
+    if not (seconds := tracking.get("system_seconds")):
+        return None
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    monitor = SystemMetricsMonitor(run, seconds, resume_logging=True, tracking_uri=address_of(tracking["uri"]))
+    monitor.start()
+    return monitor
 
 
 def _find_or_create(client: Any, facts: dict[str, Any]) -> tuple[str, str]:

@@ -62,8 +62,7 @@ class OrderFree:
             self._sums.append(torch.zeros(sum(sizes), dtype=torch.float64, device=world.device))
             self._bucket_of.update(dict.fromkeys(tensors, number))
             self._slot_of.update(zip(tensors, self._sums[-1].split(sizes), strict=True))
-        for parameter in self._parameters:
-            parameter.register_post_accumulate_grad_hook(self._take)
+        self._hooks = [parameter.register_post_accumulate_grad_hook(self._take) for parameter in self._parameters]
 
     def shards(self, mine: Sequence[int], measures: bool = False) -> Iterator[int]:
         """Yield this rank's shards; `add` the loss of each before asking for the next.
@@ -150,6 +149,11 @@ class OrderFree:
         """A line on gradients for which the grid is too coarse, after a step that measures; each parameter once."""
         return self._resolution.told()
 
+    def end(self) -> None:
+        """The last step is done: from here on the model is its owner's alone."""
+        for hook in self._hooks:
+            hook.remove()
+
     def discard(self) -> None:
         """Undo the step: buffers as they were before it, no gradients."""
         self.buffers.restore()
@@ -207,9 +211,8 @@ class Stock:
         self._turns = Turns(module)
         self._called = False
         self.module.register_forward_pre_hook(self._call)
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._turns.take)
+        trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._hooks = [parameter.register_post_accumulate_grad_hook(self._turns.take) for parameter in trainable]
 
     def _call(self, module: nn.Module, inputs: object) -> None:
         self._called = True
@@ -246,6 +249,11 @@ class Stock:
 
     def told(self) -> None:
         """Nothing: there is no grid."""
+
+    def end(self) -> None:
+        """As `OrderFree.end`, but for DDP's own."""
+        for hook in self._hooks:
+            hook.remove()
 
     def discard(self) -> None:
         """As `OrderFree.discard`."""

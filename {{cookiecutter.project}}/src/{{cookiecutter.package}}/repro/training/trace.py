@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..files import write_json
 from ..records import names
@@ -42,6 +43,7 @@ class Trace:
         self.level, self.folder, self.world = level, folder, world
         self.kept = Kept(values if level != "off" else -1, folder / names.VALUES)
         self._modules: list[str] = []
+        self._hooks: list[RemovableHandle] = []
         self._steps: Chain | None = None
         self._tensors: Chain | None = None
         self._pending: Callable[[], None] | None = None
@@ -56,8 +58,9 @@ class Trace:
         self._model, self._optimizers = model, optimizers
         if self.level == "off":
             return
-        watched = _watch(model, self._output) if outputs and (self.level == "tensor" or self.kept.step >= 0) else []
-        self._modules = watched if self.level == "tensor" else []
+        if outputs and (self.level == "tensor" or self.kept.step >= 0):
+            watched, self._hooks = _watch(model, self._output)
+            self._modules = watched if self.level == "tensor" else []
         (self.folder / names.TRACE).mkdir(parents=True, exist_ok=True)
         self._timings = Timings(self.folder / names.rank_rows(self.world.rank), self.world.rank)
         if self.world.leads:
@@ -152,6 +155,11 @@ class Trace:
             self._pending = partial(self._write, step, sums, weights, torch.stack(digests))
         self._begin_step(step + 1)
 
+    def end(self) -> None:
+        """The last step is done: the modules' outputs are not looked at any more."""
+        for hook in self._hooks:
+            hook.remove()
+
     def _gradients_by_name(self) -> dict[str, Tensor]:
         return {f"gradient {name}": p.grad for name, p in self._model.named_parameters() if p.grad is not None}
 
@@ -200,7 +208,9 @@ def _numbers(parameters: Sequence[Tensor]) -> dict[str, float]:
     return dict(zip(("mean", "std", "max"), numbers, strict=True))
 
 
-def _watch(model: nn.Module, take: Callable[[str | None, Tensor | None], None]) -> list[str]:
+def _watch(
+    model: nn.Module, take: Callable[[str | None, Tensor | None], None]
+) -> tuple[list[str], list[RemovableHandle]]:
     """Have `take` called with (None, None) when the model begins and with each leaf's output; the leaves' names."""
 
     def begins(module: nn.Module, inputs: Any) -> None:
@@ -211,8 +221,6 @@ def _watch(model: nn.Module, take: Callable[[str | None, Tensor | None], None]) 
         if module.training and isinstance(output, Tensor):
             take(name, output)
 
-    model.register_forward_pre_hook(begins)
     leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
-    for name, module in leaves:
-        module.register_forward_hook(partial(ends, name))
-    return [name for name, _ in leaves]
+    hooks = [module.register_forward_hook(partial(ends, name)) for name, module in leaves]
+    return [name for name, _ in leaves], [model.register_forward_pre_hook(begins), *hooks]

@@ -1,0 +1,96 @@
+"""The model for MLflow, beside the weights: pickled as a whole, with its code and the shapes that it takes and gives.
+
+The weights' own file is model.safetensors. These two serve those who load a model from MLflow without the project.
+"""
+
+import copy
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import of_system
+from ..files import rename
+from ..project import Project
+from ..records import names
+from ..records.logged_model import write_code
+
+
+class Signature:
+    """Notes the tensors that a network takes and gives in its first call from outside.
+
+    Attributes:
+        seen: {"inputs": [{"name", "dtype", "shape"}, …], "outputs": …}, with -1 in place of the shard's size; None
+            before the first call.
+    """
+
+    def __init__(self, network: nn.Module, model: nn.Module, shard: int) -> None:
+        self.seen: dict[str, list[dict[str, Any]]] | None = None
+        self._parameters, self._shard = inspect.signature(model.forward), shard
+        self._hook = network.register_forward_hook(self._note, with_kwargs=True)
+
+    def end(self) -> None:
+        """Nothing is noted any more."""
+        self._hook.remove()
+
+    def _note(self, network: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        self._hook.remove()
+        try:
+            inputs: dict[Any, Any] = self._parameters.bind(*args, **named).arguments
+        except TypeError:  # DistributedDataParallel or a compiler called it in a way of its own
+            inputs = dict(enumerate(args)) | named
+        self.seen = {"inputs": self._described(inputs), "outputs": self._described(output)}
+
+    def _described(self, held: Any) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": name,
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "shape": [
+                    -1 if place == 0 and size == self._shard else size for place, size in enumerate(tensor.shape)
+                ],
+            }
+            for name, tensor in _named(held).items()
+        ]
+
+
+def _named(held: Any) -> dict[str, Tensor]:
+    """The tensors of a container by their names or places, or the one tensor itself."""
+    if isinstance(held, Tensor):
+        return {"": held}
+    if isinstance(held, tuple | list):
+        held = dict(enumerate(held))
+    items = held.items() if isinstance(held, Mapping) else ()
+    return {str(name): tensor for name, tensor in items if isinstance(tensor, Tensor)}
+
+
+def write(model: nn.Module, project: Project, out: Path) -> str | None:
+    """Write model.pth and code.zip into `out`; or return a line that tells why this model has none."""
+    import cloudpickle  # takes along a class that the loop's own file defines
+
+    beside = out / f"{names.PICKLED}.part"
+    try:
+        with beside.open("wb") as file:
+            torch.save(_on_cpu(model), file, pickle_module=cloudpickle)
+        write_code(project, out / names.CODE)
+    except Exception as error:  # whatever the classes of a model raise when they are pickled
+        beside.unlink(missing_ok=True)
+        failure = of_system(error) if isinstance(error, OSError) else None
+        said = " ".join(str(failure or error).split())[:200]
+        return (
+            f"MLflow gets the weights, but no model that it can load: {type(model).__name__} cannot be pickled "
+            f"({said}). To go without, set tracking.model=false"
+        )
+    rename(beside, out / names.PICKLED)
+    return None
+
+
+def _on_cpu(model: nn.Module) -> nn.Module:
+    """A copy whose parameters and buffers lie on the CPU, and share their memory where they do already."""
+    held = [*model.parameters(), *model.buffers()]
+    here = {id(each): each.detach().cpu() for each in held}
+    trainable = {id(each): nn.Parameter(here[id(each)], each.requires_grad) for each in model.parameters()}
+    return copy.deepcopy(model, {**here, **trainable})
