@@ -67,6 +67,8 @@ OUTSIDE = {
     "tracking.enabled": ("false", "true"),
     "tracking.uri": ("http://127.0.0.1:5000", ""),
     "tracking.experiment": ("another",),
+    "tracking.model": ("false", "true"),
+    "tracking.system_seconds": ("10", "0"),
     "tracking.wait_seconds": ("1", "2"),
     "verify.shorten": ("[train.epochs=3]", "[]"),
     "verify.vary": ("[checkpoint.every=7]", "[]"),

@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 import torch
 from attempt import inside
+from clone import git
 from conftest import PACKAGE, PROJECT, Trained, python
 from project import PROJECT as OURS
 from project.config import Config
 from project.model import build
 from project.repro.files import read_json, write_json
+from project.repro.project import Project
 from project.repro.records import names, tracking
 from project.repro.run import Run
 from project.repro.training import logged
@@ -151,6 +153,28 @@ def test_code_has_the_same_bytes_always(tmp_path: Path):
     assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
     with zipfile.ZipFile(tmp_path / "one") as archive:
         assert archive.read(f"{OURS.name}/model.py") == (OURS.package / "model.py").read_bytes()
+
+
+def test_code_goes_without_what_git_ignores_and_what_looks_like_a_secret(tmp_path: Path):
+    package = tmp_path / "own" / "src" / "own"
+    package.mkdir(parents=True)
+    for name in ("model.py", "tokens.py", "notes.txt", "sub/ignored.py", "sub/kept.py"):
+        (package / name).parent.mkdir(exist_ok=True)
+        (package / name).write_text("x = 1\n")
+    (package / "tokens.py").write_text(f"TOKEN = 'ghp_{'a1B2' * 9}'\n")
+    (tmp_path / "own" / ".gitignore").write_text("ignored.py\n")
+
+    def packed() -> set[str]:
+        logged.write_code(Project(package), tmp_path / "code.zip")
+        with zipfile.ZipFile(tmp_path / "code.zip") as archive:
+            return set(archive.namelist())
+
+    public = {"own/model.py", "own/notes.txt", "own/sub/kept.py"}
+    assert packed() == public | {"own/sub/ignored.py"}  # no repository: nothing is ignored
+    git(tmp_path / "own", "init", "--quiet")
+    assert packed() == public
+    (package / "sub" / "ignored.py").unlink()
+    assert packed() == public
 
 
 def test_class_of_the_loops_own_file_goes_along(tmp_path: Path):

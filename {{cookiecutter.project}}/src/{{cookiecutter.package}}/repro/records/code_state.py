@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,6 +82,35 @@ def _patch(project: Project) -> bytes:
         return _git(project, *prefixes, "diff", *plain, "HEAD", "--", *READ, index=index)
 
 
-def _git(project: Project, *arguments: str, index: Path | None = None) -> bytes:
+def shared(project: Project, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """Those files of the package that may leave this machine: git keeps them, and none looks like a secret.
+
+    Outside git all count as kept.
+    """
+    folder = project.package.relative_to(project.root)
+    paths = {name: (folder / name).as_posix() for name in names}
+    left_out: set[str] = set()
+    if _in_git(project):
+        given = os.fsencode("\0".join(paths.values()))
+        left_out = {*os.fsdecode(_git(project, "check-ignore", "--stdin", "-z", given=given, ends=(0, 1))).split("\0")}
+    for name, path in paths.items():
+        content = (project.package / name).read_bytes()
+        if path not in left_out and not secret_in(Path(name).name, content):
+            yield name, content
+
+
+def _in_git(project: Project) -> bool:
+    try:
+        return bool(_git(project, "rev-parse", "--git-dir"))
+    except (OSError, subprocess.CalledProcessError):
+        return False
+
+
+def _git(
+    project: Project, *arguments: str, index: Path | None = None, given: bytes = b"", ends: tuple[int, ...] = (0,)
+) -> bytes:
     env = os.environ | ({"GIT_INDEX_FILE": str(index)} if index else {})
-    return subprocess.run(["git", *arguments], cwd=project.root, env=env, check=True, capture_output=True).stdout
+    done = subprocess.run(["git", *arguments], cwd=project.root, env=env, input=given, capture_output=True)
+    if done.returncode not in ends:
+        raise subprocess.CalledProcessError(done.returncode, done.args, done.stdout, done.stderr)
+    return done.stdout

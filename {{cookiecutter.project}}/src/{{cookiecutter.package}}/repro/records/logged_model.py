@@ -13,6 +13,7 @@ from typing import Any
 from ..asked import address
 from ..project import Project
 from . import names
+from .code_state import shared
 from .reading import metric_rows
 
 NAME = "model"  # in MLflow's lists
@@ -22,14 +23,17 @@ LOCK_SETS = (("torch-cpu.txt", "cpu.txt"), ("cuda.txt",))  # those of one enviro
 
 
 def write_code(project: Project, path: Path) -> None:
-    """Write the files of the package into a zip file, from which Python imports them; always the same bytes."""
+    """Write the package into a zip file, from which Python imports it; the same files give the same bytes.
+
+    Files that git ignores, and those that look like secrets, stay here.
+    """
     beside = path.with_name(f"{path.name}.part")
     with zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in address.files(project.package):
+        for name, content in shared(project, address.files(project.package)):
             member = zipfile.ZipInfo(f"{project.name}/{name}")  # with a date that never changes
             member.external_attr = 0o644 << 16
             member.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(member, (project.package / name).read_bytes())
+            archive.writestr(member, content)
     beside.replace(path)
 
 
