@@ -7,6 +7,8 @@ WORKERS = $(shell echo $$(($$(nproc) * 3 / 2)))
 PYTEST = $(IN_TOOLS) python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 # Projects made below build/ lie inside this repository and are repositories of their own all the same.
 export GIT_CEILING_DIRECTORIES := $(abspath build)
+# Without bytecode a process takes three times as long to load torch, and the tests start hundreds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader hashing portability stock picture gpu-bundle gpu clean
