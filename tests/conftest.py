@@ -7,10 +7,14 @@ import pytest
 from bake import VENV
 from baked import Bake, BakedProject, Environment, InstalledProject, cookiecutter, copy_template
 
-# Generation needs no environment, and is tested while another process makes it.
-FIRST = "test_image", "test_recipes", "test_generation", "test_surroundings", "test_machinery.py::TestRest"
-FIRST += "test_machinery.py::TestTraining", "test_machinery", "test_project", "test_yours"
-FIRST += "test_stale", "test_portable", "test_nodes", "test_slurm"
+# What takes longest begins first, and generation, which needs no environment, while another process makes that. With a
+# class of one test a worker takes the next file along, too: so a short one stands after each.
+FIRST = (
+    *("test_image", "test_generation", "test_machinery.py::TestTraining", "test_surroundings", "test_benchmarks"),
+    *("test_machinery.py::TestRest", "test_kubernetes", "test_recipes", "test_machinery.py::TestRepeated"),
+    *("test_hygiene", "test_project", "test_machinery.py::TestRecords", "test_answers", "test_yours", "test_stale"),
+    *("test_portable", "test_nodes", "test_slurm"),
+)
 DATES = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
 
 
