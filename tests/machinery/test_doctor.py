@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import sys
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -184,6 +185,12 @@ def test_container_whose_image_nobody_knows_is_found(context: Context, monkeypat
 # ---- packages
 
 
+def test_package_that_cannot_be_loaded_is_a_fault_and_no_traceback(context: Context, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    found = looked(checks.generators, context)
+    assert found.state is FAULT and "numpy" in found.seen
+
+
 @pytest.fixture
 def package(tmp_path: Path, context: Context, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only package of an environment, which the locks have; the file that it brought."""
@@ -212,7 +219,16 @@ def test_file_of_a_package_that_was_edited_is_found(plant: Callable[[Path], Any]
     if package.exists():
         os.utime(package, ns=(before.st_atime_ns, before.st_mtime_ns))
     found = looked(packages.package_files, context)
-    assert found.state is FAULT and str(package) in found.seen
+    assert found.state is FAULT and found.seen == "altered: click.py"
+
+
+@pytest.mark.parametrize("name", ["own.pth", "sitecustomize.py"])
+def test_file_that_python_runs_when_it_starts_is_found(name: str, package: Path, context: Context):
+    package.with_name("__editable__.own.pth").touch()  # the project itself, as make setup installs it
+    assert looked(packages.package_files, context).state is OK
+    package.with_name(name).touch()
+    found = looked(packages.package_files, context)
+    assert found.state is FAULT and name in found.seen
 
 
 # ---- hardware

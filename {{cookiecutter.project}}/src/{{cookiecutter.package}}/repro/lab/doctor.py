@@ -79,6 +79,8 @@ def _look(check: Check, context: Context) -> Found:
         return Found(State.FAULT, str(failure))
     except OSError as error:
         return Found(State.FAULT, str(of_system(error) or error))
+    except ImportError as error:
+        return Found(State.FAULT, f"a package cannot be loaded: {error}", "make setup installs what the locks say")
 
 
 def _plain(text: str) -> str:

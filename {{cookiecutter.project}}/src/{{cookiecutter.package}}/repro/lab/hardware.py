@@ -29,11 +29,17 @@ def gpu(context: Context) -> Found:
         if there:
             return Found(State.WARNING, "a GPU that this torch cannot use", "make setup DEVICE=cuda")
         return Found(State.OK, "none")
-    shown = subprocess.run(
-        ["nvidia-smi", f"--query-gpu={ECC}", "--format=csv,noheader"], capture_output=True, text=True
-    )
-    rows = [line.split(", ") for line in shown.stdout.splitlines() if line.count(", ") == 2]
+    shown = _said(context, "nvidia-smi", f"--query-gpu={ECC}", "--format=csv,noheader")
+    rows = [line.split(", ") for line in shown.splitlines() if line.count(", ") == 2]
     return _ecc(rows) if rows else Found(State.UNKNOWN, "nvidia-smi does not tell the driver")
+
+
+def _said(context: Context, *words: str) -> str:
+    """The output of a program; nothing where it is not installed."""
+    try:
+        return subprocess.run(words, cwd=context.project.root, capture_output=True, text=True).stdout
+    except FileNotFoundError:
+        return ""
 
 
 def _ecc(rows: list[list[str]]) -> Found:
@@ -83,8 +89,7 @@ def clock(context: Context) -> Found:
     if abs(ahead) > APART:
         seen = f"the clock of the file system is {ahead:+.0f} s from this machine's"
         return Found(State.WARNING, seen, "data.check: every_byte does not rely on dates; or set the clocks (NTP)")
-    words = ["git", "log", "-1", "--format=%ct"]
-    shown = subprocess.run(words, cwd=context.project.root, capture_output=True, text=True).stdout.strip()
+    shown = _said(context, "git", "log", "-1", "--format=%ct").strip()
     if shown.isdecimal() and int(shown) > now + 60:
         return Found(State.FAULT, f"the last commit is {int(shown) - now:.0f} s in the future", "set the clock (NTP)")
     return Found(State.OK, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..asked import address
-from ..asked.installed import PIN
+from ..asked.installed import PATHFINDERS, PIN
 from ..differences import some
 from .found import Context, Found, State
 
@@ -69,29 +69,42 @@ def installed(context: Context) -> Found:
 
 
 def package_files(context: Context) -> Found:
-    """Whether the files of the locked packages are as they were installed: their RECORDs list a SHA-256 of each."""
+    """Whether the files of the locked packages are as they were installed, and nothing else runs when Python starts.
+
+    A package's RECORD lists a SHA-256 of each file. It has none of itself: who edits both on purpose is not found.
+    """
     here, wanted = _packages(), _wanted(context)
     files = [each for name in wanted if name in here for each in _recorded(here[name].record)]
+    brought = {site / name for site, name, _ in files}
+    added = [
+        path.name
+        for site in {package.record.parents[1] for package in here.values()}
+        for path in sorted([*site.glob("*.pth"), *site.glob("*customize.py")])
+        if path not in brought and not PATHFINDERS.match(path.name)
+    ]
+    if added:
+        seen = f"added: {some(added)}, which Python runs when it starts"
+        return Found(State.FAULT, seen, "remove it, or add its package to pyproject.toml and run make lock")
     with ThreadPoolExecutor(2 * len(os.sched_getaffinity(0))) as pool:
         altered = sorted(filter(None, pool.map(_altered, files)))
     if altered:
-        return Found(State.FAULT, f"altered: {some(altered)}", "make setup, after rm -r .venv: a run would not notice")
+        return Found(State.FAULT, f"altered: {some(altered)}", "rm -r .venv && make setup; a run would not notice it")
     return Found(State.OK, f"{len(files)} files are as their packages brought them")
 
 
-def _recorded(record: Path) -> Iterator[tuple[Path, str]]:
-    """The files that a package brought, each with its SHA-256 as RECORD writes it; bytecode has none."""
+def _recorded(record: Path) -> Iterator[tuple[Path, str, str]]:
+    """The files that a package brought: folder, name, and SHA-256 as RECORD writes it; bytecode has none."""
     for line in record.read_text().splitlines() if record.is_file() else ():
         name, _, rest = line.rpartition(",")[0].rpartition(",")
         if rest.startswith("sha256="):
-            yield record.parents[1] / name.strip('"'), rest.removeprefix("sha256=")
+            yield record.parents[1], name.strip('"'), rest.removeprefix("sha256=")
 
 
-def _altered(file: tuple[Path, str]) -> str | None:
-    path, wanted = file
+def _altered(file: tuple[Path, str, str]) -> str | None:
+    site, name, wanted = file
     try:
-        with path.open("rb") as opened:
+        with (site / name).open("rb") as opened:
             seen = hashlib.file_digest(opened, "sha256").digest()
     except OSError:
-        return str(path)
-    return None if base64.urlsafe_b64encode(seen).rstrip(b"=").decode() == wanted else str(path)
+        return name
+    return None if base64.urlsafe_b64encode(seen).rstrip(b"=").decode() == wanted else name
