@@ -23,6 +23,7 @@ GROUPS = {
     "Train": ("prepare", "train", "evaluate"),
     "Ask": ("address", "env", "diff"),
     "Prove": ("doctor", "hash-data", "check-data", "check", "verify", "verify-receipt"),
+    "Measure": ("compare",),
     "Hand on": ("accept", "replay", "sync"),
 }
 
@@ -32,6 +33,12 @@ class Ours(NamedTuple):
 
     project: Project
     schema: type[Settings]
+
+    def tracking_uri(self) -> str:
+        """Where MLflow keeps this project's runs."""
+        from .records.tracking import address_of
+
+        return address_of(load(self.schema).tracking.uri)
 
 
 signers_option = click.option(
@@ -58,11 +65,25 @@ class Grouped(click.Group):
             click.echo(str(failure), err=True)
             sys.exit(failure.exit_code)
 
+    def list_commands(self, context: click.Context) -> list[str]:
+        """The names of all verbs."""
+        return [verb for verbs in GROUPS.values() for verb in verbs]
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """The verb of this name. Those of the lab are loaded when they are asked for: `repro train` loads no lab."""
+        if name in GROUPS["Measure"]:
+            from .lab.measure import VERBS
+
+            return VERBS[name]
+        return super().get_command(context, name)
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """List every verb with the first line of its help, uncut."""
-        width = max(map(len, self.commands))  # so that all groups have their lines in one column
+        found = {verb: self.get_command(context, verb) for verb in self.list_commands(context)}
+        helped = {verb: command.get_short_help_str(limit=200) for verb, command in found.items() if command}
+        width = max(map(len, helped))  # so that all groups have their lines in one column
         for title, verbs in GROUPS.items():
-            rows = [(verb.ljust(width), self.commands[verb].get_short_help_str(limit=200)) for verb in verbs]
+            rows = [(verb.ljust(width), helped[verb]) for verb in verbs]
             with formatter.section(title):
                 formatter.write_dl(rows)
 
@@ -136,10 +157,7 @@ def diff(ours: Ours, one: str, other: str, values: bool, signers: Path | None, r
     from .lab import diff
     from .lab.sources import located
 
-    def uri() -> str:
-        return _tracking_uri(ours)
-
-    with located(one, uri) as this, located(other, uri) as that:
+    with located(one, ours.tracking_uri) as this, located(other, ours.tracking_uri) as that:
         sides = diff.load(this, one), diff.load(that, other)
         equal, lines = diff.report(*sides)
         click.echo("\n".join(lines))
@@ -230,10 +248,10 @@ def verify(ours: Ours, overrides: tuple[str, ...], ranks: int | None, only: tupl
     It reports EQUAL or DIFFERS for each way, by its NAME. The trainings are shortened as `verify.shorten` in
     params.yaml says.
     """
-    from .lab.verify import chosen, shortened, train_in_all_ways
+    from .lab.verify import chosen, places_here, shortened, train_in_all_ways
 
     ways, (settings, asked, vary) = chosen(only), shortened(ours.schema, overrides)
-    places, verdicts = ranks or _places(settings.device), []
+    places, verdicts = ranks or places_here(settings.device), []
     for row in train_in_all_ways(ours.project, settings, places, asked, click.echo, ways, vary):
         verdicts.append(row.verdict)
         click.echo(f"{row.name:30}  {row.weights[:16]:16}  {(row.trace or '')[:16]:16}  {row.verdict}")
@@ -241,15 +259,6 @@ def verify(ours: Ours, overrides: tuple[str, ...], ranks: int | None, only: tupl
     holds = all(verdict == "EQUAL" for verdict in tried) and len(tried) > 1
     click.echo(f"{'EQUAL' if holds else 'DIFFERS'}: {tried.count('EQUAL')} of {len(tried)} trainings")
     sys.exit(0 if holds else 1)
-
-
-def _places(device: str) -> int:
-    """How many ranks fit here: one for each GPU, or four on a CPU, where they may share cores."""
-    if device == "cpu":
-        return 4
-    import torch
-
-    return torch.cuda.device_count() or 4
 
 
 @main.command("verify-receipt")
@@ -296,7 +305,7 @@ def replay(ours: Ours, source: str, out: Path, ranks: int | None, signers: Path 
     from .lab.sources import located
     from .lab.trust import Trust
 
-    with located(source, lambda: _tracking_uri(ours)) as path:
+    with located(source, ours.tracking_uri) as path:
         sys.exit(0 if replay(ours.project, path, out, ranks, click.echo, Trust(signers, run_patch)) else 1)
 
 
@@ -309,13 +318,6 @@ def sync(ours: Ours, run: Path) -> None:
     from .records import tracking
 
     click.echo(tracking.sync(run, ours.project.root / LOCKS)["where"])
-
-
-def _tracking_uri(ours: Ours) -> str:
-    """Where MLflow keeps this project's runs."""
-    from .records.tracking import address_of
-
-    return address_of(load(ours.schema).tracking.uri)
 
 
 def _print(value: Any) -> None:

@@ -105,6 +105,15 @@ def shortened(schema: type[S], overrides: Sequence[str]) -> tuple[S, dict[str, A
     return short, _values(short, overrides), _values(varied, asks.vary)
 
 
+def places_here(device: str) -> int:
+    """How many ranks fit here: one for each GPU, or four on a CPU, where they may share cores."""
+    if device == "cpu":
+        return 4
+    import torch
+
+    return torch.cuda.device_count() or 4
+
+
 def _values(settings: Settings, overrides: Sequence[str]) -> dict[str, Any]:
     """The keys that overrides name, with their values."""
     return {key: settings.flat()[key] for key in (text.partition("=")[0] for text in overrides)}

@@ -1,0 +1,52 @@
+"""The verbs of the `repro` command that measure."""
+
+import json
+from dataclasses import asdict
+from functools import cache
+from typing import Protocol
+
+import click
+
+DIVIDER = "\0"  # no word of a command line can hold it
+
+
+class Ours(Protocol):
+    """What these verbs ask of the project that the command is about."""
+
+    def tracking_uri(self) -> str:
+        """Where MLflow keeps its runs."""
+
+
+class Divided(click.Command):
+    """A verb whose words `--` divides. click would drop it, and take the options after it for words."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words with a mark in place of each `--`, so that options may stand on either side."""
+        return super().parse_args(ctx, [DIVIDER if word == "--" else word for word in args])
+
+
+@click.command(cls=Divided)
+@click.argument("words", nargs=-1, metavar="A... -- B...")
+@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="Compare this metric alone; repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Print all facts as JSON.")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of random partitions and resamples."
+)
+@click.pass_obj
+def compare(ours: Ours, words: tuple[str, ...], metrics: tuple[str, ...], as_json: bool, seed: int) -> None:
+    """Say whether two groups of runs differ by more than noise.
+
+    A and B are run directories, receipts, MLflow run ids, or experiment:NAME for all finished runs of an experiment in
+    MLflow. It compares all final metrics but `steps`: their means by a permutation test, with an interval, and how far
+    the runs spread. The exit code is 0 whatever the verdict.
+    """
+    from .compare import compare, lines
+    from .groups import divided, read_group
+
+    uri = cache(ours.tracking_uri)
+    a, b = (read_group(group, uri) for group in divided(words, DIVIDER))
+    facts = compare(a, b, metrics, seed)
+    click.echo(json.dumps(asdict(facts), indent=2, allow_nan=False) if as_json else "\n".join(lines(facts)))
+
+
+VERBS: dict[str, click.Command] = {"compare": compare}
