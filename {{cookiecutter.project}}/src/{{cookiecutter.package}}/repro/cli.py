@@ -23,7 +23,7 @@ GROUPS = {
     "Train": ("prepare", "train", "evaluate"),
     "Ask": ("address", "env", "diff"),
     "Prove": ("doctor", "hash-data", "check-data", "check", "verify", "verify-receipt"),
-    "Measure": ("compare",),
+    "Measure": ("audit", "compare"),
     "Hand on": ("accept", "replay", "sync"),
 }
 
@@ -93,7 +93,7 @@ def main() -> None:
     """Train this project, and prove that its runs repeat bit for bit. `repro VERB --help` tells more of a verb."""
 
 
-def _stage(name: str, line: str) -> None:
+def _stage(name: str, line: str, module: str = "") -> None:
     """Make a stage a verb. Its module runs as by `python -m`, because it sets its own environment."""
 
     @main.command(name, help=line, add_help_option=False, context_settings={"ignore_unknown_options": True})
@@ -101,12 +101,13 @@ def _stage(name: str, line: str) -> None:
     @click.pass_obj
     def stage(ours: Ours, arguments: tuple[str, ...]) -> None:
         sys.argv = [name, *arguments]
-        runpy.run_module(f"{ours.project.name}.{name}", run_name="__main__", alter_sys=True)
+        runpy.run_module(f"{ours.project.name}.{module or name}", run_name="__main__", alter_sys=True)
 
 
 _stage("prepare", "Write the training and test sets from the dataset.")
 _stage("train", "Train; --ranks N trains on N processes, to the same bits.")
 _stage("evaluate", "Measure a run's weights on the test set.")
+_stage("audit", "Find the operations and the lines of your code that put the bits at risk.", "repro.lab.audit")
 
 
 @main.command()
