@@ -3,7 +3,6 @@
 import json
 import runpy
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import click
 
 from .asked.params import load
 from .asked.settings import Settings
-from .errors import Failure, Refused, of_system
+from .errors import Failure, of_system
 from .launch import overriding
 from .place import rank_and_size
 from .project import Project
@@ -71,11 +70,11 @@ class Grouped(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         """The verb of this name. Those of the lab are loaded when they are asked for: `repro train` loads no lab."""
-        if name in GROUPS["Measure"]:
-            from .lab.measure import VERBS
+        if name in self.commands:
+            return super().get_command(context, name)
+        from .lab.verbs import VERBS
 
-            return VERBS[name]
-        return super().get_command(context, name)
+        return VERBS.get(name)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """List every verb with the first line of its help, uncut."""
@@ -170,29 +169,6 @@ def diff(ours: Ours, one: str, other: str, values: bool, signers: Path | None, r
             trust = Trust(signers, run_patch)
             click.echo("\n".join(report(ours.project, (this, that), place.step, place.phase, trust, click.echo)))
     sys.exit(0 if equal else 1)
-
-
-@main.command()
-@overriding
-@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
-@click.pass_obj
-def doctor(ours: Ours, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Look for what would make a run fail, or not be repeatable: a checklist.
-
-    Code, packages, data, environment, random numbers, hardware, services. It ends with 1 if a check finds a FAULT.
-    """
-    from .lab.doctor import examine, healthy, summary
-    from .machine import switches
-
-    settings, rows = load(ours.schema, overrides=overrides), []
-    with suppress(Refused):  # the check of the switches tells it
-        switches.set_environment(settings.determinism)
-    for row in examine(ours.project, settings):
-        rows.append(row)
-        if not as_json:
-            click.echo("\n".join(row.lines()))
-    _print([row.stated() for row in rows]) if as_json else click.echo(summary(rows))
-    sys.exit(0 if healthy(rows) else 1)
 
 
 @main.command("hash-data")

@@ -1,17 +1,28 @@
-"""The verbs of the `repro` command that measure."""
+"""Verbs of the `repro` command that cli.py does not load until one of them is asked for."""
 
 import json
+import sys
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from typing import Protocol
 
 import click
 
+from ..asked.params import load
+from ..asked.settings import Settings
+from ..errors import Refused
+from ..launch import overriding
+from ..project import Project
+
 DIVIDER = "\0"  # no word of a command line can hold it
 
 
 class Ours(Protocol):
     """What these verbs ask of the project that the command is about."""
+
+    project: Project
+    schema: type[Settings]
 
     def tracking_uri(self) -> str:
         """Where MLflow keeps its runs."""
@@ -49,4 +60,27 @@ def compare(ours: Ours, words: tuple[str, ...], metrics: tuple[str, ...], as_jso
     click.echo(json.dumps(asdict(facts), indent=2, allow_nan=False) if as_json else "\n".join(lines(facts)))
 
 
-VERBS: dict[str, click.Command] = {"compare": compare}
+@click.command()
+@overriding
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
+@click.pass_obj
+def doctor(ours: Ours, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Look for what would make a run fail, or not be repeatable: a checklist.
+
+    Code, packages, data, environment, random numbers, hardware, services. It ends with 1 if a check finds a FAULT.
+    """
+    from ..machine import switches
+    from .doctor import examine, healthy, summary
+
+    settings, rows = load(ours.schema, overrides=overrides), []
+    with suppress(Refused):  # the check of the switches tells it
+        switches.set_environment(settings.determinism)
+    for row in examine(ours.project, settings):
+        rows.append(row)
+        if not as_json:
+            click.echo("\n".join(row.lines()))
+    click.echo(json.dumps([row.stated() for row in rows], indent=2) if as_json else summary(rows))
+    sys.exit(0 if healthy(rows) else 1)
+
+
+VERBS: dict[str, click.Command] = {"compare": compare, "doctor": doctor}
