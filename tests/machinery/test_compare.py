@@ -228,6 +228,12 @@ def test_interval_is_that_of_scipy():
     assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), rel=1e-9)
 
 
+def test_interval_is_one_of_percentiles_where_bca_is_degenerate():
+    found = statistics.interval(np.array([0, 1e-20]), np.array([1e10, 1e10]), 0)
+    assert found == statistics.Interval(1e10, 1e10, "percentile")
+    assert statistics.interval(np.array([1.0, 1]), np.array([2.0, 2]), 0) is None
+
+
 def test_numbers_of_any_size_have_a_deviation_and_an_interval():
     for size in (1e-300, 1e-160, 1e160, 1e299):
         a, b = np.array(LOW) * size, np.array(HIGH) * size

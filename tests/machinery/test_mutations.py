@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,9 @@ from project.repro.cli import Ours, main
 from project.repro.errors import Failure
 from project.repro.files import read_json
 from project.repro.lab import results
+from project.repro.lab.compare import compare as compare_metrics
+from project.repro.lab.compare import lines
+from project.repro.lab.groups import read_group
 from project.repro.project import Project
 from project.repro.records import names, receipt, tracking
 from project.repro.records.opening import open_run
@@ -191,6 +195,11 @@ def compare_receipts(place: Place) -> int:
     return place.verb("diff", place.run / names.RECEIPT, CLEAN[0] / names.RECEIPT)
 
 
+def compare_groups(place: Place) -> None:
+    (ran,) = read_group([str(place.run)], str)
+    lines(compare_metrics([ran], [replace(ran, receipt="another")], [], 0))
+
+
 def verify_receipt(place: Place) -> int:
     return place.verb("verify-receipt", place.run)
 
@@ -230,9 +239,12 @@ FILES: dict[tuple[str, str], tuple[tuple[Mutation, ...], tuple[Read, ...]]] = {
     (RUN, names.RUN): (JSON, (resume, begin_anew, compare, state_again)),
     (RUN, names.ADDRESS): (JSON, (resume, check, compare, state_again)),
     (RUN, names.ENVIRONMENT): (JSON, (resume, compare, state_again)),
-    (RUN, names.METRICS): (JSON, (check, state_again)),
+    (RUN, names.METRICS): (JSON, (check, compare_groups, state_again)),
     (RUN, names.METRIC_ROWS): ((*TEXT, change_row, change_row, change_row), (resume, rows)),
-    (RUN, names.RECEIPT): ((*JSON, *[hash_anew] * 6), (verify_receipt, check, compare_receipts, accept)),
+    (RUN, names.RECEIPT): (
+        (*JSON, *[hash_anew] * 6),
+        (verify_receipt, check, compare_receipts, compare_groups, accept),
+    ),
     (RUN, names.TENSOR_COLUMNS): (JSON, (compare,)),
     (RUN, names.STEP_ROWS): (TEXT[:2], (compare,)),
     (RUN, names.UPLOAD): (JSON, (upload_state,)),
