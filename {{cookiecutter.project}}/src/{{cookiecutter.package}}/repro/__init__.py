@@ -5,7 +5,7 @@ Each floor imports only from floors below it; `make lint` checks that:
 | floor | holds |
 |---|---|
 | cli | the `repro` command |
-| lab | questions asked of runs: verify, diff, replay, results. It starts runs; no run imports it |
+| lab | questions asked of runs and of code: verify, diff, replay, compare, audit, doctor. No run imports it |
 | run, launch; step, torchrun | what `train.py` holds; how processes start and end |
 | training | how the bits are kept: seeds, order, sampling, ranks, sums, agreement, checkpoints, digests, trace |
 | machine; records | what a run runs on: switches, canary, numeric environment; what is written down (no torch) |

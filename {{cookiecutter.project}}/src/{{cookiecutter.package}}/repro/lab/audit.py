@@ -92,11 +92,10 @@ class Audit:
                     yield from each.lines()
         hints = sum(each.hint and not each.silenced for each in self.findings)
         silenced = sum(each.silenced for each in self.findings)
-        more = [f"{number} {word}" for number, word in ((hints, "by hint"), (silenced, "silenced")) if number]
-        count = f"{len(self.counted) or 'no'} finding{'s' * (len(self.counted) != 1)}"
-        beside = f" ({', '.join(more)})" if more else ""
-        seen = f"{self.step['calls']} calls, which make the weights and one step"
-        yield f"{count}{beside} in {seen}, and in {self.files} files"
+        more = [_many(hints, "hint")] * bool(hints) + [f"{silenced} silenced"] * bool(silenced)
+        count = _many(len(self.counted), "finding") + (f" ({', '.join(more)})" if more else "")
+        until = "until the step failed" if self.failed else "which make the weights and one step"
+        yield f"{count} in {self.step['calls']} calls, {until}, and in {self.files} files"
         yield from self.notes
 
     def record(self) -> dict[str, Any]:
@@ -107,6 +106,10 @@ class Audit:
             **found, "findings": len(self.counted), **seen, "files": self.files, "notes": self.notes,
             "failed": self.failed,
         }  # fmt: skip
+
+
+def _many(number: int, word: str) -> str:
+    return f"{number or 'no'} {word}{'s' * (number != 1)}"
 
 
 def audited(project: Project, schema: type[Settings], overrides: Sequence[str]) -> Audit:
@@ -120,9 +123,9 @@ def audited(project: Project, schema: type[Settings], overrides: Sequence[str]) 
     sources = {str(path.resolve()): Source(path, _shown(project, path)) for path in paths}
     code = list(_of_code(list(sources.values())))
     step, failed = _one_step(project, settings, overrides)
-    found = [*_of_operations(step, sources), *_of_portability(step, sources, settings)]
+    found = [*_of_operations(project, step, sources), *_of_portability(project, step, sources, settings)]
     found.sort(key=lambda each: (GROUPS.index(each.group), each.file, each.line, each.name))
-    return Audit([*found, *code], step, len(sources), list(_notes(step, settings)), failed)
+    return Audit([*found, *code], step, len(sources), list(_notes(step, settings, failed)), failed)
 
 
 def _of_owner(project: Project) -> list[str]:
@@ -149,15 +152,16 @@ def _one_step(project: Project, settings: Settings, overrides: Sequence[str]) ->
     try:
         done = subprocess.run(words, cwd=project.root, env=environ, capture_output=True, text=True, errors="replace")
         said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-LAST:])
-        if not report.is_file():
-            raise Refused(f"the training did not begin, it ended with exit code {done.returncode}:\n{said}")
+        step = read_json(report) if report.is_file() else {"calls": 0}
+        if not step["calls"]:
+            raise Refused(said or f"the training did not begin: exit code {done.returncode}")
         failed = "" if done.returncode in ENDS else f"the step did not end, exit code {done.returncode}:\n{said}"
-        return read_json(report), failed
+        return step, failed
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _of_operations(step: Mapping[str, Any], sources: Mapping[str, Source]) -> Iterator[Finding]:
+def _of_operations(project: Project, step: Mapping[str, Any], sources: Mapping[str, Source]) -> Iterator[Finding]:
     for met in step["operations"]:
         why = ["it raises here: it has no deterministic kernel"] if met["raised"] else []
         for verdict in met["verdicts"]:
@@ -167,18 +171,22 @@ def _of_operations(step: Mapping[str, Any], sources: Mapping[str, Source]) -> It
                 why.append(f"{place}: {kernel if step['strict'] else RELAXED}")
         names = dict.fromkeys(verdict["name"] for verdict in met["verdicts"])
         told = f" ({', '.join(names)})" if names else ""
-        yield _at("Operations", met, sources, f"{met['operation']}{told}", "; ".join(dict.fromkeys(why)))
+        yield _at(project, "Operations", met, sources, f"{met['operation']}{told}", "; ".join(dict.fromkeys(why)))
 
 
-def _of_portability(step: Mapping[str, Any], sources: Mapping[str, Source], settings: Settings) -> Iterator[Finding]:
+def _of_portability(
+    project: Project, step: Mapping[str, Any], sources: Mapping[str, Source], settings: Settings
+) -> Iterator[Finding]:
     if not settings.compute.compile:
         for met in step["portability"]:
-            yield _at("Portability", met, sources, met["operation"], met["why"])
+            yield _at(project, "Portability", met, sources, met["operation"], met["why"])
 
 
-def _at(group: str, met: Mapping[str, Any], sources: Mapping[str, Source], name: str, why: str) -> Finding:
+def _at(
+    project: Project, group: str, met: Mapping[str, Any], sources: Mapping[str, Source], name: str, why: str
+) -> Finding:
     source = sources.get(str(Path(met["file"]).resolve()) if met["file"] else "")
-    file = source.name if source else met["file"]
+    file = source.name if source else _shown(project, Path(met["file"])) if met["file"] else ""
     silenced = bool(source and rules.is_fine(source, met["line"]))
     return Finding(group, file, met["line"], name, why, met["instead"], met["module"], silenced=silenced)
 
@@ -194,7 +202,7 @@ def _of_code(sources: Sequence[Source]) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _notes(step: Mapping[str, Any], settings: Settings) -> Iterator[str]:
+def _notes(step: Mapping[str, Any], settings: Settings, failed: str) -> Iterator[str]:
     """What a reader is to know of the verdicts."""
     if step["held"]:
         held = ", ".join(f"{name} ({switch})" for name, switch in sorted(step["held"].items()))
@@ -207,7 +215,9 @@ def _notes(step: Mapping[str, Any], settings: Settings) -> Iterator[str]:
         yield f"not judged, for this table of operations does not know them: {', '.join(step['unknown'])}"
     if settings.compute.compile:
         yield "compute.compile was off for this step: the compiler makes its kernels from these operations"
-    if settings.compute.compile or not step["promised"]:
+    if failed:
+        yield "portability is not judged: the step failed"
+    elif settings.compute.compile or not step["promised"]:
         yield "portability is not judged: this config does not ask for the class cpu-portable, or the device has none"
 
 

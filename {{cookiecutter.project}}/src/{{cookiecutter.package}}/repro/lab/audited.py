@@ -44,10 +44,10 @@ class Watch(operations._Mode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.met: dict[tuple[str, str], Met] = {}  # by operation and line
+        self.met: dict[tuple[str, str, str], Met] = {}  # by operation, file and line
         self.held: dict[str, str] = {}  # operations, and the switches that hold them
         self.calls = 0
-        self.files: dict[str, str] = {}  # whole paths, by name and line
+        self.files: dict[Place, str] = {}  # whole paths: a place has the name alone
         self._caller: FrameType | None = None
         self._derived = False  # torch's own formula of a gradient calls
 
@@ -78,7 +78,7 @@ class Watch(operations._Mode):
         self.held |= dict.fromkeys([call.name] if held else [], *held)
         found = [verdict for verdict in found if verdict.row.held not in held]
         if found or raised:
-            met = self.met.setdefault((call.name, place.line), Met(place))
+            met = self.met.setdefault((call.name, self.files.get(place, ""), place.line), Met(place))
             met.raised |= raised
             met.verdicts += [verdict for verdict in found if verdict not in met.verdicts]
 
@@ -92,20 +92,12 @@ class Watch(operations._Mode):
             return self._of_backward()  # on a GPU it has a thread of its own
         place = super()._place(self._caller)
         if place and not self._derived:
-            self._remember(place.line, outside)
+            self.files.setdefault(place, outside.f_code.co_filename)
         return place
 
     def _of_backward(self) -> Place:
         self._derived = True
         return super()._of_backward()
-
-    def _remember(self, line: str, frame: FrameType | None) -> None:
-        """The whole path of the file that a line names: the same search as that for the line."""
-        while frame and line not in self.files:
-            file = frame.f_code.co_filename
-            if not file.startswith(operations.TORCH):
-                self.files[line] = file
-            frame = frame.f_back
 
     def facts(self, names: dict[nn.Module, str]) -> list[dict[str, Any]]:
         """The operations that were met, each with its place; `names` are those of the model's modules."""
@@ -113,7 +105,7 @@ class Watch(operations._Mode):
             {"operation": name, "raised": met.raised, "verdicts": [_told(verdict) for verdict in met.verdicts]}
             | self.where(met.place, names)
             | {"instead": next((verdict.row.instead for verdict in met.verdicts if verdict.row.instead), "")}
-            for (name, _), met in self.met.items()
+            for (name, *_), met in self.met.items()
         ]
 
     def where(self, place: Place, names: dict[nn.Module, str]) -> dict[str, Any]:
@@ -122,7 +114,7 @@ class Watch(operations._Mode):
         module = place.told(names).removeprefix(place.line).removeprefix(", in ")
         if not line.isdigit():
             return {"file": "", "line": 0, "module": module or BACKWARD}
-        return {"file": self.files.get(place.line, file), "line": int(line), "module": module}
+        return {"file": self.files.get(place, file), "line": int(line), "module": module}
 
 
 def _told(verdict: Verdict) -> dict[str, Any]:

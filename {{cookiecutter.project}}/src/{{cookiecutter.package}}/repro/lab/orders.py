@@ -55,9 +55,12 @@ def _is_set(source: Source, node: ast.AST | None, depth: int = DEPTH) -> bool:
         return of_set or source.dotted(node.func) in SETS
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr | ast.BitAnd | ast.Sub | ast.BitXor):
         return _is_set(source, node.left, depth) or _is_set(source, node.right, depth)
-    if not depth or not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load):
+    if not depth or not isinstance(node, ast.Name | ast.Attribute) or not isinstance(node.ctx, ast.Load):
         return False
-    bound = source.bound(node)
+    bound = source.bound(node) if isinstance(node, ast.Name) else source.attribute(node)
+    if bound and bound.annotations:
+        kinds = (each.value if isinstance(each, ast.Subscript) else each for each in bound.annotations)
+        return all(source.dotted(kind) in SETS for kind in kinds)
     if not bound or bound.others or not bound.values:
         return False
     return all(_is_set(source, value, depth - 1) for value in bound.values)

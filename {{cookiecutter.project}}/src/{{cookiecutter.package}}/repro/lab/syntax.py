@@ -6,6 +6,7 @@ import io
 import tokenize
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -53,6 +54,8 @@ class Source:
             said = error.msg if isinstance(error, SyntaxError) else str(error)
             raise Refused(f"{name}{line}: no Python that can be read: {said}. Mend it and audit again") from None
         self.parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+        bodies = [node.body for node in self.parents if isinstance(node, FUNCTIONS | ast.ClassDef)]
+        self._bodies = {each for body in bodies for each in (body if isinstance(body, list) else [body])}
         self._stars: list[str] = []
         self._scopes: dict[ast.AST, dict[str, Bound]] = {}
         self._attributes: dict[str, Bound] = {}  # of any object
@@ -62,8 +65,11 @@ class Source:
     @cached_property
     def comments(self) -> dict[int, str]:
         """Comments by line."""
-        tokens = tokenize.tokenize(io.BytesIO(self._bytes).readline)
-        return {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
+        found: dict[int, str] = {}
+        with suppress(tokenize.TokenError, SyntaxError):  # what Python reads may still end in the midst of a token
+            for token in tokenize.tokenize(io.BytesIO(self._bytes).readline):
+                found |= {token.start[0]: token.string} if token.type == tokenize.COMMENT else {}
+        return found
 
     def code(self, node: ast.AST) -> str:
         """A node as Python writes it, in one line."""
@@ -84,8 +90,7 @@ class Source:
         """The function, the class or the file whose names a node sees first."""
         child = node
         for parent in self.above(node):
-            body = getattr(parent, "body", ())
-            inside = child in body if isinstance(body, list) else child is body  # not defaults, decorators, bases
+            inside = child in self._bodies  # not in defaults, decorators or bases, which are computed outside
             if isinstance(parent, FUNCTIONS) and (inside or isinstance(node, ast.arg)):
                 return parent
             if isinstance(parent, ast.ClassDef) and inside:
@@ -131,7 +136,7 @@ class Source:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             return PATH if PATH in (self.kind(node.left, depth - 1), self.kind(node.right, depth - 1)) else ""
         if isinstance(node, ast.Attribute):
-            return self._of_all(self._attributes.get(node.attr, Bound()), depth)
+            return self._of_all(self.attribute(node) or Bound(), depth)
         if not isinstance(node, ast.Name) or not (bound := self.bound(node)):
             return ""
         return self._of_all(bound, depth) or self._owner(node)
@@ -154,6 +159,10 @@ class Source:
             scope = self.scope(scope)
             while isinstance(scope, ast.ClassDef):  # a method does not see the names of its class
                 scope = self.scope(scope)
+
+    def attribute(self, node: ast.AST) -> Bound | None:
+        """What the attribute in a node is bound to, whatever object has it."""
+        return self._attributes.get(node.attr) if isinstance(node, ast.Attribute) else None
 
     def loads(self, node: ast.Name) -> list[ast.Name]:
         """Where the name that is bound at a node is read, in that scope and those in it."""
@@ -225,5 +234,5 @@ def _assign(node: ast.expr, parent: ast.AST, bound: Bound) -> None:
         bound.values.append(parent.value)
     elif isinstance(parent, ast.withitem):
         bound.values.append(parent.context_expr)
-    else:
+    elif not isinstance(parent, ast.AugAssign):  # which leaves a thing of its class
         bound.others += 1
