@@ -125,6 +125,10 @@ def test_server_and_database_that_die_midway_lose_and_double_nothing(
     found = [(int(step), name) for step, name in database.query("SELECT step, key FROM metrics")]
     assert sorted(found) == sorted(wanted)
     assert [row[0] for row in database.query("SELECT status FROM runs")] == ["FINISHED"]
+    models = (
+        "SELECT tag_value FROM logged_models JOIN logged_model_tags USING (model_id) WHERE tag_key = 'repro.weights'"
+    )
+    assert database.query(models) == [[weights(out)]]
 
     subprocess.run(command(tmp_path / "alone", "tracking.enabled=false"), cwd=project.path, env=env, check=True,
                    capture_output=True)  # fmt: skip

@@ -238,6 +238,14 @@ def test_missing_keys_share_a_line(tmp_path: Path):
     assert told.startswith(f"{path}: device, data, parallel, compute, unhashed and 11 more: missing; add the keys")
 
 
+def test_missing_section_is_told_once_whatever_is_set_in_it(tmp_path: Path):
+    path = tmp_path / "params.yaml"
+    path.write_text("seed: 0\ndevice: auto\n")
+    with pytest.raises(Refused) as refused:
+        load(Config, path, ["train.epochs=2", "model.name=transformer"])
+    assert len(str(refused.value).splitlines()) == 1 and "model, data, train" in str(refused.value)
+
+
 @pytest.mark.parametrize("typo", ["lodaer", "Loader"])
 def test_misspelt_name_is_matched_with_the_one_that_is_missing(edited: Callable[[str, str], Path], typo: str):
     missing, unknown = refusal_of(edited("loader", f"{typo}:"))

@@ -21,7 +21,7 @@ Folder = click.Path(file_okay=False, path_type=Path)
 GROUPS = {
     "Train": ("prepare", "train", "evaluate"),
     "Ask": ("address", "env", "diff"),
-    "Prove": ("doctor", "hash-data", "check-data", "check", "verify", "verify-receipt"),
+    "Prove": ("doctor", "smoke", "hash-data", "check-data", "check", "verify", "verify-receipt"),
     "Measure": ("audit", "compare"),
     "Hand on": ("accept", "replay", "sync"),
 }

@@ -63,7 +63,8 @@ def load(schema: type[S], path: Path = PARAMS, overrides: Sequence[str] = ()) ->
     except ValidationError as error:
         details = error.errors()
         # the file's own fault, which is told once
-        lacking = tuple(f"--set {_key(detail)}: " for detail in details if detail["type"] == "missing")
+        missing = [_key(detail) for detail in details if detail["type"] == "missing"]
+        lacking = tuple(f"--set {key}{mark}" for key in missing for mark in (": ", "."))  # also a whole section
         problems = [problem for problem in problems if not problem.startswith(lacking)]
         problems += _problems(path, schema, details, set_here)
     if problems:

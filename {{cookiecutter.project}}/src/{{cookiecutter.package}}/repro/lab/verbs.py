@@ -1,6 +1,7 @@
 """Verbs of the `repro` command that cli.py does not load until one of them is asked for."""
 
 import json
+import shutil
 import sys
 from contextlib import suppress
 from dataclasses import asdict
@@ -83,4 +84,23 @@ def doctor(ours: Ours, overrides: tuple[str, ...], as_json: bool) -> None:
     sys.exit(0 if healthy(rows) else 1)
 
 
-VERBS: dict[str, click.Command] = {"compare": compare, "doctor": doctor}
+@click.command()
+@overriding
+@click.pass_obj
+def smoke(ours: Ours, overrides: tuple[str, ...]) -> None:
+    """Train a short run on one process and evaluate it: does the whole way work? Seconds.
+
+    `verify.shorten` in params.yaml makes it short. It is written into build/smoke, and is not tracked.
+    """
+    from . import trainings
+    from .verify import shortened
+
+    _, asked, _ = shortened(ours.schema, overrides)
+    out = ours.project.root / "build" / "smoke"
+    shutil.rmtree(out, ignore_errors=True)
+    for stage in ("train", "evaluate"):
+        words = trainings.command(ours.project, f".{stage}", {"tracking.enabled": False, **asked}, "--out", out)
+        click.echo(f"{stage}: {trainings.run(ours.project, words).strip().splitlines()[-1].strip()}")
+
+
+VERBS: dict[str, click.Command] = {"compare": compare, "doctor": doctor, "smoke": smoke}
