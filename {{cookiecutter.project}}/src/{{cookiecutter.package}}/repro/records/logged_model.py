@@ -57,7 +57,9 @@ def log_model(client: Any, experiment: str, run: str, facts: dict[str, Any], fol
     model = found[0] if found else client.create_logged_model(experiment, NAME, run, tags, model_type="pytorch")
     if model.status == LoggedModelStatus.READY:
         return True
-    client.log_outputs(run, [LoggedModelOutput(model.model_id, step=0)])
+    outputs = client.get_run(run).outputs
+    if not outputs or model.model_id not in {each.model_id for each in outputs.model_outputs}:  # a second time it fails
+        client.log_outputs(run, [LoggedModelOutput(model.model_id, step=0)])
     with tempfile.TemporaryDirectory(dir=folder) as beside:
         _lay_out(Path(beside), model, run, facts, folder, locks)
         client.log_model_artifacts(model.model_id, beside)
