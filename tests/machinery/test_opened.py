@@ -88,6 +88,19 @@ def test_file_that_is_hashed_or_lies_elsewhere_is_let_through(case: Case, reader
     assert opened.unknown() == {}
 
 
+def test_folder_that_is_let_through_is_not_mistaken_for_another_of_its_name(
+    case: Case, reader: ModuleType, monkeypatch: pytest.MonkeyPatch
+):
+    def read() -> None:
+        for folder in ("data/prepared", "tables", "data/prepared"):
+            monkeypatch.chdir(case.project.root / folder)
+            reader.by_open("rates.npy")
+        monkeypatch.chdir(case.project.root)
+
+    assert case.refusal("train", read).startswith("tables/rates.npy (by data.py:")
+    assert [*opened.unknown()] == ["tables/rates.npy"]
+
+
 def test_file_that_the_stage_itself_wrote_is_let_through(case: Case, reader: ModuleType):
     case.run("train", lambda: (reader.written("notes.txt"), reader.by_open("notes.txt"), reader.kept("rates.npy")))
 

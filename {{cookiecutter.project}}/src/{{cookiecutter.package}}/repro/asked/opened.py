@@ -28,19 +28,32 @@ class _Watch:
         self.known = [path.resolve() for path in known]
         self.read: dict[str, str] = {}  # a file, named from the root, and the line that opened it
         self.written: set[str] = set()
+        self._passed: set[tuple[str, str]] = set()  # folders of whose files none counts, and where they were named
 
     def opened(self, path: Any, flags: int) -> None:
         if isinstance(path, int):  # a file that is open
             return
-        path = Path(os.fsdecode(path)).absolute()
-        path = _resolved(path.parent) / path.name  # a file that is a link keeps its name
-        if not path.is_relative_to(self.root) or any(path.is_relative_to(known) for known in self.known):
+        named = os.fsdecode(path)
+        here = "" if named.startswith("/") else os.getcwd()  # noqa: PTH109 (pathlib takes longer than all of this)
+        place = here, named.rpartition("/")[0]
+        if place in self._passed:  # a dataset opens a file for each of its items
+            return
+        path = Path(named).absolute()
+        folder = _resolved(path.parent)
+        path = folder / path.name  # a file that is a link keeps its name
+        if self._counts_not(path):
+            if self._counts_not(folder):
+                self._passed.add(place)
             return
         name = path.relative_to(self.root).as_posix()
         if flags & os.O_ACCMODE == os.O_WRONLY or flags & (os.O_TRUNC | os.O_EXCL):
             self.written.add(name)
         elif name not in self.written and (line := self._line()):
             self.read.setdefault(name, line)
+
+    def _counts_not(self, path: Path) -> bool:
+        """Whether a file, or all of a folder, lies outside the project or where the code may read."""
+        return not path.is_relative_to(self.root) or any(path.is_relative_to(known) for known in self.known)
 
     def _line(self) -> str | None:
         """The line that opens a file for the owner; None where the machinery itself does, or an import.
