@@ -3,23 +3,18 @@
 Operations are seen in a child (`audited.py`), which makes the first step of a training; code is read, not run.
 """
 
-import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import click
 
 from ..asked.address import files
 from ..asked.params import load
 from ..asked.settings import Settings
 from ..errors import Preempted, Refused
 from ..files import read_json
-from ..launch import overriding
 from ..machine.switches import missing_variables
 from ..project import Project
 from . import rules, trainings
@@ -219,24 +214,3 @@ def _notes(step: Mapping[str, Any], settings: Settings, failed: str) -> Iterator
         yield "portability is not judged: the step failed"
     elif settings.compute.compile or not step["promised"]:
         yield "portability is not judged: this config does not ask for the class cpu-portable, or the device has none"
-
-
-@click.command(context_settings={"max_content_width": 120})
-@overriding
-@click.option("--json", "as_json", is_flag=True, help="Print the same facts as JSON.")
-@click.pass_obj
-def command(ours: Any, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Find what puts the bits at risk: operations of one step, and lines of your code.
-
-    One step of your training is made, into build/audit, and your files are read. A comment `# audit: fine, REASON` on
-    a line silences what is found there. Exit code 0: nothing is found; 1: findings; 2: the input is wrong.
-    """
-    audit = audited(ours.project, ours.schema, overrides)
-    click.echo(json.dumps(audit.record(), indent=2) if as_json else "\n".join(audit.lines()))
-    if audit.failed:
-        raise Refused(audit.failed)
-    sys.exit(1 if audit.counted else 0)
-
-
-if __name__ == "__main__":  # as `repro audit` runs it
-    command.main(prog_name="repro audit", obj=click.get_current_context().find_root().obj)
