@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import rfc8785
-import scipy.stats
 from click.testing import CliRunner
 from conftest import PACKAGE, python
 from project import PROJECT as OURS
 from project.config import Config
 from project.repro.asked.address import digest
 from project.repro.cli import Ours, main
-from project.repro.lab import statistics
 from project.repro.records import names, receipt, tracking
 
 NUMBERS = itertools.count()
@@ -182,92 +180,6 @@ def test_noise_floor_is_the_deviation_between_runs_of_one_content_address(tmp_pa
         "times the noise floor, that of runs of one content address; " in found["compared"][0]["of_means"]["sentence"]
     )
     assert "(6 runs of 3 in A, 6 runs of 3 in B): a repeat is no new draw" in found["notes"][0]
-
-
-# ---- statistics
-
-
-@pytest.mark.parametrize(("of_a", "of_b"), [(3, 3), (5, 5), (4, 7), (6, 2)])
-@pytest.mark.parametrize("step", [0, 0.25])  # with 0.25 many sums are tied
-def test_exact_p_is_that_of_scipy(of_a: int, of_b: int, step: float):
-    rng = np.random.default_rng(of_a)
-    for _ in range(5):
-        a, b = rng.normal(size=of_a), rng.normal(0.7, size=of_b)
-        a, b = (np.round(each / step) * step if step else each for each in (a, b))
-        theirs = scipy.stats.permutation_test(
-            (a, b), lambda x, y, axis: x.mean(axis) - y.mean(axis), n_resamples=np.inf
-        )
-        ours = statistics.compare_means(a, b, 0)
-        assert ours.exact and ours.p == pytest.approx(theirs.pvalue, rel=1e-12)
-
-
-def test_sums_that_are_equal_on_paper_are_tied():
-    """0.1 + 0.5 and 0.2 + 0.4, which differ as floats."""
-    found = statistics.compare_means(np.array([0.1, 0.5, 0.3]), np.array([0.2, 0.4, 0.3]), 0)
-    assert found.p == 1
-
-
-def test_drawn_p_is_near_the_exact_one(monkeypatch: pytest.MonkeyPatch):
-    a, b = np.array(LOW), np.array(LOW) + 0.002
-    exact = statistics.compare_means(a, b, 0)
-    monkeypatch.setattr(statistics, "EXACT", 1)
-    drawn = statistics.compare_means(a, b, 0)
-    assert (exact.exact, drawn.exact, drawn.partitions) == (True, False, statistics.DRAWN)
-    assert abs(drawn.p - exact.p) < 4 * 2 * (exact.p / 2 / statistics.DRAWN) ** 0.5 and drawn.p != exact.p
-    assert statistics.compare_means(a[::-1], b[::-1], 0) == drawn
-    assert drawn.least == 2 / (statistics.DRAWN + 1)
-
-
-def test_interval_is_that_of_scipy():
-    a, b = np.sort(LOW), np.sort(HIGH)
-    theirs = scipy.stats.bootstrap(
-        (a, b), lambda x, y, axis: y.mean(axis) - x.mean(axis), method="BCa", rng=np.random.default_rng(7)
-    ).confidence_interval
-    ours = statistics.interval(np.array(LOW), np.array(HIGH), 7)
-    assert ours and ours.method == "BCa"
-    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), rel=1e-9)
-
-
-def test_interval_is_one_of_percentiles_where_bca_is_degenerate():
-    found = statistics.interval(np.array([0, 1e-20]), np.array([1e10, 1e10]), 0)
-    assert found == statistics.Interval(1e10, 1e10, "percentile")
-    assert statistics.interval(np.array([1.0, 1]), np.array([2.0, 2]), 0) is None
-
-
-def test_numbers_of_any_size_have_a_deviation_and_an_interval():
-    for size in (1e-300, 1e-160, 1e160, 1e299):
-        a, b = np.array(LOW) * size, np.array(HIGH) * size
-        deviation, within = statistics.pooled_deviation((a, b)), statistics.interval(a, b, 0)
-        assert deviation == pytest.approx(size * statistics.pooled_deviation((np.array(LOW), np.array(HIGH))), rel=1e-9)
-        assert within and within.method == "BCa" and 0 < within.low < within.high < np.inf
-        assert statistics.compare_means(a, b, 0).p == pytest.approx(2 / 252)
-
-
-@pytest.mark.parametrize("test", [statistics.compare_means, statistics.compare_spreads])
-def test_false_alarms_are_as_rare_as_the_level_says(test: Any):
-    draws, rng = 1000, np.random.default_rng(0)
-    alarms = sum(test(rng.normal(size=6), rng.normal(size=6), 0).p <= 0.05 for _ in range(draws))
-    assert 0 < alarms <= draws * (0.05 + 3 * (0.05 * 0.95 / draws) ** 0.5)
-
-
-def test_runs_that_are_advised_have_the_power_that_is_stated():
-    rng, effect, draws = np.random.default_rng(0), 1.5, 400
-    count = statistics.runs_for_power(effect, 0.05)
-    assert count == 8
-    found = sum(
-        statistics.compare_means(rng.normal(size=count), rng.normal(effect, size=count), 0).p <= 0.05
-        for _ in range(draws)
-    )
-    assert 0.72 < found / draws < 0.88
-
-
-def test_fewest_runs_that_can_decide():
-    assert [statistics.fewest_that_decide(level) for level in (1, 0.1, 0.05, 0.025, 0.001)] == [1, 3, 4, 5, 7]
-
-
-def test_p_values_are_adjusted_as_holm_does():
-    assert statistics.adjusted([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert statistics.adjusted([0.9, 0.8]) == [1, 1] and statistics.adjusted([]) == []
 
 
 # ---- what is told of the groups
