@@ -2,7 +2,7 @@
 PYTHON ?= python3
 TOOLS := build/tools
 IN_TOOLS = PATH="$(abspath $(TOOLS))/bin:$$PATH"
-# Tests wait for processes half of the time: three workers keep two cores busy.
+# Tests wait for processes and servers now and then: three workers keep two cores busy.
 WORKERS = $(shell echo $$(($$(nproc) * 3 / 2)))
 PYTEST = $(IN_TOOLS) python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 # Projects made below build/ lie inside this repository and are repositories of their own all the same.

@@ -17,6 +17,7 @@ import pytest
 from clone import git, project_in
 from conftest import PACKAGE, PROJECT, WORD, python
 from project.config import Config
+from project.repro.asked import installed as asked
 from project.repro.lab import checks, doctor, hardware, packages
 from project.repro.lab.found import Context, Found, State
 
@@ -93,7 +94,7 @@ def break_locks(own: Path) -> None:
 
 def break_installed(own: Path) -> None:
     path = own / "requirements" / "cpu.txt"
-    path.write_text(path.read_text().replace("\nclick==", "\nclick==0.0.") + "nobody-has-this==1.0\n")
+    path.write_text(path.read_text().replace("\nclick==", "\nclick==0.0.") + "nobody==1.0\n")
 
 
 def break_clock(own: Path) -> None:
@@ -110,7 +111,7 @@ PLANTED = [
     (break_machinery, checks.machinery_as_released, WARNING, "modified: lab/diff.py"),
     (break_address, checks.code_of_the_address, FAULT, "a link to a folder"),
     (break_locks, checks.locks, FAULT, "numpy"),
-    (break_installed, packages.installed, FAULT, "missing: nobody-has-this; click "),
+    (break_installed, packages.installed, FAULT, "missing: nobody; click "),
     (break_clock, hardware.clock, FAULT, "in the future"),
 ]
 
@@ -191,25 +192,41 @@ def test_package_that_cannot_be_loaded_is_a_fault_and_no_traceback(context: Cont
     assert found.state is FAULT and "numpy" in found.seen
 
 
+LOCKS = {"torch-cpu.txt": "torch==1.0+cpu\n", "cpu.txt": "click==8.1\n", "cuda.txt": "torch==1.0\nclick==9.0\n"}
+
+
 @pytest.fixture
 def package(tmp_path: Path, context: Context, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only package of an environment, which the locks have; the file that it brought."""
+    """A package of an environment, which its locks have; the file that it brought."""
     site = tmp_path / "site-packages"
     info = site / "click-8.1.dist-info"
     info.mkdir(parents=True)
+    (site / "torch-1.0+cpu.dist-info").mkdir()
     (site / "click.py").write_text("x = 1\n")
     digest = base64.urlsafe_b64encode(hashlib.sha256(b"x = 1\n").digest()).rstrip(b"=").decode()
     (info / "RECORD").write_text(f"click.py,sha256={digest},6\nclick-8.1.dist-info/RECORD,,\n")
     locks = context.project.root / "requirements"
-    for lock in locks.glob("*.txt"):
-        lock.write_text("click==8.1\n")
-    monkeypatch.setattr(packages.sysconfig, "get_path", lambda name: str(site))
+    for lock, pins in LOCKS.items():
+        (locks / lock).write_text(pins)
+    monkeypatch.setattr(asked.sysconfig, "get_path", lambda name: str(site))
     return site / "click.py"
 
 
 def test_packages_as_locked_are_fine(package: Path, context: Context):
-    assert looked(packages.installed, context) == Found(OK, "1 packages in their locked versions")
+    assert looked(packages.installed, context) == Found(OK, "2 packages in their locked versions")
     assert looked(packages.package_files, context) == Found(OK, "1 files are as their packages brought them")
+
+
+def test_environment_of_no_lock_is_found(package: Path, context: Context):
+    (context.project.root / "requirements" / "torch-cpu.txt").write_text("torch==2.0+cpu\n")
+    found = looked(packages.installed, context)
+    assert found.state is FAULT and found.seen == "torch 1.0+cpu, and no lock has that"
+    assert looked(packages.package_files, context).state is UNKNOWN
+
+
+def test_other_version_is_found(package: Path, context: Context):
+    (context.project.root / "requirements" / "cpu.txt").write_text("click==8.2\n")
+    assert looked(packages.installed, context).seen == "click 8.1, 8.2 locked"
 
 
 @pytest.mark.parametrize("plant", [lambda path: path.write_text("x = 2\n"), Path.unlink])

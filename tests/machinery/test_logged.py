@@ -22,7 +22,7 @@ from project.config import Config
 from project.model import build
 from project.repro.files import read_json, write_json
 from project.repro.project import Project
-from project.repro.records import names, tracking
+from project.repro.records import code_state, names, tracking
 from project.repro.run import Run
 from project.repro.training import logged
 from safetensors.torch import load_file
@@ -205,6 +205,14 @@ def test_model_that_cannot_be_pickled_is_told_and_leaves_nothing(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_goes_where_git_cannot_say_what_it_ignores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(code_state, "_in_git", lambda project: True)
+    (tmp_path / "src" / "own").mkdir(parents=True)  # of no repository, so that `git check-ignore` fails
+    (tmp_path / "out").mkdir()
+    told = logged.write(nn.Linear(2, 2), Project(tmp_path / "src" / "own"), tmp_path / "out")
+    assert told and "check-ignore" in told and list((tmp_path / "out").iterdir()) == []
+
+
 def test_tied_frozen_and_integer_tensors_stay_what_they_are(tmp_path: Path):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3))
     model[1].weight = model[0].weight
@@ -223,11 +231,11 @@ class Odd(nn.Module):
         return {"sum": x.sum() + more["y"].sum(), "twice": 2 * x, "flag": flag}
 
 
-def test_signature_names_tensors_and_leaves_the_batch_open():
+def test_shapes_name_tensors_and_leave_the_batch_open():
     model = Odd()
-    signature = logged.Signature(model, model, shard=4)
+    shapes = logged.Shapes(model, model, shard=4)
     model(torch.zeros(4, 2, dtype=torch.bfloat16), y=torch.zeros(3))
-    assert signature.seen == {
+    assert shapes.seen == {
         "inputs": [{"name": "x", "dtype": "bfloat16", "shape": [-1, 2]}],
         "outputs": [
             {"name": "sum", "dtype": "float32", "shape": []},
@@ -235,7 +243,7 @@ def test_signature_names_tensors_and_leaves_the_batch_open():
         ],
     }
     model(torch.zeros(9), y=torch.zeros(3))
-    assert signature.seen["inputs"][0]["shape"] == [-1, 2]  # the first call decides
+    assert shapes.seen["inputs"][0]["shape"] == [-1, 2]  # the first call decides
 
 
 def test_run_leaves_no_hook_on_the_model(config: Config, prepared: Path, tmp_path: Path):

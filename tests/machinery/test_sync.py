@@ -195,6 +195,7 @@ def test_killed_uploads_end_up_exactly_once(server: Server, another: Path, proxy
         if child.exitcode == 0:
             break
         assert child.exitcode == -signal.SIGKILL
+        assert {path.name for path in another.iterdir()} <= names.FILES | {names.TRACE, names.CHECKPOINTS}
     assert fatal > 5
     assert_complete(server, another)
 

@@ -175,7 +175,7 @@ class Run:
                 if number == 0:
                     self._first_step()
                 if number == start and self._record:
-                    self._record.describe(signature=training.signature.seen or {})
+                    self._record.describe(shapes=training.shapes.seen or {})
                 if (told := training.hidden.look()) and self.world.leads:
                     _tell(f"step {number}: {told}")
                 self._after(number + 1)

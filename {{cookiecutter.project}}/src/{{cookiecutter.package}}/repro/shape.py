@@ -77,6 +77,11 @@ def shown(value: Any, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def plain(text: str) -> str:
+    """Text without marks that would move a terminal's cursor, or begin a line of their own."""
+    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in text)
+
+
 def unreadable(value: Any) -> str | None:
     """Why nobody can work with a parsed value, whatever its shape; None where one can."""
     level = [value]

@@ -13,7 +13,7 @@ from .errors import NonFinite, Refused
 from .training import parallel
 from .training.fit import require_fit
 from .training.hidden import Hidden
-from .training.logged import Signature
+from .training.logged import Shapes
 from .training.operations import Operations
 from .training.optimizers import Optimizers
 from .training.sampling import Plan, on_device, tensors_in
@@ -34,7 +34,7 @@ class Training:
         gradients: the way of summing the model's gradients.
         network: the model as it is to be called: compiled, or wrapped by DistributedDataParallel, as asked.
         batches: one item per shard that this rank runs, in order.
-        signature: what the network takes and gives.
+        shapes: of the tensors that the network takes and gives.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Training:
         self.batches: Iterator[Any] = iter(())
         self.hidden = Hidden(model)
         self.operations = operations
-        self.signature = Signature(self.network, model, config.parallel.global_batch // config.parallel.shards)
+        self.shapes = Shapes(self.network, model, config.parallel.global_batch // config.parallel.shards)
 
     def end(self) -> None:
         """The last step is done: from here on nothing of the model is watched."""
-        for watching in (self.updates, self.gradients, self.trace, self.signature):
+        for watching in (self.updates, self.gradients, self.trace, self.shapes):
             watching.end()
 
 

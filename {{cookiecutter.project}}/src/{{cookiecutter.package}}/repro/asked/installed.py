@@ -13,6 +13,7 @@ from ..project import Project
 from .address import LOCKS
 
 INSTALLED = {"site-packages", "dist-packages"}  # names of folders
+LOCK_SETS = (("torch-cpu.txt", "cpu.txt"), ("cuda.txt",))  # those of one environment, as requirements/venv.sh has them
 PIN = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
 # Modules by which tools lead Python to an environment or a project: they hold no arithmetic.
 PATHFINDERS = re.compile(r"__editable__|_virtualenv$")
@@ -82,20 +83,40 @@ def _unlocked(project: Project, folder: Path, files: dict[str, Path]) -> Iterato
 @cache  # a process does not change its environment; one that changes beside it is met by the next
 def locked_files(root: Path, folder: Path) -> frozenset[str]:
     """The files that the packages in `folder` brought, named from there, as far as the locks have these packages."""
-    pins = {
-        (re.sub(r"[-_.]+", "_", name).lower(), version)
-        for path in (root / LOCKS).glob("*.txt")
-        for name, version in PIN.findall(path.read_text())
-    }
+    pins = {pin for path in (root / LOCKS).glob("*.txt") for pin in pins_of(path).items()}
     return frozenset(
         file for package in folder.glob("*.dist-info") if _named(package) in pins for file in files_of(package)
     )
 
 
+def pins_of(lock: Path) -> dict[str, str]:
+    """The packages of a lock, each with its version."""
+    return {_normal(name): version for name, version in PIN.findall(lock.read_text())}
+
+
+def packages() -> dict[str, tuple[str, Path]]:
+    """The packages of this environment: the version of each, and its .dist-info folder."""
+    folders = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
+    found = {info: _named(info) for folder in folders for info in sorted(folder.glob("*.dist-info"))}
+    return {name: (version, info) for info, (name, version) in found.items()}
+
+
+def locks_here(folder: Path) -> list[Path]:
+    """The locks that this environment was made from: those whose torch it has. None where that is another one."""
+    version, _ = packages().get("torch", ("", folder))
+    sets = [[folder / name for name in names if (folder / name).is_file()] for names in LOCK_SETS]
+    return next((locks for locks in sets if any(pins_of(lock).get("torch") == version for lock in locks)), [])
+
+
 def _named(package: Path) -> tuple[str, str]:
     """Name and version of an installed package, from the name of its .dist-info folder."""
     name, _, version = package.stem.rpartition("-")
-    return re.sub(r"[-_.]+", "_", name).lower(), version
+    return _normal(name), version
+
+
+def _normal(name: str) -> str:
+    """A package's name as .dist-info folders have it, so that two spellings of it are one."""
+    return re.sub(r"[-_.]+", "_", name).lower()
 
 
 def files_of(package: Path) -> Iterator[str]:

@@ -175,8 +175,7 @@ def mlflow(context: Context) -> Found:
         own = uri.startswith(("sqlite:", "file:", "/", "."))
         return Found(State.OK, f"{shown}: a store of its own") if own else Found(State.UNKNOWN, f"{shown}: not asked")
     try:
-        bare = re.sub(r"://[^/@]*@", "://", uri).partition("?")[0].rstrip("/")
-        with urllib.request.urlopen(f"{bare}/version", timeout=SECONDS) as answer:
+        with urllib.request.urlopen(f"{shown.rstrip('/')}/version", timeout=SECONDS) as answer:
             version = answer.read(40).decode(errors="replace")
     except HTTPError as error:
         if error.code in (401, 403):

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..differences import some
+from ..shape import plain
 from . import statistics
-from .groups import Ran, chosen, named, notes, plain, require_different, values
+from .groups import Ran, chosen, named, notes, require_different, values
 from .statistics import LEVEL, Interval, Numbers, Tested
 
 FEW = 10  # runs of a group: a bootstrap interval of fewer is clearly too short

@@ -11,6 +11,7 @@ from typing import Any
 from ..asked.settings import Settings
 from ..errors import Failure, of_system
 from ..project import Project
+from ..shape import plain
 from . import checks, hardware, packages
 from .found import Context, Found, State
 
@@ -57,8 +58,8 @@ class Row:
     def lines(self) -> list[str]:
         """In words: what was seen, and the fix where there is one."""
         head = f"{self.found.state.value:8} {self.area:11} {self.name:10} "
-        fix = [" " * len(head) + _plain(self.found.fix)] if self.found.fix else []
-        return [head + _plain(self.found.seen), *fix]
+        said = [" ".join(text.split()) for text in (self.found.seen, self.found.fix)]
+        return [plain(line) for line in (head + said[0], " " * len(head) + said[1]) if line.strip()]
 
     def stated(self) -> dict[str, Any]:
         """JSON-compatible."""
@@ -81,11 +82,6 @@ def _look(check: Check, context: Context) -> Found:
         return Found(State.FAULT, str(of_system(error) or error))
     except ImportError as error:
         return Found(State.FAULT, f"a package cannot be loaded: {error}", "make setup installs what the locks say")
-
-
-def _plain(text: str) -> str:
-    """In one line, whatever marks a file's name holds."""
-    return "".join(mark if mark.isprintable() else "?" for mark in " ".join(text.split()))
 
 
 def summary(rows: list[Row]) -> str:

@@ -13,7 +13,7 @@ from ..differences import flatten, some
 from ..errors import Failure, Refused
 from ..records import receipt
 from ..records.names import METRICS, RECEIPT
-from ..shape import shown
+from ..shape import plain, shown
 from .beside import is_stated
 from .results import STEPS
 from .sources import listed, located
@@ -160,8 +160,3 @@ def _short(value: Any, most: int = 24) -> str:
 def named(text: str) -> str:
     """A name that somebody else chose: as it is where it is plainly one, else quoted, escaped and cut."""
     return text if re.fullmatch(rf"[\w.@%/-]{{1,{LONGEST}}}", text) else shown(text, LONGEST)
-
-
-def plain(text: str) -> str:
-    """Text without marks that would move a terminal's cursor, or begin a line of their own."""
-    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in text)

@@ -1,67 +1,33 @@
 """Checks of `repro doctor`: the installed packages are those of the locks, file by file."""
 
 import base64
+import csv
 import hashlib
 import os
-import re
-import sysconfig
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
-from ..asked import address
-from ..asked.installed import PATHFINDERS, PIN
+from ..asked.address import LOCKS
+from ..asked.installed import PATHFINDERS, locks_here, packages, pins_of
 from ..differences import some
 from .found import Context, Found, State
 
 
-@dataclass(frozen=True)
-class Package:
-    """An installed package, and where its files lie."""
-
-    name: str
-    version: str
-    record: Path
-
-
-def _packages() -> dict[str, Package]:
-    found = {}
-    for folder in {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}:
-        for info in sorted(folder.glob("*.dist-info")):
-            name, _, version = info.stem.rpartition("-")
-            found[_normal(name)] = Package(_normal(name), version, info / "RECORD")
-    return found
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _pins(context: Context) -> dict[str, dict[str, str]]:
-    """Package -> version, by lock."""
-    folder = context.project.root / address.LOCKS
-    return {
-        path.name: {_normal(name): version for name, version in PIN.findall(path.read_text())}
-        for path in sorted(folder.glob("*.txt"))
-    }
-
-
 def _wanted(context: Context) -> dict[str, str]:
-    """The pins of the locks that this environment was made from: those whose torch is installed here."""
-    here, pins = _packages(), _pins(context)
-    version = here["torch"].version if "torch" in here else ""
-    cuda = pins.get("cuda.txt", {})
-    if version and version == cuda.get("torch"):
-        return cuda
-    return {name: version for lock, held in pins.items() if lock != "cuda.txt" for name, version in held.items()}
+    """The packages that the locks of this environment have, each with its version."""
+    locks = locks_here(context.project.root / LOCKS)
+    return {name: version for lock in locks for name, version in pins_of(lock).items()}
 
 
 def installed(context: Context) -> Found:
     """Whether each locked package is installed in its version."""
-    here, wanted = _packages(), _wanted(context)
+    here, wanted = packages(), _wanted(context)
+    if not wanted:
+        seen = f"torch {here['torch'][0] if 'torch' in here else 'missing'}, and no lock has that"
+        return Found(State.FAULT, seen, "make setup makes an environment from the locks")
     missing = [name for name in wanted if name not in here]
-    other = [f"{n} {here[n].version}, {v} locked" for n, v in wanted.items() if n in here and here[n].version != v]
+    other = [f"{n} {here[n][0]}, {v} locked" for n, v in wanted.items() if n in here and here[n][0] != v]
     if missing or other:
         seen = "; ".join(filter(None, [f"missing: {some(missing)}" if missing else "", some(other)]))
         return Found(State.FAULT, seen, "make setup installs what the locks say")
@@ -73,12 +39,14 @@ def package_files(context: Context) -> Found:
 
     A package's RECORD lists a SHA-256 of each file. It has none of itself: who edits both on purpose is not found.
     """
-    here, wanted = _packages(), _wanted(context)
-    files = [each for name in wanted if name in here for each in _recorded(here[name].record)]
+    here, wanted = packages(), _wanted(context)
+    files = [each for name in wanted if name in here for each in _recorded(here[name][1])]
+    if not files:
+        return Found(State.UNKNOWN, "no package of the locks is here", "make setup makes an environment from the locks")
     brought = {site / name for site, name, _ in files}
     added = [
         path.name
-        for site in {package.record.parents[1] for package in here.values()}
+        for site in {info.parent for _, info in here.values()}
         for path in sorted([*site.glob("*.pth"), *site.glob("*customize.py")])
         if path not in brought and not PATHFINDERS.match(path.name)
     ]
@@ -92,12 +60,12 @@ def package_files(context: Context) -> Found:
     return Found(State.OK, f"{len(files)} files are as their packages brought them")
 
 
-def _recorded(record: Path) -> Iterator[tuple[Path, str, str]]:
+def _recorded(info: Path) -> Iterator[tuple[Path, str, str]]:
     """The files that a package brought: folder, name, and SHA-256 as RECORD writes it; bytecode has none."""
-    for line in record.read_text().splitlines() if record.is_file() else ():
-        name, _, rest = line.rpartition(",")[0].rpartition(",")
-        if rest.startswith("sha256="):
-            yield record.parents[1], name.strip('"'), rest.removeprefix("sha256=")
+    record = info / "RECORD"
+    for name, sha256, *_ in csv.reader(record.read_text().splitlines() if record.is_file() else ()):
+        if sha256.startswith("sha256="):
+            yield info.parent, name, sha256.removeprefix("sha256=")
 
 
 def _altered(file: tuple[Path, str, str]) -> str | None:

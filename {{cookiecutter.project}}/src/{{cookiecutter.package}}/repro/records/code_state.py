@@ -82,7 +82,7 @@ def _patch(project: Project) -> bytes:
         return _git(project, *prefixes, "diff", *plain, "HEAD", "--", *READ, index=index)
 
 
-def shared(project: Project, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+def public_files(project: Project, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     """Those files of the package that may leave this machine: git keeps them, and none looks like a secret.
 
     Outside git all count as kept.

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from ..asked import address
+from ..asked.installed import locks_here
+from ..files import rename
 from ..project import Project
 from . import names
-from .code_state import shared
+from .code_state import public_files
 from .reading import metric_rows
 
 NAME = "model"  # in MLflow's lists
 DATA, ENVIRONMENT, REQUIREMENTS = "data", "python_env.yaml", "requirements.txt"
 LOADER = "mlflow.pytorch"
-LOCK_SETS = (("torch-cpu.txt", "cpu.txt"), ("cuda.txt",))  # those of one environment, as requirements/venv.sh has them
 
 
 def write_code(project: Project, path: Path) -> None:
@@ -29,12 +30,12 @@ def write_code(project: Project, path: Path) -> None:
     """
     beside = path.with_name(f"{path.name}.part")
     with zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in shared(project, address.files(project.package)):
+        for name, content in public_files(project, address.files(project.package)):
             member = zipfile.ZipInfo(f"{project.name}/{name}")  # with a date that never changes
             member.external_attr = 0o644 << 16
             member.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(member, content)
-    beside.replace(path)
+    rename(beside, path)
 
 
 def log_model(client: Any, experiment: str, run: str, facts: dict[str, Any], folder: Path, locks: Path) -> bool:
@@ -60,8 +61,10 @@ def log_model(client: Any, experiment: str, run: str, facts: dict[str, Any], fol
     outputs = client.get_run(run).outputs
     if not outputs or model.model_id not in {each.model_id for each in outputs.model_outputs}:  # a second time it fails
         client.log_outputs(run, [LoggedModelOutput(model.model_id, step=0)])
-    with tempfile.TemporaryDirectory(dir=folder) as beside:
-        _lay_out(Path(beside), model, run, facts, folder, locks)
+    client.log_model_artifact(model.model_id, str(folder / names.PICKLED), DATA)
+    client.log_model_artifact(model.model_id, str(folder / names.CODE))
+    with tempfile.TemporaryDirectory() as beside:  # not in `folder`: a kill would leave there what is no run's
+        _describe(Path(beside), model, run, facts, locks)
         client.log_model_artifacts(model.model_id, beside)
     for row in metric_rows(folder)[-1:]:  # those that the run ended with; the run has them already, and keeps them once
         when, step = row["time"], row["step"]
@@ -71,16 +74,14 @@ def log_model(client: Any, experiment: str, run: str, facts: dict[str, Any], fol
     return True
 
 
-def _lay_out(target: Path, model: Any, run: str, facts: dict[str, Any], folder: Path, locks: Path) -> None:
-    """Write the folder of which MLflow's flavors speak."""
+def _describe(target: Path, model: Any, run: str, facts: dict[str, Any], locks: Path) -> None:
+    """Write the files by which MLflow knows how to load the model."""
     from mlflow import pyfunc
     from mlflow.models import Model
 
     (target / DATA).mkdir()
-    (target / DATA / "model.pth").hardlink_to(folder / names.PICKLED)
     (target / DATA / "pickle_module_info.txt").write_text("mlflow.pytorch.pickle_module")
-    (target / names.CODE).hardlink_to(folder / names.CODE)
-    (target / REQUIREMENTS).write_text("".join((locks / name).read_text() for name in _installed(locks)))
+    (target / REQUIREMENTS).write_text("".join(path.read_text() for path in locks_here(locks)))
     python = platform.python_version()
     (target / ENVIRONMENT).write_text(
         f"python: {python}\nbuild_dependencies: [pip]\ndependencies: [-r {REQUIREMENTS}]\n"
@@ -90,18 +91,12 @@ def _lay_out(target: Path, model: Any, run: str, facts: dict[str, Any], folder: 
         run_id=run,
         model_id=model.model_id,
         model_uuid=model.model_id,
-        signature=_signature(facts.get("signature")),
+        signature=_signature(facts.get("shapes")),
         metadata=facts["tags"],
     )
     described.add_flavor("pytorch", pytorch_version=version("torch"), model_data=DATA, code=names.CODE)
     pyfunc.add_to_model(described, LOADER, data=DATA, code=names.CODE, python_env=ENVIRONMENT)
     described.save(str(target / "MLmodel"))
-
-
-def _installed(locks: Path) -> tuple[str, ...]:
-    """The locks that have the torch of this environment."""
-    pin = f"torch=={version('torch')} "
-    return next((found for found in LOCK_SETS if any(pin in (locks / name).read_text() for name in found)), ())
 
 
 def _signature(seen: dict[str, list[dict[str, Any]]] | None) -> Any:

@@ -39,7 +39,7 @@ SHAPES = {
         "tags": {"repro.address": str},
         "tracking": {"uri": str, "experiment": str},
         "dataset": {"name": str, "digest": str},
-        "signature?": {...: [{"name": str, "dtype": str, "shape": [int]}]},
+        "shapes?": {...: [{"name": str, "dtype": str, "shape": [int]}]},
     },
     names.METRICS: {...: float},
     names.TENSOR_COLUMNS: [re.compile("(output|gradient|weights|optimizer) .*")],

@@ -1,6 +1,6 @@
 """The model for MLflow, beside the weights: pickled as a whole, with its code and the shapes that it takes and gives.
 
-The weights' own file is model.safetensors. These two serve those who load a model from MLflow without the project.
+model.safetensors remains the file of the weights. The pickle serves who loads a model from MLflow without the project.
 """
 
 import copy
@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import of_system
 from ..files import rename
 from ..project import Project
 from ..records import names
 from ..records.logged_model import write_code
 
 
-class Signature:
+class Shapes:
     """Notes the tensors that a network takes and gives in its first call from outside.
 
     Attributes:
@@ -76,15 +75,16 @@ def write(model: nn.Module, project: Project, out: Path) -> str | None:
         with beside.open("wb") as file:
             torch.save(_on_cpu(model), file, pickle_module=cloudpickle)
         write_code(project, out / names.CODE)
-    except Exception as error:  # whatever the classes of a model raise when they are pickled
-        beside.unlink(missing_ok=True)
-        failure = of_system(error) if isinstance(error, OSError) else None
-        said = " ".join(str(failure or error).split())[:200]
+        rename(beside, out / names.PICKLED)
+    except Exception as error:  # whatever the classes of a model raise when they are pickled; a full disk
+        for name in names.LOGGED:
+            (out / name).unlink(missing_ok=True)
+            (out / f"{name}.part").unlink(missing_ok=True)
+        said = " ".join(str(error).split())[:200].rstrip(".")
         return (
-            f"MLflow gets the weights, but no model that it can load: {type(model).__name__} cannot be pickled "
-            f"({said}). To go without, set tracking.model=false"
+            f"MLflow gets the weights, but no {type(model).__name__} that it can load: {type(error).__name__}: {said}. "
+            f"To go without, set tracking.model=false"
         )
-    rename(beside, out / names.PICKLED)
     return None
 
 
