@@ -81,6 +81,18 @@ def test_torchrun_does_not_change_a_bit(alone: Path, prepared: Path, tmp_path: P
 
 
 @pytest.mark.long
+def test_compiled_training_comes_to_its_end(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its kernels are modules that no lock has. They add in another order than those of torch."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kernels"))
+    settings = "--set", f"data.prepared={prepared}", "--set", "compute.compile=true"
+    for out, ranks in (("one", None), ("two", 2)):
+        done = start(tmp_path / out, *settings, ranks=ranks)
+        assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "kernels").rglob("*.so"))
+    assert weights(tmp_path / "one") == weights(tmp_path / "two")
+
+
+@pytest.mark.long
 def test_transformer_keeps_its_bits_too(train: Train):
     other = "model.name=transformer"
     assert train(other) == train(other, "loader.workers=1", ranks=3)

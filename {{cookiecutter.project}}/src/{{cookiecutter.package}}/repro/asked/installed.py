@@ -1,5 +1,6 @@
 """Modules that are not the project's come from Python, or from the packages that its locks name."""
 
+import os
 import re
 import sys
 import sysconfig
@@ -33,9 +34,9 @@ def require_installed(project: Project, unhashed: Sequence[str]) -> None:
     held = {name: getattr(module, "__dict__", {}) for name, module in list(sys.modules.items())}
     modules = {name: file for name, found in held.items() if (file := found.get("__file__"))}  # a lazy one stays so
     files = {name: Path(file) for name, file in sorted(modules.items()) if name.partition(".")[0] not in unhashed}
-    packages = sorted({Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")})
+    places = sorted({Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")})
     scripts = Path(sysconfig.get_path("scripts")).resolve()
-    strange = _strange(files, [*packages, scripts, project.root.resolve()])
+    strange = _strange(files, [*places, scripts, project.root.resolve(), *_compiled()])
     tops = {name: name.partition(".")[0] for name in strange}
     found = [f"{name} ({files[name]})" for name, top in tops.items() if top in strange or top not in files]
     if found:
@@ -43,12 +44,18 @@ def require_installed(project: Project, unhashed: Sequence[str]) -> None:
             f"{some(found)}: loaded from outside the project and its environment, so no hash covers it. Move it into "
             f"the package, add it to requirements, or name it in unhashed.modules"
         )
-    unlocked = [f"{top} ({owner})" for folder in packages for top, owner in _unlocked(project, folder, files)]
+    unlocked = [f"{top} ({owner})" for folder in places for top, owner in _unlocked(project, folder, files)]
     if unlocked:
         raise Refused(
             f"{some(unlocked)}: loaded, but {LOCKS}/*.txt do not have it, so no hash covers it. Install what they have "
             f"with make setup, add it to pyproject.toml and run make lock, or name it in unhashed.modules"
         )
+
+
+def _compiled() -> list[Path]:
+    """Where torch.compile keeps the kernels that it has made of code that is hashed; nowhere while it has made none."""
+    made = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")  # which torch sets itself, where nobody has
+    return [Path(made).resolve()] if made and "torch._inductor.codecache" in sys.modules else []
 
 
 def _strange(files: dict[str, Path], ours: list[Path]) -> list[str]:
