@@ -4,6 +4,7 @@ from pathlib import Path
 
 from clone import command
 from conftest import PACKAGE
+from project.repro.asked.manifest import sha256_file
 
 
 def test_short_run_is_trained_and_evaluated(project: Path):
@@ -12,6 +13,7 @@ def test_short_run_is_trained_and_evaluated(project: Path):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["train", "evaluate"]
+    assert lines[0] == f"train: weights {sha256_file(project / 'build' / 'smoke' / 'model.safetensors')}"
     assert "accuracy" in lines[1] and (project / "build" / "smoke" / "evaluation.json").is_file()
     assert (project / "artifacts" / "receipt.json").read_bytes() == before
 

@@ -104,6 +104,7 @@ def smoke(ours: Ours, overrides: tuple[str, ...]) -> None:
 
     `verify.shorten` in params.yaml makes it short. It is written into build/smoke, and is not tracked.
     """
+    from ..records.receipt import read
     from . import trainings
     from .verify import shortened
 
@@ -112,7 +113,8 @@ def smoke(ours: Ours, overrides: tuple[str, ...]) -> None:
     shutil.rmtree(out, ignore_errors=True)
     for stage in ("train", "evaluate"):
         words = trainings.command(ours.project, f".{stage}", {"tracking.enabled": False, **asked}, "--out", out)
-        click.echo(f"{stage}: {trainings.run(ours.project, words).strip().splitlines()[-1].strip()}")
+        said = trainings.run(ours.project, words).strip().splitlines()
+        click.echo(f"{stage}: {said[-1].strip() if stage == 'evaluate' else f'weights {read(out).weights}'}")
 
 
 @click.command()
