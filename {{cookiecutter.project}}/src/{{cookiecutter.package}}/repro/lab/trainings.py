@@ -43,13 +43,18 @@ def start(project: Project, words: Sequence[str]) -> "subprocess.Popen[bytes]":
     )
 
 
-def run(project: Project, words: Sequence[str], ends: Sequence[int] = (0,)) -> str:
+def run(
+    project: Project, words: Sequence[str], ends: Sequence[int] = (0,), environ: Mapping[str, str] | None = None
+) -> str:
     """Run a command in `project` to its end, with one of these exit codes, and return what it printed.
+
+    `environ` holds other variables than those of `environment`.
 
     Raises:
         Failure: it failed; with the last lines that it said.
     """
-    done = subprocess.run(words, cwd=project.root, env=environment(project), capture_output=True, text=True)
+    environ = environment(project) if environ is None else environ
+    done = subprocess.run(words, cwd=project.root, env=environ, capture_output=True, text=True, errors="replace")
     if done.returncode not in ends:
         said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-12:])
         raise Failure(f"{' '.join(words)}\nended with {done.returncode}:\n{said}")

@@ -62,7 +62,7 @@ class Trace:
             watched, self._hooks = _watch(model, self._output)
             self._modules = watched if self.level == "tensor" else []
         (self.folder / names.TRACE).mkdir(parents=True, exist_ok=True)
-        self._timings = Timings(self.folder / names.rank_rows(self.world.rank), self.world.rank)
+        self._timings = Timings(self.folder / names.rank_rows(self.world.rank), self.world.rank, self.world.device)
         if self.world.leads:
             self._steps = Chain(self.folder / names.STEP_ROWS, STEP.itemsize, done)
             if self.level == "tensor":
