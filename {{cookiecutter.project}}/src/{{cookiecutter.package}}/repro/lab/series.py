@@ -120,7 +120,7 @@ class Series:
 
     def _made(self, asked: Asked) -> tuple[Made, bool]:
         settings = {**ALONE, **asked.settings}
-        config = load(self.schema, overrides=(*self.overrides, *_texts(settings)))
+        config = load(self.schema, overrides=(*self.overrides, *trainings.texts(settings)))
         data = manifest.require_prepared(config.data)
         wanted = {
             "address": content_address(self.project, config, data, asked.ranks).digest,
@@ -153,10 +153,6 @@ class Series:
         files = [names.WEIGHTS, names.METRICS, *([names.STEP_ROWS] if receipt.stated["trace"] else [])]
         whole = receipt.stated["address"] == wanted["address"] and all(is_stated(receipt, name) for name in files)
         return Made(asked, run, receipt) if whole else None
-
-
-def _texts(settings: Mapping[str, Any]) -> list[str]:
-    return trainings.overrides(settings)[1::2]
 
 
 def _environment(project: Project, asked: Asked) -> dict[str, str]:

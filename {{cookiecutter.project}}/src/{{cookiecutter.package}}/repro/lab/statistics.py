@@ -1,4 +1,4 @@
-"""Statistics of two groups of numbers: pure functions, which give equal numbers the same result in any order."""
+"""Statistics of groups of numbers: pure functions, which give equal numbers the same result in any order."""
 
 import math
 import warnings
@@ -182,6 +182,19 @@ def interval(a: Numbers, b: Numbers, seed: int) -> Interval | None:
 
 def _difference(a: Numbers, b: Numbers, axis: int) -> Any:
     return b.mean(axis=axis) - a.mean(axis=axis)
+
+
+def median_interval(values: Numbers, level: float = LEVEL) -> tuple[float, float] | None:
+    """An interval that holds the median of any distribution with a chance of 1 - `level` at least.
+
+    Its ends are order statistics (Thompson 1936): the median lies beyond the r-th number from either end with the
+    binomial chance of fewer than r heads in as many tosses as there are numbers. None where there are too few.
+    """
+    count, tail, outside = len(values), 0.0, 0
+    while outside < count / 2 and (tail := tail + math.comb(count, outside) / 2**count) <= level / 2:
+        outside += 1
+    ordered = np.sort(values)
+    return (float(ordered[outside - 1]), float(ordered[-outside])) if outside else None
 
 
 def adjusted(p_values: Sequence[float]) -> list[float]:

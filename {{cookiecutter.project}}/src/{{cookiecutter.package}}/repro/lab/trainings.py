@@ -13,9 +13,14 @@ from ..errors import Failure
 from ..project import Project
 
 
+def texts(settings: Mapping[str, Any]) -> list[str]:
+    """`KEY=VALUE` for keys and their JSON-compatible values."""
+    return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+
+
 def overrides(settings: Mapping[str, Any]) -> list[str]:
     """`--set` arguments for keys and their JSON-compatible values."""
-    return [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    return [word for text in texts(settings) for word in ("--set", text)]
 
 
 def command(

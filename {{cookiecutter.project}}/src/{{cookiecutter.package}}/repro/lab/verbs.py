@@ -5,7 +5,7 @@ import shutil
 import sys
 from contextlib import suppress
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -71,6 +71,30 @@ def compare(ours: Ours, words: tuple[str, ...], metrics: tuple[str, ...], as_jso
     a, b = (read_group(group, uri) for group in divided(words, DIVIDER))
     facts = compare(a, b, metrics, seed)
     click.echo(json.dumps(asdict(facts), indent=2, allow_nan=False) if as_json else "\n".join(lines(facts)))
+
+
+@click.command()
+@overriding
+@click.option("--cycles", default=10, show_default=True, type=click.IntRange(min=1), help="How often all are trained.")
+@click.option("--only", multiple=True, metavar="SWITCH", help="Measure this switch alone, or `all`; repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Print all facts as JSON.")
+@click.pass_obj
+def cost(ours: Ours, overrides: tuple[str, ...], cycles: int, only: tuple[str, ...], as_json: bool) -> None:
+    """Measure the time and memory that strict training costs, by switch.
+
+    Each cycle trains once strictly, and once for each switch with that one relaxed. The trainings are shortened as
+    `verify.shorten` in params.yaml says, and kept in build/cost: an interrupted measurement goes on.
+    """
+    from . import trainings
+    from .cost import lines, measure
+    from .series import Series
+    from .verify import shortened
+
+    settings, asked, _ = shortened(ours.schema, overrides)
+    place, tell = Path("build", "cost"), partial(click.echo, err=as_json)
+    series = Series(ours.project, ours.schema, place, trainings.texts(asked), tell)
+    costs = measure(series, settings.determinism, cycles, only)
+    click.echo(json.dumps(costs.record(), indent=2) if as_json else "\n".join(lines(costs)))
 
 
 @click.command()
@@ -259,5 +283,5 @@ def replay(ours: Ours, source: str, out: Path, ranks: int | None, signers: Path 
 
 VERBS: dict[str, click.Command] = {
     str(verb.name): verb
-    for verb in (accept, audit, check, compare, diff, doctor, replay, smoke, verify, verify_receipt)
+    for verb in (accept, audit, check, compare, cost, diff, doctor, replay, smoke, verify, verify_receipt)
 }
