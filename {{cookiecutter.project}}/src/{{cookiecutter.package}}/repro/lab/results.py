@@ -33,8 +33,10 @@ ROW = {
     "weights": str,
     "metrics": {...: NUMBER},
 }
+RANGE = [(float, None)]  # from, to; None is no bound
+TRIAL = {"same_bits": bool, "seconds": RANGE, "memory": RANGE, "metrics": {...: RANGE}}
 SHAPES = {
-    RESULTS: {"tolerance": (dict, None), "results": ([ROW], None)},
+    RESULTS: {"tolerance": (dict, None), "results": ([ROW], None), "trial?": TRIAL},
     OUTPUTS: {"stages": {...: {"outs?": [{"path": str}]}}},
 }
 STEPS = "steps"  # a metric that the machinery counts, and that no run of one content address can vary
@@ -61,7 +63,7 @@ def check(project: Project, config: Settings, out: Path) -> list[Verdict]:
     """
     require_own(project, "repro check is asked")
     run = _finished(out)
-    rows = _yaml(project.root / RESULTS)["results"] or []
+    rows = lock(project)["results"] or []
     if faults := [*_foreign(out, run), *_stale(project, config, out, run)]:
         return faults
     committed = [_committed(project)] if _made_by_dvc(project, out) else []
@@ -135,7 +137,7 @@ def within_tolerance(project: Project, seen: dict[str, Any], expected: dict[str,
     Raises:
         Refused: the run, the expected result and the tolerance are not of the same metrics, or one is no number.
     """
-    tolerance = _yaml(project.root / RESULTS)["tolerance"] or {}
+    tolerance = lock(project)["tolerance"] or {}
     names = [sorted({*metrics} - {STEPS}) for metrics in (tolerance, seen, expected)]
     if names[0] != names[1] or names[0] != names[2] or not names[0]:
         wanted, have, other = (some(each, 9) or "none" for each in names)
@@ -224,6 +226,15 @@ def _committed(project: Project) -> Verdict:
         f"the outputs are not those of the committed {OUTPUTS}: commit it if you meant that, "
         f"else look at: git diff {OUTPUTS}",
     )
+
+
+def lock(project: Project) -> dict[str, Any]:
+    """What results.lock holds.
+
+    Raises:
+        Refused: it is missing, or has another shape.
+    """
+    return _yaml(project.root / RESULTS)
 
 
 def _yaml(path: Path, kind: str = "safe") -> Any:

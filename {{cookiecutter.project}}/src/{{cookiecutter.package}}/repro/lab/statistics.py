@@ -184,6 +184,23 @@ def _difference(a: Numbers, b: Numbers, axis: int) -> Any:
     return b.mean(axis=axis) - a.mean(axis=axis)
 
 
+def mean_interval(values: Numbers, level: float = LEVEL) -> tuple[float, float] | None:
+    """Student's interval of a mean: exact for normal numbers. Of equal numbers it is their value; None for one number.
+
+    Raises:
+        FloatingPointError: a number is not finite.
+    """
+    if not np.isfinite(values).all():
+        raise FloatingPointError("a number that is not finite")
+    middle, deviation = mean(values), pooled_deviation([values])
+    if deviation is None:
+        return None
+    from scipy.stats import t  # takes most of a second to import
+
+    half = float(t.isf(level / 2, len(values) - 1)) * deviation / math.sqrt(len(values)) if deviation else 0.0
+    return middle - half, middle + half
+
+
 def median_interval(values: Numbers, level: float = LEVEL) -> tuple[float, float] | None:
     """An interval that holds the median of any distribution with a chance of 1 - `level` at least.
 

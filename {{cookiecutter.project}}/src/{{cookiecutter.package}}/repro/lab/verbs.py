@@ -233,6 +233,33 @@ def verify(ours: Ours, overrides: tuple[str, ...], ranks: int | None, only: tupl
     sys.exit(0 if holds else 1)
 
 
+@click.command()
+@click.argument("change", nargs=-1, required=True, metavar="KEY=VALUE...")
+@overriding
+@click.option("--pairs", default=6, show_default=True, type=click.IntRange(min=1), help="How many seeds are trained.")
+@click.option("--record", is_flag=True, help="Append the outcome to trials.yaml, the sheet of all trials.")
+@click.option("--json", "as_json", is_flag=True, help="Print all facts as JSON.")
+@click.pass_obj
+def trial(
+    ours: Ours, change: tuple[str, ...], overrides: tuple[str, ...], pairs: int, record: bool, as_json: bool
+) -> None:
+    """Say whether a change of the config may become the default.
+
+    Each pair trains one seed without the change and with it. `trial` in results.lock says how far metrics, time and
+    memory may move. The trainings are kept in build/trial: an interrupted trial goes on. It ends with 1 unless all
+    criteria hold.
+    """
+    from .series import Series
+    from .trial import HOLDS, enter, lines, tried
+
+    series = Series(ours.project, ours.schema, Path("build", "trial"), overrides, partial(click.echo, err=as_json))
+    found = tried(series, change, pairs)
+    click.echo(json.dumps(found.record(), indent=2) if as_json else "\n".join(lines(found)))
+    if record:
+        click.echo(enter(ours.project, found), err=as_json)
+    sys.exit(0 if found.verdict == HOLDS else 1)
+
+
 @click.command("verify-receipt")
 @click.argument("receipt", type=Path, default="artifacts")
 @signers_option
@@ -283,5 +310,5 @@ def replay(ours: Ours, source: str, out: Path, ranks: int | None, signers: Path 
 
 VERBS: dict[str, click.Command] = {
     str(verb.name): verb
-    for verb in (accept, audit, check, compare, cost, diff, doctor, replay, smoke, verify, verify_receipt)
+    for verb in (accept, audit, check, compare, cost, diff, doctor, replay, smoke, trial, verify, verify_receipt)
 }
