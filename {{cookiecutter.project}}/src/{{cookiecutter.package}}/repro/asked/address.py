@@ -87,18 +87,19 @@ def files(folder: Path) -> list[str]:
 
 
 def locks(project: Project) -> dict[str, str]:
-    """SHA-256 of every lock's requirements, by file name; comments carry names and change nothing."""
-    found = {}
+    """SHA-256 of every lock's requirements, by file name."""
     folder = project.root / LOCKS
-    for path in sorted(folder.glob("*.txt")):
-        lines = (
-            line.split(" #")[0].strip() for line in read_text(path, "Restore it from git, or: make lock").splitlines()
-        )
-        pins = "\n".join(line for line in lines if line and not line.startswith("#"))
-        found[path.name] = hashlib.sha256(pins.encode()).hexdigest()
-    if not found:
+    paths = sorted(folder.glob("*.txt"))
+    if not paths:
         raise Refused(f"{folder}: no lock seen, {LOCKS}/*.txt wanted. Restore them from git, or: make lock")
-    return found
+    return {path.name: requirements(read_text(path, "Restore it from git, or: make lock")) for path in paths}
+
+
+def requirements(lock: str) -> str:
+    """SHA-256 of the requirements in a lock's text; comments carry names and change nothing."""
+    lines = (line.split(" #")[0].strip() for line in lock.splitlines())
+    pins = "\n".join(line for line in lines if line and not line.startswith("#"))
+    return hashlib.sha256(pins.encode()).hexdigest()
 
 
 def content_address(project: Project, config: Settings, data: dict[str, Any], world_size: int) -> ContentAddress:

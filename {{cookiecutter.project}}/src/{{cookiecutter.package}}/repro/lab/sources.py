@@ -1,4 +1,4 @@
-"""The runs that a command names: a run directory, a receipt, the id of an MLflow run, or an MLflow experiment."""
+"""The runs that a command names: a run directory, a receipt, an archive, an MLflow run or experiment."""
 
 import os
 import re
@@ -11,6 +11,7 @@ from ..credentials import without_credentials
 from ..errors import Refused
 from ..records.names import FILES, TRACE, WEIGHTS
 from ..records.tracking import QUIET
+from . import archive
 
 # What is downloaded of a run, and no other path that a server names. Weights are large; the receipt has their SHA-256.
 KEPT = FILES - {WEIGHTS} | {TRACE}
@@ -23,12 +24,18 @@ NEXT = "set MLFLOW_TRACKING_URI to its server"
 def located(name: str, uri: Callable[[], str], kept: Set[str] = KEPT) -> Iterator[Path]:
     """The run directory or receipt that `name` means: a path, or the id of an MLflow run at `uri`, to be downloaded.
 
-    Only what has one of the names `kept` is downloaded.
+    Only what has one of the names `kept` is downloaded. `FILE.tar:2` is the second run in an archive of
+    `repro bundle`.
 
     Raises:
         Refused: it means none of them.
     """
-    if name and Path(name).exists():
+    path, _, number = name.rpartition(":")
+    if archive.is_archive(Path(path or name)):
+        with TemporaryDirectory() as folder:
+            _unpack(Path(path or name), number if path else "", Path(folder), kept)
+            yield Path(folder)
+    elif name and Path(name).exists():
         yield Path(name)
     elif re.fullmatch(r"[0-9a-f]{32}", name):
         with TemporaryDirectory() as folder:
@@ -64,6 +71,16 @@ def listed(name: str, uri: Callable[[], str]) -> list[str]:
     if not found:
         raise Refused(f"{name}: no finished run is in it")
     return [run.info.run_id for run in sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))]
+
+
+def _unpack(path: Path, run: str, folder: Path, kept: Set[str]) -> None:
+    runs = archive.runs_in(path)
+    if not run and len(runs) == 1:
+        run = runs[0]
+    if run not in runs:
+        seen = f"run {run!r} asked for, " if run else ""
+        raise Refused(f"{path}: {seen}{', '.join(runs) or 'no run'} seen; name one of them: {path}:1")
+    archive.unpack(path, run, folder, kept)
 
 
 @contextmanager
