@@ -30,4 +30,4 @@ def distance(one: Path, other: Path) -> float:
                 x, y = x.double(), y.double()
                 moved = math.hypot(moved, float((x - y).norm()))
                 size = math.hypot(size, float(x.norm()))
-    return moved / size if size else (math.inf if moved else moved)
+    return moved / size if size else moved * math.inf if moved else 0.0

@@ -137,6 +137,7 @@ def noise(
     made = dict(zip(wanted, series.make(list(wanted.values())), strict=True))
     made["seeds", 0] = made["strict", 0]
     found = compared(project, {name: [made[name, count] for count in range(runs)] for name in GROUPS}, threads)
+    (project.root / out).mkdir(parents=True, exist_ok=True)
     write_json(project.root / out / REPORT, found.record())
     return found
 
@@ -259,7 +260,7 @@ def verdict(metric: str, relaxed: Spread, seeds: Spread) -> str:
     if not over:
         return f"{said}: relaxed runs spread {_spread(relaxed)}, seeds do not differ: all of it is noise"
     share = noise / over
-    return f"{said}: relaxed runs spread {_spread(relaxed)}, seeds {_spread(seeds)}: noise is {share:.2%} of it"
+    return f"{said}: relaxed runs spread {_spread(relaxed)}, seeds {_spread(seeds)}: noise is {100 * share:.3g} % of it"
 
 
 def _spread(each: Spread) -> str:

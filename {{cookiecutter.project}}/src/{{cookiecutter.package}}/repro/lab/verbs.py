@@ -138,7 +138,7 @@ def audit(ours: Ours, overrides: tuple[str, ...], as_json: bool) -> None:
 
 @click.command()
 @overriding
-@click.option("--runs", type=click.IntRange(min=2), help="Of each group; 5 if it is not given.")
+@click.option("--runs", type=int, help="Of each group; 5 if it is not given.")
 @click.option("--short", is_flag=True, help="Shorten the trainings as `verify.shorten` in params.yaml says.")
 @click.option("--json", "as_json", is_flag=True, help="Print the same facts as JSON.")
 @click.option("--out", default="build/noise", show_default=True, type=Folder, help="Where the trainings are kept.")
