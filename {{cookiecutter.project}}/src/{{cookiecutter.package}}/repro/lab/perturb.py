@@ -171,7 +171,7 @@ def perturbation(
         for place, name in zip(folders, (f"{kind} changed at step {at}", "nothing changed"), strict=True):
             train(project, settings, overrides, place, at)
             tell(f"{name}: done")
-        found = _compared(*folders, kind, at, key, accepted)
+        found = compared(*folders, kind, at, key, accepted)
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # no run that it is worth to keep: no honest one gives the first
     write_json(project.root / out / REPORT, found.record())
@@ -200,7 +200,7 @@ def train(project: Project, settings: Settings, overrides: Sequence[str], folder
         raise kind(said or f"the training ended with {done.returncode}")
 
 
-def _compared(perturbed: Path, control: Path, kind: str, at: int, key: str, accepted: dict[str, float]) -> Perturbation:
+def compared(perturbed: Path, control: Path, kind: str, at: int, key: str, accepted: dict[str, float]) -> Perturbation:
     report = read_json(perturbed / CHANGED)
     runs = perturbed / "run", control / "run"
     losses = [{row["step"]: row["metrics"][LOSS] for row in metric_rows(run) if LOSS in row["metrics"]} for run in runs]

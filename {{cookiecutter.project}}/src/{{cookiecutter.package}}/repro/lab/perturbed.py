@@ -38,8 +38,8 @@ ROWS = 12  # steps of which something is told
 def probes(at: int, of: int) -> list[int]:
     """At most ROWS of the `of` steps: the one before `at`, then from there to the last in roughly geometric strides."""
     room, left = ROWS - bool(at), of - at  # steps
-    strides = {round(left ** (place / (room - 1))) - 1 for place in range(room)}
-    return sorted({at + stride for stride in strides} | set(range(at)[-1:]))
+    strides = {round(left ** (place / (room - 1))) - 1 for place in range(room)} if left > room else range(left)
+    return [*range(at)[-1:], *sorted(at + stride for stride in strides)]
 
 
 def nudge(tensor: Tensor) -> dict[str, Any]:
