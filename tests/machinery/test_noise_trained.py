@@ -113,8 +113,9 @@ def test_facts_are_kept_in_a_file(planted: Ended):
 
 
 @pytest.mark.long
-def test_shipped_model_shows_no_noise(prepared: Path, tmp_path: Path):
+def test_shipped_model_shows_no_noise(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The clean control."""
+    monkeypatch.chdir(PROJECT)
     series = Series(OURS, Config, tmp_path, (*SMALL, f"data.prepared={prepared}"))
     wanted = noise.planned(0, 2, CORES)
     made = [series.one(wanted["relaxed", number]) for number in range(2)]

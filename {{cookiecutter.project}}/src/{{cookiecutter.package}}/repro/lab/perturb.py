@@ -4,11 +4,11 @@ Both are made in a child (`perturbed.py`), on one process, in a folder of their 
 """
 
 import math
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,6 @@ from .series import ALONE
 from .table import table
 
 REPORT = "perturb.json"
-CHILDREN = "perturb"  # the folder of both trainings
 SATURATED = 0.1  # of the largest distance: where growth ends
 FEWEST = 3  # rows that show a growth
 LAST = 6  # lines of a failed training that are told
@@ -164,16 +163,14 @@ def perturbation(
     """
     settings, overrides = asked_for(schema, overrides, short)
     key, accepted = accepted_change(project)
-    folder = project.root / out / CHILDREN
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        folders = folder / kind, folder / CONTROL
+    (project.root / out).mkdir(parents=True, exist_ok=True)
+    # removed at the end: an honest run gives another outcome than the first of them
+    with TemporaryDirectory(prefix="perturb-", dir=project.root / out) as folder:
+        folders = Path(folder, kind), Path(folder, CONTROL)
         for place, name in zip(folders, (f"{kind} changed at step {at}", "nothing changed"), strict=True):
             train(project, settings, overrides, place, at)
             tell(f"{name}: done")
         found = compared(*folders, kind, at, key, accepted)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)  # no run that it is worth to keep: no honest one gives the first
     write_json(project.root / out / REPORT, found.record())
     return found
 
