@@ -91,3 +91,38 @@ def test_fewest_runs_that_can_decide():
 def test_p_values_are_adjusted_as_holm_does():
     assert statistics.adjusted([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert statistics.adjusted([0.9, 0.8]) == [1, 1] and statistics.adjusted([]) == []
+
+
+# ---- the deviation of one group
+
+
+def test_deviation_and_its_interval_are_those_of_scipy():
+    theirs = scipy.stats.bootstrap(
+        (np.sort(LOW),), lambda x, axis: x.std(axis, ddof=1), method="BCa", rng=np.random.default_rng(7)
+    ).confidence_interval
+    ours = statistics.deviation_interval(np.array(LOW), 7)
+    assert ours and ours.method == "BCa" and statistics.deviation_interval(np.array(LOW[::-1]), 7) == ours
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), rel=1e-9)
+    assert statistics.pooled_deviation([np.array(LOW)]) == pytest.approx(scipy.stats.tstd(LOW), rel=1e-12)
+
+
+def test_deviation_of_any_size_has_an_interval():
+    for size in (1e-300, 1e-160, 1e160, 1e299):
+        found = statistics.deviation_interval(np.array(LOW) * size, 0)
+        assert found and 0 < found.low < found.high < np.inf
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [1.0, 2.0], [3.0] * 5])
+def test_too_few_or_equal_numbers_have_no_interval_of_the_deviation(values: list[float]):
+    assert statistics.deviation_interval(np.array(values), 0) is None
+
+
+@pytest.mark.parametrize(("count", "stated"), [(5, 0.65), (10, 0.82), (20, 0.89)])
+def test_interval_of_the_deviation_holds_the_true_one_as_often_as_is_stated(
+    count: int, stated: float, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(statistics, "RESAMPLES", 999)
+    rng, draws = np.random.default_rng(1), 300
+    found = [statistics.deviation_interval(rng.normal(5, 2, count), number) for number in range(draws)]
+    held = sum(each is not None and each.low <= 2 <= each.high for each in found)
+    assert abs(held / draws - stated) < 3 * (stated * (1 - stated) / draws) ** 0.5

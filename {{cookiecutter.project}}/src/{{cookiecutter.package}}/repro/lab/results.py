@@ -1,9 +1,11 @@
 """results.lock and dvc.lock: the expected results of a run, and the comparison with a finished one.
 
 results.lock is YAML: `tolerance` by metric, and `results`, one row per (content address, environment
-class) with the SHA-256 of the weights, the metrics, and where they come from.
+class) with the SHA-256 of the weights, the metrics, and where they come from. `perturbation`, if it is there, says by
+metric how far a change of one ULP may move it, and `trial` how far a new default may move things.
 """
 
+import math
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from ..project import Project
 from ..records.names import ADDRESS, METRICS, WEIGHTS
 from ..records.reading import NUMBER
 from ..records.receipt import Receipt, read
+from ..shape import shown
 from .beside import is_stated
 
 RESULTS, OUTPUTS = "results.lock", "dvc.lock"
@@ -36,7 +39,12 @@ ROW = {
 RANGE = [(float, None)]  # from, to; None is no bound
 TRIAL = {"same_bits": bool, "seconds": RANGE, "memory": RANGE, "metrics": {...: RANGE}}
 SHAPES = {
-    RESULTS: {"tolerance": (dict, None), "results": ([ROW], None), "trial?": TRIAL},
+    RESULTS: {
+        "tolerance": (dict, None),
+        "perturbation?": (dict, None),
+        "trial?": TRIAL,
+        "results": ([ROW], None),
+    },
     OUTPUTS: {"stages": {...: {"outs?": [{"path": str}]}}},
 }
 STEPS = "steps"  # a metric that the machinery counts, and that no run of one content address can vary
@@ -151,6 +159,22 @@ def within_tolerance(project: Project, seen: dict[str, Any], expected: dict[str,
     holds = all(abs(one - other) <= tolerance[name] for name, (one, other) in pairs.items())
     shown = (f"{name} {one:.4f} (expected {other:.4f} +- {tolerance[name]:g})" for name, (one, other) in pairs.items())
     return holds, ", ".join(shown)
+
+
+def accepted_change(project: Project) -> tuple[str, dict[str, float]]:
+    """How far a change of one ULP may move each metric, and the key that says so: `perturbation`, or `tolerance`.
+
+    Raises:
+        Refused: results.lock is missing, neither key names a metric, or a value is no number from 0 on.
+    """
+    held = lock(project)
+    key = "perturbation" if held.get("perturbation") is not None else "tolerance"
+    if not (accepted := held[key]):
+        raise Refused(f"{RESULTS}: {key} names no metric; say how far each may move, as in `{key}: {{accuracy: 0.02}}`")
+    for name, value in accepted.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise Refused(f"{RESULTS}: {key} of {shown(name)}: {shown(value)} seen, a number from 0 on wanted")
+    return key, {str(name): float(value) for name, value in accepted.items()}
 
 
 def _metrics(project: Project, run: Receipt, row: dict[str, Any]) -> Verdict:

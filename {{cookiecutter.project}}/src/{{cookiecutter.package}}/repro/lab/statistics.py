@@ -160,17 +160,35 @@ def interval(a: Numbers, b: Numbers, seed: int) -> Interval | None:
     """
     if min(len(a), len(b)) < 2 or not (np.ptp(a) or np.ptp(b)):
         return None
+    both, unit = _in_units(np.concatenate([np.sort(a), np.sort(b)]))
+    return _bootstrapped((both[: len(a)], both[len(a) :]), _difference, unit, seed)
+
+
+def deviation_interval(values: Numbers, seed: int) -> Interval | None:
+    """A 95 % bootstrap interval of the standard deviation.
+
+    BCa, or the percentiles where that is degenerate. None where there are fewer than three numbers, or where they are
+    all equal. Of few numbers it is too short: of normal ones it was measured to hold the true deviation in 65 % of
+    cases at 5 numbers, 82 % at 10, 89 % at 20; where it misses, it lies too low as a rule.
+    """
+    if len(values) < 3 or not np.ptp(values):
+        return None
+    around, unit = _in_units(np.sort(values))
+    return _bootstrapped((around,), _deviation, unit, seed)
+
+
+def _bootstrapped(samples: tuple[Numbers, ...], statistic: Any, unit: float, seed: int) -> Interval | None:
+    """The interval of a statistic of samples that are in a unit; None where no kind of bootstrap gives one."""
     from scipy.stats import bootstrap  # takes most of a second to import
 
-    both, unit = _in_units(np.concatenate([np.sort(a), np.sort(b)]))
     for method in ("BCa", "percentile"):
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")  # what is degenerate ends as NaN
             low, high = bootstrap(
-                (both[: len(a)], both[len(a) :]),
-                _difference,
+                samples,
+                statistic,
                 n_resamples=RESAMPLES,
-                batch=max(1, BLOCK // len(both)),
+                batch=max(1, BLOCK // sum(map(len, samples))),
                 confidence_level=0.95,
                 method=method,
                 rng=np.random.default_rng(seed),
@@ -178,6 +196,10 @@ def interval(a: Numbers, b: Numbers, seed: int) -> Interval | None:
         if math.isfinite(low) and math.isfinite(high):
             return Interval(float(low) * unit, float(high) * unit, method)
     return None
+
+
+def _deviation(values: Numbers, axis: int) -> Any:
+    return values.std(axis=axis, ddof=1)
 
 
 def _difference(a: Numbers, b: Numbers, axis: int) -> Any:

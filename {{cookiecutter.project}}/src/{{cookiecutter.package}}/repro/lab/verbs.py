@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import click
 
@@ -161,6 +161,43 @@ def audit(ours: Ours, overrides: tuple[str, ...], as_json: bool) -> None:
 
 
 @click.command()
+@overriding
+@click.option("--runs", type=int, help="Of each group; 5 if it is not given.")
+@click.option("--short", is_flag=True, help="Shorten the trainings as `verify.shorten` in params.yaml says.")
+@click.option("--json", "as_json", is_flag=True, help="Print the same facts as JSON.")
+@click.option("--out", default="build/noise", show_default=True, type=Folder, help="Where the trainings are kept.")
+@click.option("--perturb", "kind", type=click.Choice(["batch", "weight", "gradient"]), help="Where one ULP is added.")
+@click.option("--at", type=click.IntRange(min=0), help="The step of --perturb, counted from 0; 0 if it is not given.")
+@click.pass_obj
+def noise(ours: Ours, /, runs: int | None, kind: str | None, at: int | None, as_json: bool, **asked: Any) -> None:
+    """Measure the noise floor: relaxed trainings beside strict ones and seeds.
+
+    It tells how far final metrics, the last logged loss and weights spread. An interrupted verb goes on where it was.
+
+    --perturb adds one ULP to the largest element of the first tensor of a batch, of the weights or of their gradient,
+    and tells how far it grows. It trains on one process. results.lock says how far a metric may move: `perturbation`,
+    or else `tolerance`.
+
+    Exit code 1: strict trainings differ, or one ULP moves a metric farther than is accepted.
+    """
+    if runs is not None if kind else at is not None:
+        raise Refused("--runs is for groups, --at for --perturb: give one or the other")
+
+    asked["tell"] = partial(click.echo, err=True)
+    found: Any
+    if kind:
+        from .perturb import perturbation
+
+        found = perturbation(ours.project, ours.schema, kind=kind, at=at or 0, **asked)
+    else:
+        from .noise import noise
+
+        found = noise(ours.project, ours.schema, runs=5 if runs is None else runs, **asked)
+    click.echo(json.dumps(found.record(), indent=2, allow_nan=False) if as_json else "\n".join(found.lines()))
+    sys.exit(0 if found.holds else 1)
+
+
+@click.command()
 @click.argument("one")
 @click.argument("other")
 @click.option("--values", is_flag=True, help="Make the step again in both, and say by how much the tensors differ.")
@@ -310,5 +347,5 @@ def replay(ours: Ours, source: str, out: Path, ranks: int | None, signers: Path 
 
 VERBS: dict[str, click.Command] = {
     str(verb.name): verb
-    for verb in (accept, audit, check, compare, cost, diff, doctor, replay, smoke, trial, verify, verify_receipt)
+    for verb in (accept, audit, check, compare, cost, diff, doctor, noise, replay, smoke, trial, verify, verify_receipt)
 }
