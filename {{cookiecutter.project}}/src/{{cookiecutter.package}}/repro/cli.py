@@ -22,7 +22,7 @@ GROUPS = {
     "Train": ("prepare", "train", "evaluate"),
     "Ask": ("address", "env", "diff"),
     "Prove": ("doctor", "smoke", "hash-data", "check-data", "check", "verify", "verify-receipt"),
-    "Measure": ("audit", "compare"),
+    "Measure": ("audit", "compare", "bisect"),
     "Hand on": ("accept", "replay", "sync"),
 }
 
