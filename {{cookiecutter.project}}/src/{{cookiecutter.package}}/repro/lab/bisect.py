@@ -141,7 +141,12 @@ def _partners(trials: Trials, everything: Kept, name: str, others: Sequence[str]
         return trials(everything - {name, *partners}) is Verdict.DIFFERS
 
     rest = [each for each in trials.names if each != name and each not in others]
-    return [] if differs([]) or not differs(rest) else fewest(rest, differs)
+    if differs([]) or not differs(rest):
+        return []
+    found = {name, *fewest(rest, differs)}
+    # without some of them, it may be that no trial can be made: that does not show that they matter
+    needed = [each for each in found if trials(everything - (found - {each})) is Verdict.EQUAL]
+    return [each for each in needed if each != name]
 
 
 def fewest(names: Sequence[str], holds: Callable[[Sequence[str]], bool]) -> Sequence[str]:

@@ -183,7 +183,7 @@ def composed(a: Side, b: Side, all_of_them: Sequence[Suspect], kept: Iterable[st
         Refused: it has more ranks than shards.
     """
     kept = frozenset(kept)
-    config = {key: value for key, value in b.config.items() if not is_own(key)}
+    config = dict(b.config)
     relaxed, ranks, variables, files = b.relaxed, b.ranks, dict(b.variables), set[str]()
     for each in all_of_them:
         if each.name not in kept:
@@ -205,7 +205,8 @@ def composed(a: Side, b: Side, all_of_them: Sequence[Suspect], kept: Iterable[st
     # a variable that a switch holds has no say
     free = {name: value for name, value in variables.items() if name not in held}
     require_ranks(config, ranks)
-    return Setup({**config, **OWN}, ranks, free, frozenset(files), b.commit, a.commit)
+    config |= {key: value for key, value in OWN.items() if key in config}  # another commit may lack one
+    return Setup(config, ranks, free, frozenset(files), b.commit, a.commit)
 
 
 def field_of(suspect: Suspect) -> str:
