@@ -118,12 +118,33 @@ def evaluation(package: str) -> None:
     module.evaluate = evaluated
 
 
+def now_and_then(package: str) -> None:
+    """A number that nobody seeds enters the first weights in every third run whose dropout is not 0.1.
+
+    The file that OTHER names counts the runs.
+    """
+    model = import_module(f"{package}.model")
+    built = model.build
+
+    def build(config: Any) -> Any:
+        network, counter = built(config), Path(os.environ["OTHER"])
+        if config.model.dropout != 0.1:
+            with counter.open("ab") as file:
+                file.write(b".")
+            if counter.stat().st_size % 3 == 0:
+                network.head.bias.data[0] = int.from_bytes(os.urandom(2)) / 2**16
+        return network
+
+    model.build = build
+
+
 def nothing(package: str) -> None:
     """No fault."""
 
 
 FAULTS: dict[str, Callable[[str], None]] = {
-    f.__name__: f for f in (library, variable, code, arguments, initial_weights, weights, gradient, evaluation, nothing)
+    f.__name__: f
+    for f in (library, variable, code, arguments, initial_weights, weights, gradient, evaluation, now_and_then, nothing)
 }
 
 

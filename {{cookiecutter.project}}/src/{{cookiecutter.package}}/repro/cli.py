@@ -22,7 +22,7 @@ GROUPS = {
     "Train": ("prepare", "train", "evaluate"),
     "Ask": ("address", "env", "diff"),
     "Prove": ("doctor", "smoke", "hash-data", "check-data", "check", "verify", "verify-receipt"),
-    "Measure": ("audit", "compare", "cost", "noise", "trial"),
+    "Measure": ("audit", "bisect", "compare", "cost", "noise", "trial"),
     "Hand on": ("accept", "replay", "sync"),
 }
 

@@ -164,6 +164,12 @@ def causes(place: Place, one: Side, other: Side) -> list[str]:
     return sentences or [UNRECORDED[place.phase]]
 
 
+def reason(phase: str, field: str) -> str:
+    """Why a field may be the cause of a first difference in a phase, or ANYWHERE."""
+    difference = Difference(field, None, None)
+    return _why(_rank(phase, difference), difference)
+
+
 def _rank(phase: str, difference: Difference) -> int:
     fits = (
         rank

@@ -130,33 +130,50 @@ class Series:
             "number": asked.number,
         }
         folder = self.project.root / self.folder / digest(wanted)[:16]
-        if made := self._whole(asked, folder, wanted):
-            return made, True
-        shutil.rmtree(folder, ignore_errors=True)
-        given = [word for text in self.overrides for word in ("--set", text)]
-        words = trainings.command(self.project, ".train", settings, "--out", folder / "run", *given, ranks=asked.ranks)
-        trainings.run(self.project, words, environ=_environment(self.project, asked))
-        write_json(folder / ASKED, wanted)
-        if made := self._whole(asked, folder, wanted):
-            return made, False
-        raise Failure(f"{folder}: the training left no whole record; something else writes there")
 
-    def _whole(self, asked: Asked, folder: Path, wanted: Any) -> Made | None:
-        """The training in a folder, if it came to its end and nothing of it has changed since."""
-        run = folder / "run"
-        try:
-            if read_json(folder / ASKED) != wanted:
-                return None
-            receipt = read(run)
-        except Failure:
+        def train(run: Path) -> None:
+            given = [word for text in self.overrides for word in ("--set", text)]
+            words = trainings.command(self.project, ".train", settings, "--out", run, *given, ranks=asked.ranks)
+            trainings.run(self.project, words, environ=environment(self.project, asked))
+
+        return kept(folder, asked, wanted, train)
+
+
+def kept(folder: Path, asked: Asked, wanted: Any, train: Callable[[Path], None]) -> tuple[Made, bool]:
+    """The training in a folder of its own, and whether it was made before; `train` makes it otherwise.
+
+    `wanted` is all that it was made for, as JSON holds it.
+
+    Raises:
+        Failure: the training failed.
+    """
+    if made := _whole(asked, folder, wanted):
+        return made, True
+    shutil.rmtree(folder, ignore_errors=True)
+    train(folder / "run")
+    write_json(folder / ASKED, wanted)
+    if made := _whole(asked, folder, wanted):
+        return made, False
+    raise Failure(f"{folder}: the training left no whole record; something else writes there")
+
+
+def _whole(asked: Asked, folder: Path, wanted: Any) -> Made | None:
+    """The training in a folder, if it came to its end and nothing of it has changed since."""
+    run = folder / "run"
+    try:
+        if read_json(folder / ASKED) != wanted:
             return None
-        files = [names.WEIGHTS, names.METRICS, *([names.STEP_ROWS] if receipt.stated["trace"] else [])]
-        whole = receipt.stated["address"] == wanted["address"] and all(is_stated(receipt, name) for name in files)
-        return Made(asked, run, receipt) if whole else None
+        receipt = read(run)
+    except Failure:
+        return None
+    files = [names.WEIGHTS, names.METRICS, *([names.STEP_ROWS] if receipt.stated["trace"] else [])]
+    stated = receipt.stated["address"]
+    whole = stated == wanted.get("address", stated) and all(is_stated(receipt, name) for name in files)
+    return Made(asked, run, receipt) if whole else None
 
 
-def _environment(project: Project, asked: Asked) -> dict[str, str]:
+def environment(project: Project, asked: Asked) -> dict[str, str]:
     """The variables of a training. Those of switches are its own to set, so that a relaxed one lacks them."""
     switches = {switch.name for switch in SWITCHES if switch.setting}
-    kept = {name: value for name, value in trainings.environment(project).items() if name not in switches}
-    return {**kept, **asked.variables}
+    others = {name: value for name, value in trainings.environment(project).items() if name not in switches}
+    return {**others, **asked.variables}

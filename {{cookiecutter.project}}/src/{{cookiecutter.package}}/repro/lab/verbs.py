@@ -74,6 +74,41 @@ def compare(ours: Ours, words: tuple[str, ...], metrics: tuple[str, ...], as_jso
 
 
 @click.command()
+@click.argument("runs", nargs=-1, metavar="[RUN_A RUN_B]")
+@click.option("--a", multiple=True, metavar="KEY=VALUE", help="Of A alone; also ranks=N, threads=N, env.NAME=VALUE.")
+@click.option("--b", multiple=True, metavar="KEY=VALUE", help="Of B alone, likewise.")
+@overriding
+@click.option("--commits", nargs=2, metavar="GOOD BAD", help="A is this commit, and B is that one.")
+@click.option(
+    "--confidence", default=0.95, show_default=True, type=click.FloatRange(0.5, 0.9999), help="For rare causes."
+)
+@click.option(
+    "--repeats", default=2, show_default=True, type=click.IntRange(2, 1000), help="So often A and B are made."
+)
+@click.option("--long", is_flag=True, help="Train as asked for, not as verify.shorten in params.yaml says.")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+@click.pass_obj
+def bisect(
+    ours: Ours, runs: tuple[str, ...], a: tuple[str, ...], b: tuple[str, ...], overrides: tuple[str, ...],
+    commits: tuple[str, str] | None, confidence: float, repeats: int, long: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Find what makes two runs differ: the fewest keys, switches, ranks, variables or files.
+
+    It trains with some values of A and the others of B. Of recorded runs, which are trained as long as they were,
+    the bits must come again first. Trainings are kept in build/bisect, and an interrupted bisect goes on. Exit code 0:
+    EQUAL, or the cause is found; 1: it is not; 2: the input is wrong.
+    """
+    from .cause import bisected
+    from .sides import Named, asked
+
+    named = Named(runs, a, b, overrides, commits, long)
+    with asked(ours.project, ours.schema, named, ours.tracking_uri) as (maker, question):
+        answer = bisected(maker, question, lambda line: click.echo(line, err=as_json), confidence, repeats)
+    click.echo(json.dumps(answer.record(), indent=2) if as_json else "\n".join(answer.lines()))
+    sys.exit(answer.exit_code)
+
+
+@click.command()
 @overriding
 @click.option("--cycles", default=10, show_default=True, type=click.IntRange(min=1), help="How often all are trained.")
 @click.option("--only", multiple=True, metavar="SWITCH", help="Measure this switch alone, or `all`; repeatable.")
@@ -347,5 +382,5 @@ def replay(ours: Ours, source: str, out: Path, ranks: int | None, signers: Path 
 
 VERBS: dict[str, click.Command] = {
     str(verb.name): verb
-    for verb in (accept, audit, check, compare, cost, diff, doctor, noise, replay, smoke, trial, verify, verify_receipt)
+    for verb in (accept, audit, bisect, check, compare, cost, diff, doctor, noise, replay, smoke, trial, verify, verify_receipt)
 }

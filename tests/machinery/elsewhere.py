@@ -1,0 +1,21 @@
+"""A module of the project in another folder, in a process that has this project's modules loaded.
+
+tests/elsewhere.py ROOT <package> MODULE ARGUMENTS
+"""
+
+import os
+import runpy
+import sys
+
+from warm import forget_tests
+
+if __name__ == "__main__":
+    root, package, module, *arguments = sys.argv[1:]
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        del sys.modules[name]
+    os.chdir(root)
+    sys.path.insert(0, f"{root}/src")
+    os.environ["PYTHONPATH"] = f"{root}/src"
+    sys.argv = [module, *arguments]
+    forget_tests()
+    runpy.run_module(f"{package}.{module}", run_name="__main__", alter_sys=True)
