@@ -23,7 +23,7 @@ GROUPS = {
     "Ask": ("address", "env", "diff"),
     "Prove": ("doctor", "smoke", "hash-data", "check-data", "check", "verify", "verify-receipt"),
     "Measure": ("audit", "compare"),
-    "Hand on": ("accept", "replay", "sync"),
+    "Hand on": ("accept", "replay", "report", "sync"),
 }
 
 
