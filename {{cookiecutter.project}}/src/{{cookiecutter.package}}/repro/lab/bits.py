@@ -35,8 +35,9 @@ def judge(runs: Sequence[Seen]) -> tuple[str, list[str]]:
         sentences.append("There is no second run to compare its bits with.")
     elif len(groups) > 1:
         alone = [group[0].name for group in groups.values() if len(group) == 1]
-        said = f"The runs have {len(groups)} content addresses; bits of different addresses are not comparable"
-        sentences.append(f"{said}{f' (alone with theirs: {some(alone)})' if alone and found else ''}.")
+        sentences.append(f"They have {len(groups)} content addresses; bits of different addresses are not comparable.")
+        if alone and found:
+            sentences.append(f"Alone with its content address: {some(alone)}.")
     return next((word for word in WORST if any(bits.word == word for bits in found)), ""), sentences
 
 
@@ -55,7 +56,8 @@ def compared(one: Seen, other: Seen) -> Bits:
         lengths = f"{one.name} has {one.done}, {other.name} has {other.done}"
         return Bits(SO_FAR, f"{both} have equal bits for {least} steps: {lengths}.")
     if one.root and other.root and one.root != other.root:
-        return Bits(DIFFERENT, f"{both} have different trace roots; both run directories tell the step. {_why(one, other)}")
+        said = "have different trace roots; both run directories tell the step"
+        return Bits(DIFFERENT, f"{both} {said}. {_why(one, other)}")
     if one.root and one.root == other.root:
         return Bits(EQUAL, f"{both} have equal bits in all {one.done} steps (one trace root).")
     if one.weights and one.weights == other.weights:

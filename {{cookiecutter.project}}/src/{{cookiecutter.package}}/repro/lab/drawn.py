@@ -22,16 +22,25 @@ def metrics_in_order(runs: Sequence[Seen]) -> list[str]:
     return sorted(logged, key=lambda name: name != LOSS)
 
 
+def steps_of(runs: Sequence[Seen]) -> float:
+    """How far the axis of all pictures over steps goes."""
+    ends = [curve.steps.max() for run in runs for curve in run.curves.values() if len(curve.steps)]
+    return float(max([1, *ends]))
+
+
 def curves(runs: Sequence[Seen], pens: Sequence[Pen], metrics: Sequence[str], noise: Mapping[str, Any] | None) -> str:
     found = []
     for number, name in enumerate(metrics[:MOST]):
         having = [(run, pen) for run, pen in zip(runs, pens, strict=True) if name in run.curves]
         bands = measured.bands(noise, name)
         alt = f"{plain(name)} over steps. " + " ".join(_range(run, run.curves[name]) for run, _ in having)
-        svg = plots.lines(f"curve-{number}", alt, [Line(run.curves[name], pen) for run, pen in having], bands)
+        lined = [Line(run.curves[name], pen) for run, pen in having]
+        svg = plots.lines(f"curve-{number}", alt, lined, steps_of(runs), bands)
         floor = [f"{band.name} {band.low:.4g} to {band.high:.4g}" for band in bands]
         notes = [f"Noise floor, mean ± deviation: {', '.join(floor)}." if floor else ""]
-        found.append(page.figure(svg, name, *notes, *(gaps(run, name) for run, _ in having)))
+        holders = [run for run, _ in having]
+        notes += [equal(holders, name), *(gaps(run, name) for run in holders)]
+        found.append(page.figure(svg, name, *notes))
     more = metrics[MOST:]
     left = f"{len(more)} more metrics were logged and are not drawn: {', '.join(more)}." if more else ""
     legend = page.key([run.name for run in runs], [(pen.colour, pen.dash) for pen in pens])
@@ -45,7 +54,17 @@ def _range(run: Seen, curve: Curve) -> str:
     known = curve.values[np.isfinite(curve.values)]
     if not len(known):
         return f"{plain(run.name)}: no finite value."
-    return f"{plain(run.name)}: from {known[0]:.4g} to {known[-1]:.4g}, smallest {known.min():.4g}, largest {known.max():.4g}."
+    ends = f"from {known[0]:.4g} to {known[-1]:.4g}, smallest {known.min():.4g}, largest {known.max():.4g}"
+    return f"{plain(run.name)}: {ends}."
+
+
+def equal(runs: Sequence[Seen], name: str) -> str:
+    """Which runs have one and the same curve, which is seen once; nothing where none have."""
+    groups: dict[bytes, list[str]] = {}
+    for run in runs:
+        curve = run.curves[name]
+        groups.setdefault(curve.steps.tobytes() + b"|" + curve.values.tobytes(), []).append(run.name)
+    return " ".join(f"One line: {', '.join(group)}." for group in groups.values() if len(group) > 1)
 
 
 def gaps(run: Seen, name: str) -> str:
@@ -71,28 +90,32 @@ def _phases(ranks: Sequence[Rank]) -> list[str]:
 
 def times(runs: Sequence[Seen]) -> str:
     """For each run, how long each phase took on each rank, as a map and in numbers."""
-    found, tables = [], []
+    found, rows = [], []
+    phases = _phases([rank for run in runs for rank in run.ranks])
     for number, run in enumerate(runs):
         if not run.ranks:
             continue
-        phases = _phases(run.ranks)
         medians = {rank.number: [_median(rank, phase) for phase in phases] for rank in run.ranks}
         told = "; ".join(f"rank {name}: {', '.join(_named(phases, of))}" for name, of in [*medians.items()][:FOLDED])
         alt = f"Seconds of each phase by rank and step, {plain(run.name)}. Medians: {told}"
         unread = sum(rank.unread for rank in run.ranks)
-        notes = "Bright is slow. Colours end at four times the median, or at the largest."
-        lost = f"{unread} lines of the trace cannot be read." if unread else ""
-        found.append(page.figure(plots.heat(f"times-{number}", alt, run.ranks, phases), run.name, notes, lost))
-        rows = [
-            [str(rank.number), rank.host, str(len(rank.steps))]
+        lost = f"Lines of the trace that cannot be read: {unread}." if unread else ""
+        found.append(page.figure(plots.heat(f"times-{number}", alt, run.ranks, phases), run.name, lost))
+        rows += [
+            [run.name, str(rank.number), rank.host, str(len(rank.steps))]
             + [plots.duration(median) for median in medians[rank.number]]
             + [measured.size(rank.memory)]
             for rank in run.ranks
         ]
-        head = ["rank", "host", "steps", *(f"{phase}, median" for phase in phases), "peak memory"]
-        table = page.table(f"Time and memory by rank, {run.name}", head, rows)
-        tables.append(page.folded(f"{run.name}: {len(rows)} ranks", table) if len(rows) > FOLDED else table)
-    return page.section("Time by rank", page.pictures(found), *tables)
+    head = ["run", "rank", "host", "steps", *phases, "peak memory"]
+    table = page.table("Median time of each phase of a step, and memory", head, rows)
+    legend = "A row is a rank. Bright is slow; the colours end at two to four times the median."
+    return page.section(
+        "Time by rank",
+        page.paragraph(legend if found else "", kind="note"),
+        page.pictures(found),
+        page.folded(f"All {len(rows)} ranks", table) if len(rows) > FOLDED else table,
+    )
 
 
 def _median(rank: Rank, phase: str) -> float:
@@ -141,17 +164,19 @@ def divergence(runs: Sequence[Seen], pens: Sequence[Pen]) -> str:
     if not rows:
         return ""
     alt = "Distance of the losses over steps. " + " ".join(
-        f"{plain(row[0])} and {plain(row[1])} part at {plain(row[2])}; the largest distance is {row[3]}." for row in rows
+        f"{plain(run)} and {plain(first)} part at {plain(where)}; the largest distance is {largest}."
+        for run, first, where, largest, _ in rows
     )
-    pictures = []
+    pictures, legend = [], ""
     if drawn:
-        svg = plots.lines("divergence", alt, [line for _, line in drawn], marks=marks, logarithmic=True)
+        legend = page.key([run.name for run, _ in drawn], [(line.pen.colour, line.pen.dash) for _, line in drawn])
+        svg = plots.lines("divergence", alt, [line for _, line in drawn], steps_of(runs), marks=marks, logarithmic=True)
         notes = "A vertical line marks the first difference. Where two losses are equal, nothing is drawn."
         pictures.append(page.figure(svg, "Distance of the losses, |difference|", notes))
     head = ["run", "compared with", "first difference", "largest distance of loss", "last"]
     return page.section(
         "Where the runs part",
-        page.key([run.name for run, _ in drawn], [(line.pen.colour, line.pen.dash) for _, line in drawn]) if drawn else "",
+        legend,
         page.pictures(pictures),
         page.table("First difference of runs of one length", head, rows),
     )

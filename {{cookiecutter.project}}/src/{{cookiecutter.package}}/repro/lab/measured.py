@@ -26,6 +26,7 @@ COST_FILE = {
 DOCTOR_FILE = [{"area": str, "name": str, "state": str, "seen": str, "fix": str}]
 BANDS = ("relaxed", "seeds")  # groups of a noise floor: what is drawn of it
 LONGEST = 26  # letters of a name beside a bar
+SIDES, ENDS, SURE = ("strict", "relaxed"), ("cost_pct", "low", "high"), {True: "yes", False: "no"}
 SIGNS = {"ok": "✓", "warning": "!", "FAULT": "✗", "unknown": "?"}
 
 
@@ -59,7 +60,7 @@ def noise_section(noise: Mapping[str, Any] | None, drawn: Iterable[str]) -> str:
     if not noise:
         return ""
     rows = [
-        [metric, group, *(f"{number(of[name]):.4g}" for name in ("mean", "deviation")), _values(of)]
+        [metric, group, *(_plainly(of[name]) for name in ("mean", "deviation")), _values(of)]
         for group, held in noise["groups"].items()
         for metric, of in held["metrics"].items()
     ]
@@ -72,6 +73,10 @@ def noise_section(noise: Mapping[str, Any] | None, drawn: Iterable[str]) -> str:
         page.table("Metrics of repeated runs", ["metric", "group", "mean", "deviation", "values"], rows),
         page.paragraph(f"Not logged by these runs: {', '.join(left)}." if left else "", kind="note"),
     )
+
+
+def _plainly(held: Any) -> str:
+    return f"{number(held):.4g}" if math.isfinite(number(held)) else "unknown"
 
 
 def _values(of: Mapping[str, Any]) -> str:
@@ -98,8 +103,12 @@ def cost_section(cost: Mapping[str, Any] | None) -> str:
             told = "" if all(bar.sure for bar in drawn) else "Hollow: not told from zero."
             pictures.append(page.figure(svg, f"Cost in {quantity}", "The thin line is the interval.", told))
         cells = [
-            [name, unit(of["strict"]), unit(of["relaxed"]), *(_percent(of[part]) for part in ("cost_pct", "low", "high"))]
-            + ["yes" if of["told_from_zero"] else "no"]
+            [
+                name,
+                *(unit(of[part]) for part in SIDES),
+                *(_percent(of[part]) for part in ENDS),
+                SURE[of["told_from_zero"]],
+            ]
             for name, of in rows
         ]
         head = ["switch", "strict", "relaxed", "cost", "low", "high", "told from zero"]

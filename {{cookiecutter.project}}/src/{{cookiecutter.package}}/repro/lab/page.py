@@ -9,6 +9,8 @@ from ..shape import plain
 
 STYLE = Path(__file__).with_name("page.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # what a browser may load: nothing
+NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?( [%\wµ]{1,3})?$|unknown$|not finite$")
+JOINT = re.compile(r"(?<!\d)[._/](?=\w)")
 DIGEST = re.compile("[0-9a-f]{32,}")
 
 
@@ -50,15 +52,18 @@ def paragraph(*sentences: str, kind: str = "") -> str:
     return f"<p{f' class={kind}' if kind else ''}>{said}</p>" if said else ""
 
 
-def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], marked: Sequence[str] = ()) -> str:
+def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table that can be copied; nothing where it has no row.
 
-    The first cell of a row is its head. Rows with one of the heads `marked` are those in which runs differ.
+    The first cell of a row is its head. A column of numbers alone stands to the right.
     """
-    body = "\n".join(_row(row, row[0] in marked) for row in rows)
-    if not body:
+    held = [*rows]
+    if not held:
         return ""
-    heads = "".join(f'<th scope="col">{text(cell)}</th>' for cell in head)
+    numeric = [all(NUMBER.match(row[place]) for row in held) for place in range(len(head))]
+    columns = zip(head, numeric, strict=True)
+    heads = "".join(f'<th scope="col"{_kind(cell, of)}>{_soft(cell)}</th>' for cell, of in columns)
+    body = "\n".join(_row(row, numeric) for row in held)
     label = text(caption)
     return (
         f'<div class="table" role="region" aria-label="{label}" tabindex="0"><table>\n<caption>{label}</caption>\n'
@@ -66,15 +71,20 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], mark
     )
 
 
-def _row(cells: Sequence[str], marked: bool) -> str:
+def _row(cells: Sequence[str], numeric: Sequence[bool]) -> str:
     first, *others = cells
-    sign = ' <b title="the runs differ here">≠</b>' if marked else ""
-    return f'<tr><th scope="row">{text(first)}{sign}</th>{"".join(map(_cell, others))}</tr>'
+    told = "".join(f"<td{_kind(cell, of)}>{_soft(cell)}</td>" for cell, of in zip(others, numeric[1:], strict=True))
+    return f'<tr><th scope="row">{_soft(first)}</th>{told}</tr>'
 
 
-def _cell(value: str) -> str:
-    kind = ' class="digest"' if DIGEST.search(value) else ' class="number"' if len(value) <= 12 else ""
-    return f"<td{kind}>{text(value)}</td>"
+def _soft(cell: str) -> str:
+    """A cell that may be broken between the parts of a name."""
+    return JOINT.sub("\\g<0><wbr>", text(cell))
+
+
+def _kind(cell: str, numeric: bool) -> str:
+    kind = "number" if numeric else "digest" if DIGEST.search(cell) else "short" if len(cell) <= 12 else ""
+    return f' class="{kind}"' if kind else ""
 
 
 def folded(title: str, part: str) -> str:

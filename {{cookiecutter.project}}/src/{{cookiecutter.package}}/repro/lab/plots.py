@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,7 +16,7 @@ from .svg import INK, RULE, picture
 # Okabe and Ito's colours, which colour-blind people tell apart, but for black and the yellow that white swallows; see
 # https://jfly.uni-koeln.de/color/
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1.2, 1.2), (6, 1.5, 1.2, 1.5), (9, 2))
+DASHES: tuple[tuple[float, ...], ...] = ((), (4, 3), (1.2, 2.4), (7, 2.5, 1.2, 2.5), (10, 4))
 WIDTH = 4.6  # inches; all pictures have it, so that their letters have one size
 POINTS, BINS = 1000, 200  # most points of a line, most columns of a map
 LARGEST = 1e300  # what is beyond is told in words: an axis cannot hold it
@@ -25,10 +26,15 @@ SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class Pen:
-    """How the lines of a run are drawn."""
+    """How the lines of a run are drawn: a wide one, with no dash, is seen below the others where all are equal."""
 
     colour: str
     dash: tuple[float, ...]
+
+    @property
+    def width(self) -> float:
+        """In points."""
+        return 1.2 if self.dash else 2.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ def thinned(curve: Curve, most: int = POINTS) -> Curve:
         return curve
     edges = np.linspace(0, count, most // 2 + 1).astype(int)
     kept = []
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         stretch = curve.values[start:end]
         if np.isnan(stretch).all():
             kept.append(start)
@@ -89,14 +95,15 @@ def lines(
     prefix: str,
     alt: str,
     drawn: Sequence[Line],
+    steps: float,
     bands: Sequence[Band] = (),
     marks: Sequence[tuple[float, Pen]] = (),
     logarithmic: bool = False,
 ) -> str:
-    """Curves over steps on one pair of axes; `marks` are steps with a vertical line each."""
+    """Curves over so many steps on one pair of axes; `marks` are steps with a vertical line each."""
 
     def draw(figure: Figure) -> None:
-        axes = figure.add_axes((0.13, 0.18, 0.84, 0.76))
+        axes = figure.add_axes((0.13, 0.17, 0.84, 0.79))
         for number, band in enumerate(bands):
             axes.axhspan(band.low, band.high, facecolor=INK, alpha=0.1, linewidth=0)
             dash = (0, DASHES[number + 1])
@@ -104,16 +111,18 @@ def lines(
                 axes.axhline(edge, color=INK, alpha=0.45, linewidth=0.6, linestyle=dash)
         for each in drawn:
             curve = thinned(Curve(each.curve.steps, drawable(each.curve.values)))
-            marker = "o" if np.isfinite(curve.values).sum() <= 30 else None
-            style = {"color": each.pen.colour, "linestyle": (0, each.pen.dash or ()), "marker": marker}
-            axes.plot(curve.steps, curve.values, markersize=2.6, **style)
+            marker = "o" if np.isfinite(curve.values).sum() <= 30 else ""
+            (line,) = axes.plot(curve.steps, curve.values, color=each.pen.colour, linewidth=each.pen.width)
+            line.set_linestyle((0, each.pen.dash) if each.pen.dash else "-")
+            line.set_marker(marker)
+            line.set_markersize(2.6)
         if logarithmic:
             _logarithmic(axes)
         for step, mark in marks:
             axes.axvline(step, color=mark.colour, linewidth=0.8, linestyle=(0, mark.dash))
         axes.set_xlabel("step")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        axes.margins(x=0.02)
+        axes.set_xlim(-0.015 * steps, 1.015 * steps)
 
     return picture(prefix, alt, (WIDTH, 2.5), draw)
 
@@ -187,9 +196,9 @@ def binned(rank: Rank, phase: str, end: int) -> Numbers:
 
 
 def ceiling(seen: Numbers) -> float:
-    """Where the colours of a map end: at four times the median, so that one slow step does not hide all others."""
+    """Where the colours of a map end: at two to four times the median, so that one slow step hides no other."""
     known = seen[np.isfinite(seen) & (seen > 0)]
-    return float(min(known.max(), 4 * np.median(known))) if len(known) else 1.0
+    return float(np.clip(known.max(), 2 * np.median(known), 4 * np.median(known))) if len(known) else 1.0
 
 
 def duration(seconds: float) -> str:
@@ -205,10 +214,11 @@ def bars(prefix: str, alt: str, rows: Sequence[Bar], label: str) -> str:
     height = 0.21 * len(rows) + 0.5
 
     def draw(figure: Figure) -> None:
-        axes = figure.add_axes((0.4, 0.42 / height, 0.57, 1 - 0.5 / height))
+        left = min(0.06 + 0.0155 * max(len(row.name) for row in rows), 0.46)  # about as wide as the longest name
+        axes = figure.add_axes((left, 0.42 / height, 0.97 - left, 1 - 0.5 / height))
         for place, bar in enumerate(rows):
-            fill = {"facecolor": COLOURS[0] if bar.sure else "none", "edgecolor": COLOURS[0]}
-            axes.barh(place, bar.value, 0.62, linewidth=0.8, **fill)
+            fill = COLOURS[0] if bar.sure else "none"
+            axes.barh(place, bar.value, 0.62, linewidth=0.8, facecolor=fill, edgecolor=COLOURS[0])
             axes.plot([bar.low, bar.high], [place, place], color=INK, linewidth=0.8)
         axes.axvline(0, color=RULE, linewidth=0.8)
         axes.set_yticks(range(len(rows)))

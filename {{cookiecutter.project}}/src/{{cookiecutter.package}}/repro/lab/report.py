@@ -63,14 +63,23 @@ def _names(runs: Sequence[Seen]) -> list[str]:
     return [run.name for run in runs]
 
 
-def _compared(
-    caption: str, head: str, runs: Sequence[Seen], rows: Sequence[tuple[str, Callable[[Seen], str]]]
-) -> str:
-    """A table with a row for each fact and a column for each run; rows without a word are left out."""
+def _compared(caption: str, head: str, runs: Sequence[Seen], rows: Sequence[tuple[str, Callable[[Seen], str]]]) -> str:
+    """Tables with a row for each fact: one with a column for each run, where they differ, and one of all alike.
+
+    Facts that no run has are left out.
+    """
     cells = [[name, *(of(run) for run in runs)] for name, of in rows]
-    kept = [row for row in cells if any(row[1:])]
-    marked = [row[0] for row in kept if len({*row[1:]}) > 1]
-    return page.table(caption, [head, *_names(runs)], kept, marked)
+    known = [row for row in cells if any(row[1:])]
+    if len(runs) == 1:
+        return page.table(caption, [head, *_names(runs)], known)
+    different = [row for row in known if len({*row[1:]}) > 1]
+    alike = [row[:2] for row in known if row not in different]
+    return "\n".join(
+        [
+            page.table(f"{caption}: where the runs differ", [head, *_names(runs)], different),
+            page.table(f"{caption}: the same for all", [head, "all runs"], alike),
+        ]
+    )
 
 
 def _asked(runs: Sequence[Seen]) -> str:
@@ -129,15 +138,15 @@ def _on_what(runs: Sequence[Seen]) -> str:
         ("host", within("environment", told, "host")),
         ("world size", within("environment", told, "world_size")),
     ]
-    return page.section("On what", _compared("Code, data and machine (SHA-256)", "", runs, rows))
+    return page.section("On what", _compared("Code, data and machine", "fact", runs, rows))
 
 
 def _happened(runs: Sequence[Seen]) -> str:
     def status(run: Seen) -> str:
-        return run.status if run.receipt else f"{run.status}, unfinished: {run.done} steps so far"
+        return run.status if run.status == "FINISHED" else f"{run.status}: {run.done} steps so far"
 
     def checked(run: Seen) -> str:
-        return "; ".join(map(public.words, run.doubts)) or ("agrees with the files beside it" if run.receipt else "")
+        return "; ".join(map(public.words, run.doubts)) or ("as it states" if run.receipt else "")
 
     def metric(name: str) -> Callable[[Seen], str]:
         return lambda run: repr(run.metrics[name]).removesuffix(".0") if name in run.metrics else ""
@@ -150,12 +159,12 @@ def _happened(runs: Sequence[Seen]) -> str:
         ("weights", lambda run: run.weights or ""),
         ("trace root", lambda run: run.root or ""),
         ("receipt", lambda run: run.receipt.name if run.receipt else "none"),
-        ("the receipt", checked),
+        ("files beside the receipt", checked),
         *((f"metric {plain(name)}", metric(name)) for name in names),
         ("seconds", lambda run: f"{run.seconds:.1f}" if run.seconds is not None else ""),
         ("peak memory", lambda run: measured.size(run.memory) if run.memory else ""),
     ]
-    return page.section("What happened", _compared("Outcome of each run", "", runs, rows))
+    return page.section("What happened", _compared("Outcome", "fact", runs, rows))
 
 
 def _environments(runs: Sequence[Seen]) -> str:

@@ -144,9 +144,7 @@ def look(path: Path, name: str) -> Seen:
         Refused: no run was recorded there, or a file holds what no run writes.
     """
     if path.is_file():
-        held = receipt.read(path)
-        address, metrics = _of(held), _numbers(held)
-        return Seen(name, path, {}, address, _environment(held), held, (), metrics, {})
+        return _stated(receipt.read(path), name)
     facts = read_record(path, names.RUN) if (path / names.RUN).is_file() else {}
     held, doubts = _receipt(path)
     if not (facts or held or doubts or (path / names.ADDRESS).is_file()):
@@ -173,6 +171,11 @@ def _receipt(folder: Path) -> tuple[Receipt | None, tuple[str, ...]]:
         return None, (str(failure).replace(f"{folder}/", ""),)
     others = [name for name in FILES if (folder / name).is_file() and not is_stated(held, name)]
     return held, (f"{some(others)}: not as the receipt states: altered, or of another run",) if others else ()
+
+
+def _stated(held: Receipt, name: str) -> Seen:
+    """The run of a receipt alone."""
+    return Seen(name, held.path, {}, _of(held), _environment(held), held, (), _numbers(held), {})
 
 
 def _of(held: Receipt) -> dict[str, Any]:
@@ -236,7 +239,7 @@ def _rank(path: Path) -> Rank | None:
         except (TypeError, KeyError, ValueError, AttributeError, OverflowError):
             unread += 1  # a crash tears a line, and the run goes on behind it
             continue
-        for phase in {*seconds, *columns}:
+        for phase in dict.fromkeys([*columns, *seconds]):
             missing = len(steps) - len(columns[phase])
             columns[phase].extend([np.nan] * missing + [seconds.get(phase, np.nan)])
         steps.append(step)

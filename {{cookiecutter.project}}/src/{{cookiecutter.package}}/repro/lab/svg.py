@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Callable
+from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 
 INK, RULE = "#010203", "#040506"  # stand for colours of the page, which a light and a dark scheme have each
 PAGE = {INK: "currentColor", RULE: "var(--rule)"}
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "repro report",  # the same picture, the same bytes
     "text.parse_math": False,  # a $ of somebody's name is no mathematics
