@@ -21,21 +21,26 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
     "--hide-scrollbars",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # the browser's own questions about updates
 )
 
 
 class Browser:
-    """A browser with a profile of its own in `folder`. Its log of the network is written when it ends."""
+    """A browser with a profile of its own in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.log = folder, folder / "net.json"
+        self.folder = folder
         self.address = f"http://127.0.0.1:{(port := free_port())}"
         log = (folder / "driver.log").open("w")
         self.process = subprocess.Popen(["chromedriver", f"--port={port}"], stdout=log, stderr=log)
         until(self._answers, "chromedriver answers")
-        words = [*ARGUMENTS, f"--user-data-dir={folder / 'profile'}", f"--log-net-log={self.log}"]
-        always = {"browserName": "chrome", "goog:chromeOptions": {"args": words}, "unhandledPromptBehavior": "ignore"}
-        self.session = self._ask("/session", capabilities={"alwaysMatch": always})["sessionId"]
+        wanted = {
+            "browserName": "chrome",
+            "goog:chromeOptions": {"args": [*ARGUMENTS, f"--user-data-dir={folder / 'profile'}"]},
+            "goog:loggingPrefs": {"performance": "ALL"},
+            "unhandledPromptBehavior": "ignore",
+        }
+        self.session = self._ask("/session", capabilities={"alwaysMatch": wanted})["sessionId"]
 
     def __enter__(self) -> "Browser":
         return self
@@ -92,12 +97,22 @@ class Browser:
         shot = self.devtools("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
 
+    def requests(self) -> list[str]:
+        """The URLs that the page asked for since this was asked last, itself and refused ones included."""
+        rows = self._ask(f"/session/{self.session}/se/log", type="performance")
+        events = [json.loads(row["message"])["message"] for row in rows]
+        sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        return [each["request"]["url"] for each in sent]
+
     def has_dialog(self) -> bool:
         """Whether a script opened a dialog, such as an alert."""
-        asked = urllib.request.Request(f"{self.address}/session/{self.session}/alert/text")
         try:
-            urllib.request.urlopen(asked, timeout=60).close()
+            self._request("GET", f"/session/{self.session}/alert/text")
         except urllib.error.HTTPError as error:
             assert json.load(error)["value"]["error"] == "no such alert"
             return False
         return True
+
+    def dismiss(self) -> None:
+        """Close the dialog."""
+        self._ask(f"/session/{self.session}/alert/dismiss")

@@ -13,10 +13,9 @@ from project.repro.cli import Ours, main
 
 VOID = {"meta", "wbr"}
 # All that a page is made of. No element of them loads or runs anything, but for an image that holds its own bytes.
-ELEMENTS = set(
-    "html head meta title style body header h1 h2 ul li section p div span table caption thead tbody tr th td wbr "
-    "details summary figure figcaption footer svg g path defs clippath rect use text image line".split()
-)
+PLAIN = "html head meta title style body header h1 h2 ul li section p div span details summary figure figcaption footer"
+TABLES, DRAWN = "table caption thead tbody tr th td wbr", "svg g path defs clippath rect use text image line"
+ELEMENTS = {*f"{PLAIN} {TABLES} {DRAWN}".split()}
 
 
 class Page(HTMLParser):
