@@ -231,6 +231,12 @@ def scrambled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is in an empty folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def start(tmp_path: Path, prepared: Path) -> Iterator[Start]:
     """A function that starts training for one epoch in the run directory `run`; what is left is killed."""
     victims = []

@@ -39,7 +39,7 @@ def located(name: str, uri: Callable[[], str], kept: Set[str] = KEPT) -> Iterato
         yield Path(name)
     elif re.fullmatch(r"[0-9a-f]{32}", name):
         with TemporaryDirectory() as folder:
-            with _asked(name):
+            with asked(name):
                 _download(name, uri(), folder, kept)
             yield Path(folder)
     else:
@@ -56,7 +56,7 @@ def listed(name: str, uri: Callable[[], str]) -> list[str]:
     """
     if not name.startswith(EXPERIMENT):
         return [name]
-    with _asked(name):
+    with asked(name):
         from mlflow import MlflowClient
 
         client = MlflowClient(uri())
@@ -84,7 +84,7 @@ def _unpack(path: Path, run: str, folder: Path, kept: Set[str]) -> None:
 
 
 @contextmanager
-def _asked(name: str) -> Iterator[None]:
+def asked(name: str) -> Iterator[None]:
     """What MLflow says against a question about a run or an experiment, in a line."""
     os.environ |= QUIET
     from mlflow.exceptions import MlflowException

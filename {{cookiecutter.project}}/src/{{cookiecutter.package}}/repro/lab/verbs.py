@@ -1,6 +1,7 @@
 """The verbs of the `repro` command that ask the lab. cli.py loads them when one is asked for, and no run does."""
 
 import json
+import os
 import shutil
 import sys
 from contextlib import suppress
@@ -380,7 +381,36 @@ def replay(ours: Ours, source: str, out: Path, ranks: int | None, signers: Path 
         sys.exit(0 if replay(ours.project, path, out, ranks, click.echo, Trust(signers, run_patch)) else 1)
 
 
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--noise", type=Path, help="The noise floor, as `repro noise --json` prints it.")
+@click.option("--cost", type=Path, help="The cost of determinism, as `repro cost --json` prints it.")
+@click.option("--doctor", type=Path, help="The checklist, as `repro doctor --json` prints it.")
+@click.option("--out", type=Path, default=Path("build", "report.html"), show_default=True, help="The page.")
+@click.option("--log", is_flag=True, help="Add the page to the MLflow run of each RUN, too.")
+@click.pass_obj
+def report(
+    ours: Ours, runs: tuple[str, ...], noise: Path | None, cost: Path | None, doctor: Path | None, out: Path, log: bool
+) -> None:
+    """Write one HTML page on runs, finished or not: bits, curves, times, differences.
+
+    RUN is a run directory, a receipt or an MLflow run id. The page needs no other file and no network.
+    """
+    os.environ["MPLCONFIGDIR"] = str(ours.project.root / "build" / "matplotlib")  # read when matplotlib is loaded
+    from . import measured
+    from .publish import publish
+    from .report import Extras
+
+    extras = Extras(
+        measured.read(noise, measured.NOISE_FILE, "noise"),
+        measured.read(cost, measured.COST_FILE, "cost"),
+        measured.read(doctor, measured.DOCTOR_FILE, "doctor"),
+    )
+    for line in publish(runs, cache(ours.tracking_uri), extras, out, log):
+        click.echo(line)
+
+
 VERBS: dict[str, click.Command] = {
     str(verb.name): verb
-    for verb in (accept, audit, bisect, check, compare, cost, diff, doctor, noise, replay, smoke, trial, verify, verify_receipt)
+    for verb in (accept, audit, bisect, check, compare, cost, diff, doctor, noise, replay, report, smoke, trial, verify, verify_receipt)
 }
