@@ -13,8 +13,8 @@ from clone import command
 from conftest import PACKAGE, PROJECT, Trained, training
 from project.repro.errors import Refused
 from project.repro.files import read_json
-from project.repro.lab.audit import Audit, Finding
-from project.repro.lab.syntax import Source
+from project.repro.lab.audit.audit import Audit, Finding
+from project.repro.lab.audit.syntax import Source
 
 PLANTED = '''import torch
 import torch.utils.checkpoint
@@ -211,7 +211,7 @@ def test_audit_leaves_the_project_as_it_is(clean: Audited):
 def test_watch_changes_no_bit(bare: Path, prepared: Path, tmp_path: Path, untracked: Trained):
     out = tmp_path / "run"
     arguments = training(out, prepared, "tracking.enabled=false")
-    done = command(bare, f"{PACKAGE}.repro.lab.audited", tmp_path / "step.json", *arguments)
+    done = command(bare, f"{PACKAGE}.repro.lab.audit.audited", tmp_path / "step.json", *arguments)
     assert done.returncode == 0, done.stderr
     assert read_json(tmp_path / "step.json")["operations"] == []
     assert Trained(out, done).weights == untracked.weights

@@ -17,9 +17,10 @@ from conftest import PACKAGE, PROJECT, python
 from project import PROJECT as OURS
 from project.config import Config
 from project.repro.errors import Failure, Refused
-from project.repro.lab import cause, sides, trainings
-from project.repro.lab.cause import EQUAL, FOUND, NOT_FOUND, Answer, bisected
-from project.repro.lab.sides import Named, asked
+from project.repro.lab import trainings
+from project.repro.lab.bisect import cause, sides
+from project.repro.lab.bisect.cause import EQUAL, FOUND, NOT_FOUND, Answer, bisected
+from project.repro.lab.bisect.sides import Named, asked
 from project.repro.machine.switches import SWITCHES
 from project.repro.project import Project
 from test_replay import state

@@ -13,7 +13,7 @@ from clone import command, git, project_in
 from conftest import PACKAGE
 from project.repro.errors import Failure, Refused
 from project.repro.lab import archive
-from project.repro.lab.bundle import bundled
+from project.repro.lab.bundle.bundle import bundled
 from project.repro.lab.sources import KEPT, located
 from ruamel.yaml import YAML
 

@@ -18,8 +18,8 @@ from clone import git, project_in
 from conftest import PACKAGE, PROJECT, WORD, python
 from project.config import Config
 from project.repro.asked import installed as asked
-from project.repro.lab import checks, doctor, hardware, packages
-from project.repro.lab.found import Context, Found, State
+from project.repro.lab.doctor import checks, doctor, hardware, packages
+from project.repro.lab.doctor.found import Context, Found, State
 
 OK, WARNING, FAULT, UNKNOWN = State
 

@@ -15,8 +15,8 @@ from project import PROJECT as OURS
 from project.config import Config
 from project.repro.cli import Ours, main
 from project.repro.errors import Failure, Refused
-from project.repro.lab import noise
-from project.repro.lab.distance import distance
+from project.repro.lab.noise import noise
+from project.repro.lab.noise.distance import distance
 from project.repro.lab.series import Asked, Made, Series
 from project.repro.records.receipt import Receipt
 from safetensors.torch import save_file

@@ -16,7 +16,7 @@ from clone import project_in
 from conftest import PACKAGE, PROJECT
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.lab import noise
+from project.repro.lab.noise import noise
 from project.repro.lab.series import Series
 
 CORES = len(os.sched_getaffinity(0))

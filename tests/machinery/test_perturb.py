@@ -22,8 +22,9 @@ from project.repro.asked.manifest import sha256_file
 from project.repro.asked.params import load
 from project.repro.cli import Ours, main
 from project.repro.errors import Failure, Refused
-from project.repro.lab import diff, perturb, perturbed, results
-from project.repro.lab.perturb import Moved, Perturbation, Row
+from project.repro.lab import diff, results
+from project.repro.lab.noise import perturb, perturbed
+from project.repro.lab.noise.perturb import Moved, Perturbation, Row
 from torch import nn
 
 AT = 3

@@ -11,8 +11,8 @@ import pytest
 from conftest import PACKAGE, PROJECT, SECRETS, WORD, python
 from handmade import ENVIRONMENT, HOSTILE, IMAGE, PHASES, hostile, write
 from pages import ELEMENTS, given, page, told
-from project.repro.lab import plots, public
-from project.repro.lab.seen import Curve, Rank, look
+from project.repro.lab.report import plots, public
+from project.repro.lab.report.seen import Curve, Rank, look
 from project.repro.shape import plain
 
 pytestmark = pytest.mark.usefixtures("in_a_folder")

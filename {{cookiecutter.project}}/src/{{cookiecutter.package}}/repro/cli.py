@@ -23,7 +23,7 @@ GROUPS = {
     "Ask": ("address", "env", "diff"),
     "Prove": ("doctor", "smoke", "hash-data", "check-data", "check", "verify", "verify-receipt"),
     "Measure": ("audit", "bisect", "compare", "cost", "noise", "trial"),
-    "Hand on": ("accept", "replay", "report", "sync"),
+    "Hand on": ("accept", "bundle", "replay", "report", "sync"),
 }
 
 

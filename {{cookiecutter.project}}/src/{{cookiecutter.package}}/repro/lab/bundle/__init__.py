@@ -1,0 +1,1 @@
+"""The archive of some runs that an artifact evaluation asks for."""

@@ -1,0 +1,1 @@
+"""A checklist of what would make a run fail, or not be repeatable."""

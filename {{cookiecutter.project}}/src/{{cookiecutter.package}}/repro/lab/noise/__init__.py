@@ -1,0 +1,1 @@
+"""The noise floor, and how far one ULP grows."""
