@@ -278,6 +278,7 @@ def test_interrupted_bisect_of_commits_leaves_the_repository_as_it_was(repositor
         (["--b", "determinism.relax=[nothing]"], "determinism.relax: unknown switch 'nothing'"),
         (["--commits", "no\x1b", "HEAD"], r"'no\x1b': no such commit in this repository"),
         (["--commits", "HEAD", "HEAD"], "both are commit"),
+        (["--b", "seed=1", "--confidence", "nan"], "--confidence nan: a number below 1 wanted"),
         (["--a", "seed=1", "--repeats", "1"], "Invalid value for '--repeats'"),
     ],
 )

@@ -104,7 +104,7 @@ def test_short_intervals_are_told(tmp_path: Path):
     given = {count: runs(tmp_path / str(count), [0.5] * count, [0.5] * count) for count in (2, 5, 20)}
     notes = {count: " ".join(noise.compared(project_in(tmp_path), held, 2).notes) for count, held in given.items()}
     assert "of fewer than 5 runs an interval is far too short" in notes[2]
-    assert "65 % at 5 runs" in notes[5] and notes[20] == ""
+    assert "65 % of cases at 5 runs" in notes[5] and notes[20] == ""
 
 
 # ---- the verb

@@ -13,6 +13,7 @@ from ..errors import Refused
 from ..launch import overriding
 from .options import Folder, Ours, as_json_option
 
+SHARE, SEVERAL = click.FloatRange(0.5, 0.9999), click.IntRange(2, 1000)
 DIVIDER = "\0"  # no word of a command line can hold it
 
 
@@ -49,12 +50,8 @@ def audit(ours: Ours, overrides: tuple[str, ...], as_json: bool) -> None:
 @click.option("--b", multiple=True, metavar="KEY=VALUE", help="Of B alone, likewise.")
 @overriding
 @click.option("--commits", nargs=2, metavar="GOOD BAD", help="A is this commit, and B is that one.")
-@click.option(
-    "--confidence", default=0.95, show_default=True, type=click.FloatRange(0.5, 0.9999), help="For rare causes."
-)
-@click.option(
-    "--repeats", default=2, show_default=True, type=click.IntRange(2, 1000), help="So often A and B are made."
-)
+@click.option("--confidence", default=0.95, show_default=True, type=SHARE, help="That no rare difference is missed.")
+@click.option("--repeats", default=2, show_default=True, type=SEVERAL, help="How often A and B are made at first.")
 @click.option("--long", is_flag=True, help="Train as asked for, not as verify.shorten in params.yaml says.")
 @as_json_option
 @click.pass_obj
@@ -62,11 +59,11 @@ def bisect(
     ours: Ours, runs: tuple[str, ...], a: tuple[str, ...], b: tuple[str, ...], overrides: tuple[str, ...],
     commits: tuple[str, str] | None, confidence: float, repeats: int, long: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Find what makes two runs differ: the fewest keys, switches, ranks, variables or files.
+    """Find the fewest keys, switches or files that make two runs differ.
 
-    It trains with some values of A and the others of B. Of recorded runs, which are trained as long as they were,
-    the bits must come again first. Trainings are kept in build/bisect, and an interrupted bisect goes on. Exit code 0:
-    EQUAL, or the cause is found; 1: it is not; 2: the input is wrong.
+    It trains with some values of A and the others of B; the world size, variables and neutral keys are suspects, too.
+    Recorded runs are trained as long as they were, and their bits must come again first. Trainings are kept in
+    build/bisect, so an interrupted bisect goes on. Exit code 0: EQUAL, or the cause is found; 1: it is not found.
     """
     from .bisect.cause import bisected
     from .bisect.sides import Named, asked

@@ -1,17 +1,19 @@
 """`repro bisect`: what makes two runs differ. Trainings are made, suspects exchanged, and the cause is told."""
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ...differences import Difference, differences, some
-from ...errors import Failure
+from ...errors import Failure, Refused
 from ...shape import plain
 from .. import diff
 from ..series import Made
 from .bisect import Found, Kept, Trial, Trials, Verdict, needed, rate, search
+from .commits import Commit
 from .sides import Maker, Question
 from .suspects import Kind, Side, Suspect, composed, fault, field_of, suspects
 
@@ -32,7 +34,7 @@ class Answer:
     notes: Sequence[str] = ()
     place: str | None = None
     trials: Sequence[Trial] = ()
-    commits: Sequence[Any] = ()
+    commits: Sequence[Commit] = ()
 
     @property
     def exit_code(self) -> int:
@@ -78,6 +80,8 @@ def bisected(
         Refused: A or B asks for what cannot be.
         Failure: A or B does not train.
     """
+    if not 0 < confidence < 1:  # NaN, which is in every range of click
+        raise Refused(f"--confidence {confidence}: a number below 1 wanted, for example 0.95")
     return _Bisection(maker, question, tell, confidence, repeats).answer()
 
 
@@ -190,12 +194,9 @@ class _Bisection:
         for name, kept in ((good, frozenset(names)), (bad, frozenset[str]())):
             seen = [Verdict.EQUAL if bits == reference else Verdict.DIFFERS for bits in self._bits(name)]
             trials.know(kept, seen)
-        found = search(trials) if names else None
-        if not found:
-            lacking = f"{good} does not repeat either" if names else "A and B ask for the same"
-            return Answer(
-                NOT_FOUND, f"the same settings do not repeat: {lacking}", notes=self._shares(), trials=trials.done
-            )
+        if not (found := search(trials)):
+            said = f"the same settings do not repeat: {good} does not either"
+            return Answer(NOT_FOUND, said, notes=self._shares(), trials=trials.done)
         commits, notes = self._commits(found, judged, repeats, exchanged, sides)
         place = self._place(good, bad)
         return Answer(
@@ -204,10 +205,9 @@ class _Bisection:
         )  # fmt: skip
 
     def _headline(self, found: Found, good: str, bad: str) -> str:
-        many = len(found.names)
-        exactly = "exactly this" if many == 1 else f"exactly these {many}"
+        exactly = "exactly this makes" if len(found.names) == 1 else f"exactly these {len(found.names)} make"
         changed = some([plain(name) for name in found.changed], 12)
-        return f"A and B differ by {exactly}. {bad} is EQUAL to {good} once it has the value of {good} for {changed}"
+        return f"{bad} with the value of {good} for {changed} is EQUAL to {good}; {exactly} them differ (A | B)"
 
     def _untried(self, found: Found, good: str) -> list[str]:
         return [
@@ -239,7 +239,7 @@ class _Bisection:
     def _commits(
         self, found: Found, judged: Callable[[Callable[[], Made]], Verdict], repeats: int,
         exchanged: Sequence[Suspect], sides: tuple[Side, Side],
-    ) -> tuple[list[Any], list[str]]:  # fmt: skip
+    ) -> tuple[list[Commit], list[str]]:  # fmt: skip
         """The commits that brought the files which are a cause, and what is to know of the search for them."""
         files = [each.key for each in exchanged if each.kind is Kind.FILE and each.name in found.names]
         good, bad = (side.commit for side in sides)
@@ -249,9 +249,11 @@ class _Bisection:
         partners = {name for cause in found.causes if named & {*cause} for name in cause} - named
         setup = composed(*sides, exchanged, [each.name for each in exchanged if each.name not in partners])
 
-        def trial(make: Callable[[int], Made]) -> Verdict:
-            verdicts = (judged(partial(make, number)) for number in range(repeats))
-            return next((verdict for verdict in verdicts if verdict is not Verdict.EQUAL), Verdict.EQUAL)
+        def trial(commit: str, make: Callable[[int], Made]) -> Verdict:
+            verdicts, begun = (judged(partial(make, number)) for number in range(repeats)), time.monotonic()
+            verdict = next((each for each in verdicts if each is not Verdict.EQUAL), Verdict.EQUAL)
+            self.tell(f"     commit {commit[:12]}: {verdict.value}, {time.monotonic() - begun:.1f} s")
+            return verdict
 
         try:
             return self.maker.first_bad(setup, good, bad, files, trial), []

@@ -77,7 +77,12 @@ class There:
         return self._clone.make(setup, number, self._folder, self._places)
 
     def first_bad(
-        self, setup: Setup, good: str, bad: str, files: Sequence[str], trial: Callable[[Callable[[int], Made]], Verdict]
+        self,
+        setup: Setup,
+        good: str,
+        bad: str,
+        files: Sequence[str],
+        trial: Callable[[str, Callable[[int], Made]], Verdict],
     ) -> list["Commit"]:
         """The first commit from which on trials differ; each has the keys of `setup` that its own code knows."""
 
@@ -86,7 +91,7 @@ class There:
             config = {key: setup.config.get(key, value) for key, value in own.items()}
             return self._clone.make(replace(setup, config=config), number, self._folder, self._places)
 
-        return self._clone.first_bad(good, bad, files, lambda: trial(make))
+        return self._clone.first_bad(good, bad, files, lambda commit: trial(commit, make))
 
 
 @contextmanager
@@ -198,7 +203,7 @@ class Clone:
 
         return kept(folder / digest(wanted)[:16], asked, wanted, train)[0]
 
-    def first_bad(self, good: str, bad: str, files: Sequence[str], trial: Callable[[], Verdict]) -> list[Commit]:
+    def first_bad(self, good: str, bad: str, files: Sequence[str], trial: Callable[[str], Verdict]) -> list[Commit]:
         """The first commit from which on trials differ, by git bisect; several where it cannot tell them apart.
 
         Raises:
@@ -214,7 +219,7 @@ class Clone:
         self._clean()
         said = self._git("bisect", "start", bad, good, "--", *paths).stdout
         while FIRST not in said and SKIPPED not in said:
-            word = words[trial()]
+            word = words[trial(self._git("rev-parse", "HEAD").stdout.strip())]
             self._git("checkout", "--quiet", "--force", "HEAD", "--", ".")  # params.yaml was written there
             self._clean()
             done = self._git("bisect", word, check=False)

@@ -28,7 +28,7 @@ from .commits import PLACES, Commit, There, cloned, resolve
 from .suspects import CPU, OWN, RELAX, Setup, Side, Words, checked, is_own, side, split
 
 FOLDER = Path("build", "bisect")
-Judge = Callable[[Callable[[int], Made]], Verdict]  # how the trainings come out that are made by numbers
+Judge = Callable[[str, Callable[[int], Made]], Verdict]  # of a commit, and who makes its training by the number
 USAGE = "name two recorded runs, or --a KEY=VALUE and --b KEY=VALUE, or --commits GOOD BAD"
 
 

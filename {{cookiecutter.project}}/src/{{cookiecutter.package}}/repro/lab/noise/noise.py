@@ -108,7 +108,7 @@ class Noise:
         yield from ["", *table(["metric", "group", "mean", "deviation", "from", "to (95 %)"], rows), ""]
         for name, group in self.groups.items():
             farthest = max(group.distances, key=lambda each: (math.isnan(each), each))
-            yield f"weights of {name} runs: at most {farthest:.2g} from those of the first (relative L2 distance)"
+            yield f"weights, {name}: at most {farthest:.2g} from those of the group's first run (relative L2 distance)"
         yield from self.notes
 
 
@@ -225,7 +225,7 @@ def _on_intervals(runs: int) -> Iterator[str]:
     if runs < least:
         yield f"of fewer than {least} runs an interval is far too short, and of 2 there is none: see --runs"
     elif runs < enough:
-        held = ", ".join(f"{cases} % at {count} runs" for count, cases in COVERAGE.items())
+        held = ", ".join(f"{cases} % of cases at {count} runs" for count, cases in COVERAGE.items())
         yield f"of few runs an interval is too short: of normal numbers it holds the true deviation in {held}"
 
 
