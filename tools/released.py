@@ -33,6 +33,15 @@ RESULTS = """\
 tolerance:
   accuracy: 0.02
   test_loss: 0.05
+# How far a change may move things that `repro trial` lets become a default: of metrics the mean difference, of time
+# and memory the ratio. [from, to]; null is no bound.
+trial:
+  same_bits: false
+  seconds: [null, 1.05]
+  memory: [null, 1.05]
+  metrics:
+    accuracy: [-0.01, null]
+    test_loss: [null, 0.02]
 results:
 """
 ROW = """\
