@@ -5,9 +5,11 @@ import io
 import json
 import re
 import shutil
+import tarfile
 from collections import Counter
 from pathlib import Path
 
+import mlcroissant
 import pytest
 import yaml
 from bake import VENV, in_venv
@@ -105,6 +107,20 @@ def test_dvc_draws_the_steps_and_the_classes(reproduced: BakedProject) -> None:
 
 
 @pytest.mark.long
+def test_bundle_describes_the_data_as_croissant_wants_it(reproduced: BakedProject, tmp_path: Path) -> None:
+    """The reader of MLCommons is the judge; it must find a description that lacks its name wrong."""
+    reproduced.run("python", "-m", "repro_project", "bundle", "artifacts", "--out", "build/bundle.tar")
+    with tarfile.open(reproduced.path / "build" / "bundle.tar") as archive:
+        archive.extractall(tmp_path, filter="data")
+    (described,) = tmp_path.glob("*/runs/1/croissant.json")
+    issues = mlcroissant.Dataset(jsonld=described).metadata.issues
+    assert not issues.errors and not [warning for warning in issues.warnings if "license" not in warning]
+    facts = json.loads(described.read_text())
+    described.write_text(json.dumps({key: value for key, value in facts.items() if key != "name"}))
+    with pytest.raises(mlcroissant.ValidationError, match="name"):
+        mlcroissant.Dataset(jsonld=described)
+
+
 def test_experiment_of_dvc_is_shown_with_what_it_changed(reproduced: BakedProject) -> None:
     # without the dates of the tests, which DVC cannot read
     own = {name: value for name, value in reproduced.env.items() if not name.startswith("GIT_")}

@@ -9,7 +9,7 @@ from baked import InstalledProject
 from browser import Browser
 
 HANDMADE = ROOT / "tests" / "machinery" / "handmade.py"
-PHONE, DESK = 390, 1280  # pixels
+PHONE, PAPER, DESK = 390, 720, 1280  # pixels
 IMAGE = "<img src=x onerror=alert(1)>"
 LEAK = "http://127.0.0.1:9/leak"
 # What a report must not be: the same marks, without the policy and without escapes.
@@ -89,11 +89,12 @@ def test_page_fits_and_follows_the_scheme(browser: Browser, report: Path, pixels
 
 def test_folded_parts_are_open_in_print(browser: Browser, report: Path) -> None:
     """On paper nothing can be clicked."""
-    browser.open(report, DESK, dark=True)
+    browser.open(report, PAPER, dark=True)
     shown = "document.querySelector('details table').checkVisibility()"
     height = "document.querySelector('details').getBoundingClientRect().height"
     assert browser.value(shown) is False and browser.value(height) < 100
     browser.devtools("Emulation.setEmulatedMedia", media="print")
     assert browser.value(shown) is True and browser.value(height) > 500
+    assert width(browser) <= PAPER
     assert browser.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     browser.devtools("Emulation.setEmulatedMedia", media="")

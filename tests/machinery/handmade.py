@@ -43,12 +43,12 @@ def digest(value: Any) -> str:
 
 def chain(rows: Sequence[tuple[int, ...]]) -> bytes:
     """Rows of steps.bin, each with the hash over all rows before it."""
-    content, link = b"", bytes(24)
+    content, link = bytearray(), bytes(24)
     for row in rows:
         packed = struct.pack("<IIQQQQ", *row)
         link = hashlib.sha256(link + packed).digest()[:24]
         content += packed + link
-    return content
+    return bytes(content)
 
 
 def traced(steps: int, part: int | None = None, phase: str = "loss", as_number: int = 9) -> list[tuple[int, ...]]:

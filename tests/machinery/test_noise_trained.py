@@ -79,6 +79,7 @@ def planted(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     return Ended(project, killed, err.splitlines(), json.loads(out))
 
 
+@pytest.mark.long
 def test_noise_is_found_where_it_is_planted(planted: Ended):
     groups = planted.facts["groups"]
     assert groups["strict"]["equal_bits"] and groups["strict"]["distances"] == [0]
@@ -89,6 +90,7 @@ def test_noise_is_found_where_it_is_planted(planted: Ended):
     assert planted.facts["threads"] == CORES
 
 
+@pytest.mark.long
 def test_all_metrics_are_told_with_the_last_loss(planted: Ended):
     for group in planted.facts["groups"].values():
         assert [*group["metrics"]] == ["accuracy", "last_loss", "test_loss"] and len(group["runs"]) == 2
@@ -99,6 +101,7 @@ def test_all_metrics_are_told_with_the_last_loss(planted: Ended):
     assert strict["metrics"]["last_loss"]["values"] == [logged, logged]
 
 
+@pytest.mark.long
 def test_killed_verb_goes_on_where_it_was(planted: Ended):
     assert planted.killed[0].startswith("1/5  strict 0: weights ") and "made before" not in planted.killed[0]
     assert [line.split(":")[0] for line in planted.lines] == [
@@ -108,11 +111,11 @@ def test_killed_verb_goes_on_where_it_was(planted: Ended):
     assert planted.killed[0].split(",")[0] == planted.lines[0].split(",")[0]
 
 
+@pytest.mark.long
 def test_facts_are_kept_in_a_file(planted: Ended):
     assert json.loads((planted.project / "build" / "noise" / "noise.json").read_text()) == planted.facts
 
 
-@pytest.mark.long
 def test_shipped_model_shows_no_noise(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The clean control."""
     monkeypatch.chdir(PROJECT)

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from handmade import ENVIRONMENT, HOSTILE, IMAGE, PHASES, hostile, write
 from pages import ELEMENTS, given, page, told
 from project.repro.lab.report import plots, public
 from project.repro.lab.report.seen import Curve, Rank, look
+from project.repro.records import tracking
 from project.repro.shape import plain
 
 pytestmark = pytest.mark.usefixtures("in_a_folder")
@@ -45,7 +46,7 @@ DOCTOR = [ROW, ROW | {"name": IMAGE, "state": "FAULT", "seen": "see /home/somebo
 def test_noise_floor_is_a_band_in_the_picture_of_its_metric():
     run = write(Path("one"), curves={name: lambda step: 0.9 + step / 200 for name in ("accuracy", "f1", "loss")})
     plain_page, found = page(run), page(run, *given("noise", NOISE))
-    assert "relaxed 0.96 to 0.98, seeds 0.94 to 1." in found.picture("accuracy")
+    assert "relaxed (dashed) 0.96 to 0.98, seeds (dotted) 0.94 to 1." in found.picture("accuracy")
     bands = [found.picture(name).count('opacity: 0.1"') for name in ("accuracy", "f1", "loss")]
     assert bands == [2, 0, 0], "mean ± deviation of two groups, and none where the deviation is not known"
     assert 'opacity: 0.1"' not in plain_page.source and "Noise floor" not in plain_page.text
@@ -105,12 +106,23 @@ def test_runs_of_other_lengths_have_one_axis_and_are_not_said_to_part():
 def test_long_line_keeps_its_extremes():
     values = np.sin(np.arange(1_000_000) / 5e4)
     values[[123_456, 777_777]] = 7, -7
-    values[500_000:500_100] = np.nan
+    values[500_000:510_000] = np.nan
     thin = plots.thinned(Curve(np.arange(1_000_000.0), values))
-    assert len(thin.steps) <= plots.POINTS and (np.diff(thin.steps) > 0).all()
-    assert thin.values.max() == 7 and thin.values.min() == -7 and 123_456 in thin.steps
-    hollow = plots.thinned(Curve(np.arange(10_000.0), np.full(10_000, np.nan)))
-    assert len(hollow.steps) <= plots.POINTS and np.isnan(hollow.values).all()
+    assert len(thin.steps) == plots.STRETCHES and (np.diff(thin.steps) > 0).all()
+    assert np.nanmax(thin.high) == 7 and np.nanmin(thin.low) == -7 and np.isnan(thin.mean).sum() == 2
+    first = values[: int(thin.steps[1])]
+    assert (thin.mean[0], thin.low[0], thin.high[0]) == (pytest.approx(first.mean()), first.min(), first.max())
+    for count in (0, 1, plots.STRETCHES):
+        short = Curve(np.arange(float(count)), np.arange(float(count)))
+        assert plots.thinned(short).mean.tolist() == plots.thinned(short).high.tolist() == short.values.tolist()
+
+
+def test_long_run_makes_a_small_page():
+    """Of its steps the page keeps a few hundred, with a shade from the smallest to the largest value."""
+    short, long = (page(write(Path(name), steps=steps)) for name, steps in (("short", 300), ("long", 30_000)))
+    assert len(long.source) < 1.5 * len(short.source)
+    shades = [found.picture("loss").count("opacity: 0.18") for found in (short, long)]
+    assert shades[0] == 0 and shades[1] > 0 and ">30k<" in long.picture("loss")
 
 
 def test_map_of_times_has_the_mean_of_each_stretch():
@@ -131,6 +143,28 @@ def test_step_that_was_made_again_counts_as_made_last():
     assert rank.steps.tolist() == [0, 1, 2] and rank.seconds["load"].tolist() == [0.001, 5.0, 0.001]
 
 
+ABSURD = [
+    *({"step": step} for step in (10**18, -1, 1.5, None)),
+    *({"seconds": seconds} for seconds in ([1], {"load": "x"})),
+    *({"memory": 10**400}, {"rank": "x"}),
+]
+
+
+def test_absurd_times_are_left_out_and_counted():
+    run = write(Path("one"), steps=3)
+    row = {"step": 1, "rank": 0, "host": "b", "seconds": {"load": 1e308, "update": math.nan}, "memory": 7}
+    with (run / "trace" / "rank0000.jsonl").open("a") as file:
+        file.writelines(json.dumps(row | absurd) + "\n" for absurd in ({}, *ABSURD))
+    assert f"Lines of the trace that cannot be read: {len(ABSURD)}." in page(run).picture("one")
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_run_of_hardly_any_step_has_its_page(steps: int):
+    found = page(write(Path("one"), steps=steps, status="RUNNING"), write(Path("other"), steps=steps, status="FAILED"))
+    assert found.row("status") == [f"RUNNING: {steps} steps so far", f"FAILED: {steps} steps so far"]
+    assert ("EQUAL" in found.text) is bool(steps) and ("UNKNOWN" in found.text) is not bool(steps)
+
+
 def test_every_picture_is_told_in_words_too():
     found = page(write(Path("one"), ranks=2), write(Path("other"), seed=1), *given("cost", COST))
     assert found.source.count('role="img"') == len(found.alts) == found.source.count("</title></") + len(found.alts)
@@ -147,11 +181,13 @@ def test_same_runs_give_the_same_bytes_in_any_process():
     words = [*map(str, runs), *given("noise", NOISE), *given("cost", COST), *given("doctor", DOCTOR)]
     first = page(*words).source
     assert page(*words).source == first
+    (home := Path("home")).mkdir()
+    words += ["--out", ""]
     for seed in ("1", "2"):
-        done = python(
-            "-m", PACKAGE, "report", *words, "--out", f"{seed}.html", cwd=Path.cwd(), env={"PYTHONHASHSEED": seed}
-        )
-        assert (done.returncode, done.stderr) == (0, "") and Path(f"{seed}.html").read_text("utf-8") == first
+        words[-1:] = [f"{seed}.html"]
+        done = python("-m", PACKAGE, "report", *words, cwd=Path.cwd(), env={"PYTHONHASHSEED": seed, "HOME": str(home)})
+        assert (done.returncode, done.stderr) == (0, "") and Path(words[-1]).read_text("utf-8") == first
+    assert not [*home.iterdir()], "matplotlib keeps its fonts below build/"
     assert page(*reversed(runs)).source != page(*runs).source
 
 
@@ -204,37 +240,33 @@ def test_names_are_as_given_and_each_is_there_once(tmp_path: Path):
     assert public.names([f"{tmp_path}/a", "/elsewhere/run", "/nowhere/run"]) == ["a", "…/run", "…/run (2)"]
 
 
-# ---- what is refused
+# ---- MLflow
 
 
-REFUSED: dict[str, tuple[Callable[[], list[str]], str]] = {
-    "nothing": (lambda: ["nowhere"], "nowhere: no such run directory, receipt or MLflow run id"),
-    "empty": (lambda: [""], "'': no such run directory"),
-    "no run": (lambda: [str(PROJECT / "src")], "src: no record of a run seen"),
-    "twice": (lambda: ["one", "./one"], "./one: the same run given twice; give each run once"),
-    "no page": (lambda: ["one", "--out", "one/receipt.json"], "a name that ends with .html wanted"),
-    "a folder": (lambda: ["one", "--out", "one/x.html"], "x.html"),
-    "no row": (lambda: ["bad"], "metrics.jsonl, line 2: no row of metrics."),
-    "no table": (lambda: ["table"], "steps.csv: no table of metrics"),
-}
+@pytest.mark.long  # a new store takes seconds
+@pytest.mark.filterwarnings("ignore")  # MLflow's own
+def test_page_is_added_to_the_runs_in_mlflow(monkeypatch: pytest.MonkeyPatch):
+    for name, value in tracking.QUIET.items():
+        monkeypatch.setenv(name, value)
+    from mlflow import MlflowClient
 
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_wrong_input_is_told_in_a_line(name: str):
-    (write(Path("one")) / "x.html").mkdir()
-    bad, table = write(Path("bad")), write(Path("table"))
-    (bad / "metrics.jsonl").write_text('{"step": 0, "metrics": {}}\n{"step": 1, "metrics": {"a": "b"}}\n')
-    (table / "metrics.jsonl").unlink()
-    (table / "steps.csv").write_text("step,loss\n0,1.5\n1,many\n")
-    words, wanted = REFUSED[name]
-    said = told(*words(), code=2)
-    assert wanted in said and said.count("\n") == 1
-
-
-def test_table_of_steps_stands_in_where_mlflow_has_no_rows():
-    run = write(Path("one"))
-    (run / "metrics.jsonl").rename("rows")
-    (run / "run.json").unlink()
-    (run / "steps.csv").write_text("step,loss\n0,1.5\n1,\n2,0.5\n")
-    found = page(run)
-    assert "one: from 1.5 to 0.5" in found.alts[0] and found.row("status") == ["FINISHED"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri := f"sqlite:///{Path.cwd()}/runs.db")
+    client = MlflowClient(uri)
+    experiment = client.create_experiment("any", f"file://{Path.cwd()}/artifacts")
+    shutil.copyfile(PROJECT / "params.yaml", "params.yaml")  # it names the store for a run that is given by its id
+    tracked, alone, by_id = write(Path("tracked")), write(Path("alone"), seed=1), write(Path("by_id"), seed=2)
+    first, second = (client.create_run(experiment).info.run_id for _ in range(2))
+    (tracked / "tracking.json").write_text(
+        json.dumps({"id": "any", "uri": uri, "rows": 12, "complete": True, "run": first})
+    )
+    for file in ("receipt.json", "metrics.json", "address.json", "environment.json"):
+        client.log_artifact(second, str(by_id / file))
+    said = told(tracked, alone, second, "--log", "--out", "report.html").splitlines()
+    assert said[1:] == [
+        f"tracked: added to MLflow run {first}",
+        "alone: not in MLflow, the page was not added",
+        f"{second}: added to MLflow run {second}",
+    ]
+    for run in (first, second):
+        assert Path(client.download_artifacts(run, "report.html")).read_bytes() == Path("report.html").read_bytes()
+    assert second in Path("report.html").read_text("utf-8")

@@ -42,6 +42,7 @@ def test_training_is_made_once_and_again_where_it_was_altered(series: Series, to
     assert not told[-1].endswith("made before") and again.bits == first.bits
 
 
+@pytest.mark.long
 def test_repeats_and_edited_code_are_trainings_of_their_own(series: Series, project: Path, told: list[str]):
     one, other = series.make([PLAIN, Asked("repeat", number=1)])
     assert one.folder != other.folder and one.bits == other.bits
@@ -54,6 +55,7 @@ def test_repeats_and_edited_code_are_trainings_of_their_own(series: Series, proj
         model.write_text(before)
 
 
+@pytest.mark.long
 def test_variables_of_relaxed_switches_are_those_that_are_asked_for(series: Series):
     """This process has the strict ones."""
     relaxed = {"determinism.relax": ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED"]}

@@ -157,6 +157,7 @@ def test_change_that_is_none_is_refused(project: Path, words: Sequence[str], sai
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_trial_trains_pairs_and_enters_the_sheet(project: Path):
     words = "trial", "loader.workers=1", "--pairs", "1", "--set", "train.epochs=1", "--record"
     done = command(project, PACKAGE, *words, "--json")

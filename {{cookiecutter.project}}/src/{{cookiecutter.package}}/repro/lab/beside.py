@@ -29,5 +29,6 @@ def is_stated(run: Receipt, name: str) -> bool:
     """Whether the file of this name beside a receipt is the one that it states; not, where there is none."""
     try:
         return FILES[name](run.path.parent / name, run)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, Refused):  # missing, or not what it once was
+    # missing, or not what it once was
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, Refused):
         return False

@@ -195,9 +195,10 @@ def replay(ours: Ours, source: str, out: Path, ranks: int | None, signers: Path 
 def report(
     ours: Ours, runs: tuple[str, ...], noise: Path | None, cost: Path | None, doctor: Path | None, out: Path, log: bool
 ) -> None:
-    """Write one HTML page on runs, finished or not: bits, curves, times, differences.
+    """Write one HTML page on runs: bits, curves, times.
 
-    RUN is a run directory, a receipt or an MLflow run id. The page needs no other file and no network.
+    RUN is a run directory, a receipt or an MLflow run id, of a finished run or not. The page needs no other file and no
+    network.
     """
     _keep_caches_inside(ours)
     from .report import measured

@@ -172,7 +172,8 @@ def suspects(a: Side, b: Side, files: Iterable[str] = ()) -> list[Suspect]:
         if values[0] != values[1]:
             told = THREADS if name == THREADS_OF else f"{VARIABLE}{name}"
             found.append(Suspect(told, Kind.VARIABLE, name, *values))
-    found += [Suspect(f"file {plain(name)}", Kind.FILE, name, a.commit, b.commit) for name in files]
+    commits = [f"as in {(each.commit or '')[:12]}" for each in (a, b)]
+    found += [Suspect(f"file {plain(name)}", Kind.FILE, name, *commits) for name in files]
     return found
 
 

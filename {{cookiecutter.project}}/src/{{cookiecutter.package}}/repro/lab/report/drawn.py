@@ -14,6 +14,7 @@ from .seen import Curve, Rank, Seen
 MOST = 60  # pictures of metrics
 FOLDED = 16  # rows of ranks beyond which a table is folded
 LOSS = "loss"
+EDGES = ("dashed", "dotted")  # of noise floors, as plots.lines draws them
 
 
 def metrics_in_order(runs: Sequence[Seen]) -> list[str]:
@@ -36,7 +37,9 @@ def curves(runs: Sequence[Seen], pens: Sequence[Pen], metrics: Sequence[str], no
         alt = f"{plain(name)} over steps. " + " ".join(_range(run, run.curves[name]) for run, _ in having)
         lined = [Line(run.curves[name], pen) for run, pen in having]
         svg = plots.lines(f"curve-{number}", alt, lined, steps_of(runs), bands)
-        floor = [f"{band.name} {band.low:.4g} to {band.high:.4g}" for band in bands]
+        floor = [
+            f"{each.name} ({edge}) {each.low:.4g} to {each.high:.4g}" for each, edge in zip(bands, EDGES, strict=False)
+        ]
         notes = [f"Noise floor, mean ± deviation: {', '.join(floor)}." if floor else ""]
         holders = [run for run, _ in having]
         notes += [equal(holders, name), *(gaps(run, name) for run in holders)]

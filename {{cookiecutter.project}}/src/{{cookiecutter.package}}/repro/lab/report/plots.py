@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,8 +17,8 @@ from .svg import INK, RULE, picture
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES: tuple[tuple[float, ...], ...] = ((), (4, 3), (1.2, 2.4), (7, 2.5, 1.2, 2.5), (10, 4))
 WIDTH = 4.6  # inches; all pictures have it, so that their letters have one size
-POINTS, BINS = 1000, 200  # most points of a line, most columns of a map
-LARGEST = 1e300  # what is beyond is told in words: an axis cannot hold it
+STRETCHES, BINS = 333, 200  # of a line, which has three points of each; columns of a map
+LARGEST = 1e150  # what is beyond is told in words: an axis cannot hold it
 HUE = "cividis"  # which colour-blind people read, too
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -75,20 +74,27 @@ def drawable(values: Numbers) -> Numbers:
     return np.where(np.abs(values) <= LARGEST, values, np.nan)
 
 
-def thinned(curve: Curve, most: int = POINTS) -> Curve:
-    """At most so many points of a curve: the smallest and the largest of each stretch of it, in their order."""
+@dataclass(frozen=True)
+class Thin:
+    """A curve in few points: its mean over each of equal stretches, and the smallest and the largest there."""
+
+    steps: Numbers
+    mean: Numbers
+    low: Numbers
+    high: Numbers
+
+
+def thinned(curve: Curve, most: int = STRETCHES) -> Thin:
+    """A curve in at most so many stretches; where it has no more points than that, each is one."""
     count = len(curve.steps)
-    if count <= most:
-        return curve
-    edges = np.linspace(0, count, most // 2 + 1).astype(int)
-    kept = []
-    for start, end in pairwise(edges):
-        stretch = curve.values[start:end]
-        if np.isnan(stretch).all():
-            kept.append(start)
-        else:
-            kept += sorted({start + int(np.nanargmin(stretch)), start + int(np.nanargmax(stretch))})
-    return Curve(curve.steps[kept], curve.values[kept])
+    starts = np.linspace(0, count, min(most, count), endpoint=False).astype(int)
+    known = np.isfinite(curve.values)
+    counts = np.add.reduceat(known, starts, dtype=int) if count else starts
+    parts = []
+    for how, otherwise in ((np.add, 0.0), (np.minimum, np.inf), (np.maximum, -np.inf)):
+        part = how.reduceat(np.where(known, curve.values, otherwise), starts) if count else np.empty(0)
+        parts.append(np.where(counts > 0, part, np.nan))
+    return Thin(curve.steps[starts], parts[0] / np.maximum(counts, 1), *parts[1:])
 
 
 def lines(
@@ -110,9 +116,11 @@ def lines(
             for edge in (band.low, band.high):
                 axes.axhline(edge, color=INK, alpha=0.45, linewidth=0.6, linestyle=dash)
         for each in drawn:
-            curve = thinned(Curve(each.curve.steps, drawable(each.curve.values)))
-            marker = "o" if np.isfinite(curve.values).sum() <= 30 else ""
-            (line,) = axes.plot(curve.steps, curve.values, color=each.pen.colour, linewidth=each.pen.width)
+            thin = thinned(Curve(each.curve.steps, drawable(each.curve.values)))
+            marker = "o" if np.isfinite(thin.mean).sum() <= 30 else ""
+            if len(thin.steps) < len(each.curve.steps):
+                axes.fill_between(thin.steps, thin.low, thin.high, color=each.pen.colour, alpha=0.18, linewidth=0)
+            (line,) = axes.plot(thin.steps, thin.mean, color=each.pen.colour, linewidth=each.pen.width)
             line.set_linestyle((0, each.pen.dash) if each.pen.dash else "-")
             line.set_marker(marker)
             line.set_markersize(2.6)
@@ -120,11 +128,22 @@ def lines(
             _logarithmic(axes)
         for step, mark in marks:
             axes.axvline(step, color=mark.colour, linewidth=0.8, linestyle=(0, mark.dash))
-        axes.set_xlabel("step")
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        _over_steps(axes)
         axes.set_xlim(-0.015 * steps, 1.015 * steps)
 
     return picture(prefix, alt, (WIDTH, 2.5), draw)
+
+
+def _over_steps(axes: Axes) -> None:
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(_step))
+
+
+def _step(value: float, _: int) -> str:
+    """A number of steps, as a tick says it."""
+    unit, size = next((pair for pair in (("M", 1e6), ("k", 1e3)) if abs(value) >= 10 * pair[1]), ("", 1.0))
+    return f"{value / size:.10g}{unit}"
 
 
 def _logarithmic(axes: Axes) -> None:
@@ -162,11 +181,10 @@ def heat(prefix: str, alt: str, ranks: Sequence[Rank], phases: Sequence[str]) ->
             axes.spines[:].set_visible(False)
             axes.set_yticks(places := [*range(len(ranks))] if len(ranks) <= 8 else [0, len(ranks) - 1])
             axes.set_yticklabels([str(ranks[place].number) for place in places])
-            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-            last = number == len(phases) - 1
-            axes.tick_params(bottom=last, labelbottom=last)
-            if last:
-                axes.set_xlabel("step")
+            _over_steps(axes)
+            if number < len(phases) - 1:
+                axes.tick_params(bottom=False, labelbottom=False)
+                axes.set_xlabel("")
             _scale(figure, (0.88, bottom, 0.02, panel / height), top)
         figure.text(0.02, (height - gap) / height, "rank", va="bottom")
 
@@ -189,7 +207,7 @@ def binned(rank: Rank, phase: str, end: int) -> Numbers:
     """The mean seconds of a phase in at most `BINS` equal stretches of the steps before `end`; NaN where none is."""
     columns = min(BINS, end)
     place, values = (rank.steps * columns // end).astype(int), rank.seconds.get(phase, np.full(len(rank.steps), np.nan))
-    known = np.isfinite(values)
+    known = np.isfinite(drawable(values))
     counts = np.bincount(place[known], minlength=columns)
     sums = np.bincount(place[known], values[known], minlength=columns)
     return np.divide(sums, counts, out=np.full(columns, np.nan), where=counts > 0)

@@ -41,11 +41,18 @@ def paged(given: Sequence[str], uri: Callable[[], str], extras: Extras) -> tuple
     """
     with ExitStack() as stack:
         paths = [stack.enter_context(located(name, uri)) for name in given]
-        seen = [path.resolve() for path in paths]
-        if twice := [name for place, name in enumerate(given) if seen[place] in seen[:place]]:
-            raise Refused(f"{plain(twice[0])}: the same run given twice; give each run once")
         runs = [look(path, name) for path, name in zip(paths, public.names(given), strict=True)]
+        _require_different(given, runs)
         return report(runs, extras), runs
+
+
+def _require_different(given: Sequence[str], runs: Sequence[Seen]) -> None:
+    """Refuse a run that is given twice, under one name or two."""
+    known = [run.receipt.name if run.receipt else run.facts.get("id", str(run.path.resolve())) for run in runs]
+    for place, name in enumerate(given):
+        if known[place] in known[:place]:
+            first = given[known.index(known[place])]
+            raise Refused(f"{plain(f'{first} and {name}')}: the same run given twice; give each run once")
 
 
 def _logged(name: str, run: Seen, uri: Callable[[], str], page: Path) -> str:

@@ -42,8 +42,8 @@ def report(runs: Sequence[Seen], extras: Extras = Extras()) -> str:
         measured.doctor_section(extras.doctor),
         "<footer>"
         + page.paragraph(
-            f"Lines of more than {plots.POINTS} points show the smallest and the largest value of each stretch. "
-            "This page loads nothing and runs no script.",
+            f"A line of more than {plots.STRETCHES} points shows the means of {plots.STRETCHES} stretches, and a shade",
+            "from the smallest to the largest value of each. This page loads nothing and runs no script.",
             kind="note",
         )
         + "</footer>",

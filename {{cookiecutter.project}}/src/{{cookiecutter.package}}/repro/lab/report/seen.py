@@ -23,6 +23,8 @@ from .. import diff
 from ..beside import FILES, is_stated
 from ..statistics import Numbers
 
+LARGEST = 2**53  # whole numbers below are exact in float64
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -126,10 +128,11 @@ class Seen:
     @property
     def seconds(self) -> float | None:
         """From its start to its end, pauses before a resume included."""
-        if self.facts.get("ended"):
-            return float(self.facts["ended"] - self.facts["started"]) / 1000
+        milliseconds = self.facts["ended"] - self.facts["started"] if self.facts.get("ended") else None
+        if milliseconds is not None:
+            return milliseconds / 1000 if abs(milliseconds) < LARGEST else None
         stated = self.receipt.stated["informational"].get("seconds") if self.receipt else None
-        return float(stated) if isinstance(stated, int | float) else None
+        return float(stated) if isinstance(stated, int | float) and abs(stated) < LARGEST else None
 
     @property
     def memory(self) -> int | None:
@@ -153,7 +156,7 @@ def look(path: Path, name: str) -> Seen:
     address = read.get(names.ADDRESS) or (_of(held) if held else {})
     environment = read.get(names.ENVIRONMENT) or (_environment(held) if held else {})
     beside = read_record(path, names.METRICS) if (path / names.METRICS).is_file() else {}
-    metrics = {key: float(value) for key, value in beside.items()} or (_numbers(held) if held else {})
+    metrics = _numbers(beside or (held.stated["metrics"] if held else {}), path / names.METRICS)
     logged, table = path / names.METRIC_ROWS, path / names.CURVES
     curves = _of_rows(logged) if logged.is_file() else _of_table(table) if table.is_file() else {}
     files = sorted((path / names.TRACE).glob("rank*.jsonl"))
@@ -175,7 +178,9 @@ def _receipt(folder: Path) -> tuple[Receipt | None, tuple[str, ...]]:
 
 def _stated(held: Receipt, name: str) -> Seen:
     """The run of a receipt alone."""
-    return Seen(name, held.path, {}, _of(held), _environment(held), held, (), _numbers(held), {})
+    return Seen(
+        name, held.path, {}, _of(held), _environment(held), held, (), _numbers(held.stated["metrics"], held.path), {}
+    )
 
 
 def _of(held: Receipt) -> dict[str, Any]:
@@ -186,8 +191,12 @@ def _environment(held: Receipt) -> dict[str, Any]:
     return {**held.stated["environment"], "informational": held.stated["informational"]}
 
 
-def _numbers(held: Receipt) -> dict[str, float]:
-    return {name: float(value) for name, value in held.stated["metrics"].items()}
+def _numbers(metrics: Mapping[str, Any], path: Path) -> dict[str, float]:
+    """Metrics as a receipt or metrics.json holds them; a receipt has words for infinities and NaN."""
+    try:
+        return {name: float(value) for name, value in metrics.items()}
+    except (ValueError, OverflowError):
+        raise Refused(f"{path.name}: a metric that is no number, or too large for one. {REMEDY}") from None
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Any]]:
@@ -201,12 +210,23 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
                     yield number, None
 
 
+def _counted(value: Any) -> int:
+    """A whole number of steps or bytes.
+
+    Raises:
+        ValueError: it is none that a run counts to.
+    """
+    if not isinstance(value, int) or not 0 <= value < LARGEST:
+        raise ValueError
+    return value
+
+
 def _of_rows(path: Path) -> dict[str, Curve]:
     """The curves in metrics.jsonl."""
     found: dict[str, tuple[array[float], array[float]]] = defaultdict(lambda: (array("d"), array("d")))
     for number, row in _rows(path):
         try:
-            step = float(row["step"])
+            step = _counted(row["step"])
             for name, value in row["metrics"].items():
                 found[name][0].append(step)
                 found[name][1].append(float(value))
@@ -234,8 +254,8 @@ def _rank(path: Path) -> Rank | None:
     for _, row in _rows(path):
         try:
             seconds = {str(phase): float(value) for phase, value in row["seconds"].items()}
-            step, number, host = int(row["step"]), int(row["rank"]), str(row["host"])
-            memory = max(memory, int(row["memory"]))
+            step, number, host = _counted(row["step"]), _counted(row["rank"]), str(row["host"])
+            memory = max(memory, _counted(row["memory"]))
         except (TypeError, KeyError, ValueError, AttributeError, OverflowError):
             unread += 1  # a crash tears a line, and the run goes on behind it
             continue

@@ -1,0 +1,77 @@
+"""`repro bisect` refuses what it cannot compare, in a line, before it trains."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from clone import project_in
+from conftest import PROJECT
+from project import PROJECT as OURS
+from project.config import Config
+from project.repro.errors import Refused
+from project.repro.lab.bisect import sides
+from project.repro.lab.bisect.sides import Named, asked
+from project.repro.machine.switches import SWITCHES
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "0 runs, 0 --a and 0 --b seen; name two recorded runs, or "),
+        (["artifacts"], "1 runs, 0 --a and 0 --b seen; "),
+        (["one", "two", "--a", "seed=1"], "2 runs, 1 --a and 0 --b seen; "),
+        (["nowhere", "artifacts"], "nowhere: no such run directory"),
+        (["--a", "ranks=0"], "ranks: '0' given, a whole number from 1 to 9999 wanted"),
+        (["--a", "ranks="], "ranks: '' given, a whole number"),
+        (["--a", "ranks=99"], "ranks=99 given, at most parallel.shards=8 wanted"),
+        (["--b", "threads=4"], "OMP_NUM_THREADS=4 is set, 1 is wanted"),
+        (["--b", "env.A\x1b[2J=1"], r"'env.A\x1b[2J=1': wanted env.NAME=VALUE"),
+        (["--b", "sed=1"], "--set sed: unknown key; did you mean seed?"),
+        (["--b", "seed=-1"], "--set seed: -1 given, 0 or more wanted"),
+        (["--b", "determinism.relax=[nothing]"], "determinism.relax: unknown switch 'nothing'"),
+        (["--commits", "no\x1b", "HEAD"], r"'no\x1b': no such commit in this repository"),
+        (["--commits", "HEAD", "HEAD"], "both are commit"),
+        (["--b", "seed=1", "--confidence", "nan"], "--confidence nan: a number below 1 wanted"),
+        (["--a", "seed=1", "--repeats", "1"], "Invalid value for '--repeats'"),
+    ],
+)
+def test_wrong_words_are_refused(words: Sequence[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from click.testing import CliRunner
+    from project.repro.cli import main
+
+    monkeypatch.setattr(sides, "FOLDER", tmp_path / "bisect")
+    monkeypatch.chdir(PROJECT)
+    for name in [switch.name for switch in SWITCHES]:
+        monkeypatch.delenv(name, raising=False)
+    ours = SimpleNamespace(project=OURS, schema=Config, tracking_uri=str)
+    done = CliRunner().invoke(main, ["bisect", *words], obj=ours)
+    assert done.exit_code == 2 and said in done.output and "Traceback" not in done.output
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the lock lies."""
+    monkeypatch.setattr(sides, "FOLDER", tmp_path / "bisect")
+    monkeypatch.chdir(PROJECT)
+    return tmp_path
+
+
+def test_two_bisects_at_once_are_refused(folder: Path):
+    words = Named([], ["seed=1"], [], [], None, False)
+    with asked(OURS, Config, words, str), pytest.raises(Refused) as no, asked(OURS, Config, words, str):
+        raise AssertionError("both work")
+    assert f"{folder / 'bisect'}: another bisect works there" in str(no.value)
+    with asked(OURS, Config, words, str) as (_, question):
+        assert question.a.config["seed"] == 1
+
+
+def test_commits_outside_git_are_refused(folder: Path):
+    shutil.copytree(PROJECT / "src", folder / "src")
+    with (
+        pytest.raises(Refused) as no,
+        asked(project_in(folder), Config, Named([], [], [], [], ("HEAD~1", "HEAD"), False), str),
+    ):
+        raise AssertionError("it has commits")
+    assert "no such commit" in str(no.value)
