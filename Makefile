@@ -11,7 +11,7 @@ export GIT_CEILING_DIRECTORIES := $(abspath build)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader hashing portability stock picture gpu-bundle gpu clean
+.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader hashing portability stock picture page gpu-bundle gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -70,6 +70,9 @@ stock: $(TOOLS)/.locked  ## measure a plain script's bits beside this project's,
 
 picture: $(TOOLS)/.locked  ## draw the README's picture from what commands print; two minutes
 	@$(IN_TOOLS) python tools/picture.py
+
+page: $(TOOLS)/.locked  ## take the README's picture of a report; needs chromium; a minute
+	@$(IN_TOOLS) python tools/page.py
 
 gpu-bundle: $(TOOLS)/.locked  ## pack the GPU checks into build/gpu-bundle, for a machine with Python, torch and no network
 	@$(IN_TOOLS) python benchmarks/bundle.py

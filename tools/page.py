@@ -1,0 +1,58 @@
+"""Take the README's picture of a report, docs/report.png: parts of the page that two real runs give, in Chromium.
+
+python tools/page.py
+"""
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+from bake import PACKAGE, ROOT, VENV, bake, in_venv
+
+RESULT = ROOT / "docs" / "report.png"
+RUNS = {
+    "runs/a": {},
+    "runs/b": {"loader.workers": "2", "checkpoint.every": "20", "determinism.relax": "[MKL_CBWR, nnpack]"},
+}
+COMMON = {"train.epochs": "10", "train.evaluate_every": "1", "tracking.enabled": "false", "trace.level": "tensor"}
+PARTS = ("What was asked", "Loss and metrics over steps", "Where the runs part")
+SIZE = "1000,2200"  # pixels
+CHROMIUM = (
+    "chromium --headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --hide-scrollbars"
+).split()
+
+
+def shortened(page: str) -> str:
+    """The page with some of its sections only."""
+    sections = re.findall(r"<section>\n<h2>.*?</section>", page, re.DOTALL)
+    for section in sections:
+        if re.match(r"<section>\n<h2>(.*?)</h2>", section)[1] not in PARTS:  # type: ignore[index]
+            page = page.replace(section, "")
+    return page
+
+
+def main() -> None:
+    """Train, report, look."""
+    with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
+        project = bake(Path(folder))
+
+        def run(*words: str) -> None:
+            command = [str(VENV / "bin" / "python"), "-m", *words]
+            subprocess.run(command, cwd=project, env=in_venv(project), check=True, stdout=subprocess.DEVNULL)
+
+        run(f"{PACKAGE}.prepare")
+        for out, settings in RUNS.items():
+            asked = [word for key, value in (COMMON | settings).items() for word in ("--set", f"{key}={value}")]
+            run(f"{PACKAGE}.train", *asked, "--out", out)
+        run(PACKAGE, "report", *RUNS)
+        page = project / "build" / "report.html"
+        page.write_text(shortened(page.read_text()))
+        looking = [f"--user-data-dir={folder}/profile", f"--window-size={SIZE}", f"--screenshot={RESULT}"]
+        subprocess.run([*CHROMIUM, *looking, page.as_uri()], check=True, capture_output=True)
+    print(f"{RESULT.relative_to(ROOT)}: {RESULT.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()
