@@ -18,10 +18,18 @@ RUNS = {
 COMMON = {"train.epochs": "10", "train.evaluate_every": "1", "tracking.enabled": "false", "trace.level": "tensor"}
 PARTS = ("What was asked", "Loss and metrics over steps", "Where the runs part")
 SIZE = "1000,2200"  # pixels
-CHROMIUM = (
-    "chromium --headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --hide-scrollbars"
-).split()
+CHROMIUM = [
+    "chromium",
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+]
 
 
 def shortened(page: str) -> str:
