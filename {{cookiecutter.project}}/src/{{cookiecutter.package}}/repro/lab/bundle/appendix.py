@@ -50,16 +50,16 @@ CLAIM = """### Claim {number}: one run, bit for bit
 | claim | value |
 |---|---|
 {rows}
-Check it, within {seconds} of training, on any number of ranks:
+Check it, within {seconds} of training, on {ranks}:
 
     repro replay ARCHIVE{suffix}{trust}
 
-It trains the run again and ends with `REPRODUCED` and exit code 0. The bits are promised for the class of numeric
-environments `{place}`{portable}. On other hardware it compares the metrics within the tolerance that
+It trains the run again and ends with `REPRODUCED` and exit code 0. The bits are promised for one class of numeric
+environments, `{place}`{portable}. In another one it compares the metrics, within the tolerance that
 `results.lock` sets.
 {weights}
 """
-PORTABLE = ": every x86-64 CPU with AVX2"
+PORTABLE = ", which is every x86-64 CPU with AVX2"
 
 
 def text(about: Any, receipts: Sequence[Receipt], with_weights: bool) -> str:
@@ -75,7 +75,7 @@ def text(about: Any, receipts: Sequence[Receipt], with_weights: bool) -> str:
         hardware="; ".join(hardware),
         license=about.license or "none is given",
         time=_duration(seconds),
-        runs="the run" if len(receipts) == 1 else f"all {len(receipts)} runs",
+        runs="the run" if len(receipts) == 1 else f"the {len(receipts)} runs",
         authors=", ".join(about.authors) or "not named",
         claims="\n".join(
             _claim(number, receipt, len(receipts), with_weights) for number, receipt in enumerate(receipts, 1)
@@ -85,7 +85,7 @@ def text(about: Any, receipts: Sequence[Receipt], with_weights: bool) -> str:
 
 def _claim(number: int, receipt: Receipt, of: int, with_weights: bool) -> str:
     stated = receipt.stated
-    place = stated["environment"]["class"]
+    place, size = stated["environment"]["class"], stated["preimage"].get("world_size")
     rows = {
         f"SHA-256 of `{WEIGHTS}`": receipt.weights,
         "trace root, over every step": stated["trace"] or "not traced",
@@ -99,6 +99,9 @@ def _claim(number: int, receipt: Receipt, of: int, with_weights: bool) -> str:
         suffix=f":{number}" if of > 1 else "",
         trust=" --run-patch       # it has uncommitted code: read runs/N/code.patch first" if receipt.patch else "",
         place=place,
+        ranks=f"{size} rank{'s' * (size > 1)}, for the sum of gradients depends on it"
+        if size
+        else "any number of ranks",
         portable=PORTABLE if place.startswith("cpu-portable") else "",
         weights=f"\nThe weights lie in `runs/{number}/{WEIGHTS}`: `sha256sum` tells the same.\n"
         if with_weights
