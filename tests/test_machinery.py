@@ -43,12 +43,29 @@ class TestTraining(Group):
     files += ("torchrun", "trace", "training")
 
 
+class TestMeasuring(Group):
+    """The verbs that train in order to compare."""
+
+    files = (
+        "bisect",
+        "bisect_words",
+        "bisected",
+        "bundle",
+        "cost",
+        "noise",
+        "noise_trained",
+        "perturb",
+        "series",
+        "trial",
+    )
+
+
 class TestRest(Group):
     """Everything else."""
 
     files = tuple(
         sorted(
             {path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py")}
-            - {*TestRecords.files, *TestRepeated.files, *TestTraining.files}
+            - {*TestMeasuring.files, *TestRecords.files, *TestRepeated.files, *TestTraining.files}
         )
     )
