@@ -1,9 +1,11 @@
 """A project is generated whole, whatever the answers."""
 
 import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
 import tomllib
 from collections.abc import Callable, Iterable
 from configparser import RawConfigParser
@@ -249,3 +251,29 @@ def test_git_holds_one_clean_commit(baked: BakedProject) -> None:
 def test_no_folder_is_empty(baked: BakedProject) -> None:
     folders = [path for path in baked.path.rglob("*") if path.is_dir() and ".git" not in path.parts]
     assert not [folder for folder in folders if not any(folder.iterdir())]
+
+
+@pytest.mark.parametrize("ci", ["github", "gitlab"])
+def test_change_of_a_default_is_tried_where_it_is_asked_for(bake: Bake, tmp_path: Path, ci: str) -> None:
+    """What somebody types into the pipeline's input is words for `repro trial`, and no command."""
+    job = yaml.safe_load(bake(ci=ci).text(CI[ci]))
+    steps = (
+        job["jobs"]["reproduce"]["steps"] if ci == "github" else [{"run": line} for line in job["reproduce"]["script"]]
+    )
+    (step,) = (step for step in steps if "repro trial" in step.get("run", ""))
+    repro = tmp_path / ".venv" / "bin" / "repro"
+    repro.parent.mkdir(parents=True)
+    repro.write_text('#!/bin/sh\nprintf "%s|" "$@"; exit 1\n')
+    repro.chmod(0o755)
+
+    def tried(change: str) -> tuple[int, str]:
+        command = ["bash", "-e", "-c", step["run"]]
+        done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"TRIAL": change}, capture_output=True, text=True)
+        return done.returncode, done.stdout
+
+    assert tried("train.shift=2 seed=1") == (1, "trial|train.shift=2|seed=1|")
+    assert tried("a=$(touch x);touch y") == (1, "trial|a=$(touch|x);touch|y|") and not (tmp_path / "y").exists()
+    if ci == "github":
+        assert step["if"] == "inputs.trial" and step["env"] == {"TRIAL": "${{ inputs.trial }}"}
+    else:
+        assert tried("") == (0, "")
