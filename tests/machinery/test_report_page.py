@@ -37,7 +37,7 @@ COST = {
     "determinism_cost_pct": 21.3,
 }
 ROW = {"area": "code", "name": "git", "state": "ok", "seen": "nothing uncommitted", "fix": ""}
-DOCTOR = [ROW, ROW | {"name": IMAGE, "state": "FAULT", "seen": "see /home/somebody/x.py", "fix": "mend\nit"}]
+DOCTOR = [ROW, ROW | {"name": IMAGE, "state": "FAULT", "seen": "see /users/somebody/x.py", "fix": "mend\nit"}]
 
 
 # ---- what others measured
@@ -225,7 +225,7 @@ def test_credentials_and_places_of_the_machine_stay_away(tmp_path: Path):
     token = "ghp_" + "a" * 36
     asked = {
         "tracking.uri": SECRETS["TORCH_URL"], "api_token": WORD, "data.raw": f"{tmp_path}/deep/digits.csv",
-        "note": f"it is {token}", "store": "sqlite:////home/somebody/runs.db", "home": "~/keys/x", "share": "train/val",
+        "note": f"it is {token}", "store": "sqlite:////users/somebody/runs.db", "home": "~/keys/x", "share": "train/val",
     }  # fmt: skip
     run = write(tmp_path / "one", config=asked, environment=ENVIRONMENT | {"variables": {"NCCL_TOKEN": WORD}})
     found = page(run)
