@@ -225,7 +225,8 @@ def test_credentials_and_places_of_the_machine_stay_away(tmp_path: Path):
     token = "ghp_" + "a" * 36
     asked = {
         "tracking.uri": SECRETS["TORCH_URL"], "api_token": WORD, "data.raw": f"{tmp_path}/deep/digits.csv",
-        "note": f"it is {token}", "store": "sqlite:////users/somebody/runs.db", "home": "~/keys/x", "share": "train/val",
+        "note": f"it is {token}", "store": "sqlite:////users/somebody/runs.db",
+        "home": "~/keys/x", "share": "train/val",
     }  # fmt: skip
     run = write(tmp_path / "one", config=asked, environment=ENVIRONMENT | {"variables": {"NCCL_TOKEN": WORD}})
     found = page(run)
