@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from bake import PACKAGE, ROOT, VENV, bake, in_venv
+from chromium import ARGUMENTS
 
 RESULT = ROOT / "docs" / "report.png"
 RUNS = {
@@ -18,18 +19,6 @@ RUNS = {
 COMMON = {"train.epochs": "10", "train.evaluate_every": "1", "tracking.enabled": "false", "trace.level": "tensor"}
 PARTS = ("What was asked", "Loss and metrics over steps", "Where the runs part")
 SIZE = "1000,2200"  # pixels
-CHROMIUM = [
-    "chromium",
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-]
 
 
 def shortened(page: str) -> str:
@@ -58,7 +47,7 @@ def main() -> None:
         page = project / "build" / "report.html"
         page.write_text(shortened(page.read_text()))
         looking = [f"--user-data-dir={folder}/profile", f"--window-size={SIZE}", f"--screenshot={RESULT}"]
-        subprocess.run([*CHROMIUM, *looking, page.as_uri()], check=True, capture_output=True)
+        subprocess.run(["chromium", *ARGUMENTS, *looking, page.as_uri()], check=True, capture_output=True)
     print(f"{RESULT.relative_to(ROOT)}: {RESULT.stat().st_size / 1000:.0f} kB")
 
 

@@ -9,20 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import ARGUMENTS
 from machine import free_port, until
-
-ARGUMENTS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # the browser's own questions about updates
-)
 
 
 class Browser:
