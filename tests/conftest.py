@@ -21,8 +21,9 @@ DATES = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-
 
 @pytest.fixture(scope="session")
 def env(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """Return this environment with fixed dates, an empty home and no settings of git or cookiecutter."""
-    kept = {name: os.environ[name] for name in os.environ if not name.startswith(("GIT_", "COOKIECUTTER_"))}
+    """Return this environment with fixed dates, an empty home and no settings of git, cookiecutter or this pytest."""
+    foreign = ("GIT_", "COOKIECUTTER_", "PYTEST_")
+    kept = {name: os.environ[name] for name in os.environ if not name.startswith(foreign)}
     return kept | DATES | {"HOME": str(tmp_path_factory.mktemp("home"))}
 
 

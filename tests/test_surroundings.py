@@ -1,10 +1,10 @@
 """Generation is fast, offline, and the same from any source, in any surroundings, with or without git."""
 
 import json
+import resource
 import shutil
 import socket
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,12 +96,16 @@ def offline(tmp_path: Path, env: Environment) -> dict[str, Any]:
 def test_generation_takes_less_than_a_second_and_no_network(
     template: Path, tmp_path: Path, offline: dict[str, Any], record_property: Callable[[str, object], None]
 ) -> None:
-    """Hooks and the first commit included; the best of five, for other work goes on beside."""
+    """Hooks and the first commit included. Seconds of a processor, the best of five: other work goes on beside."""
+
+    def spent() -> float:
+        return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+
     seconds = []
     for attempt in "abcde":
-        start = time.perf_counter()
+        before = spent()
         done = cookiecutter(template, tmp_path / attempt, {}, **offline)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(spent() - before)
         assert done.returncode == 0, done.stdout
         assert (tmp_path / attempt / "repro-project" / ".git").is_dir()
     record_property("generation, best of five", f"{min(seconds):.2f} s")

@@ -69,6 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from project.repro.machine.switches import set_environment
 
     assert "torch" not in sys.modules, "torch was imported too early to be strict"
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background begins without it
     for name in [name for name in os.environ if name.startswith(("MLFLOW_", "GIT_"))]:
         del os.environ[name]  # a real tracking server or repository is none of the tests' business
     try:
