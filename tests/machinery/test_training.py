@@ -20,6 +20,7 @@ from project.repro.machine import switches
 from project.repro.training import sampling, world
 from project.repro.training.seeds import PURPOSES, derive
 from safetensors.torch import load_file
+from warm import PATIENCE
 
 SHORT = ("--set", "train.epochs=1", "--set", "tracking.enabled=false")
 
@@ -121,7 +122,7 @@ def test_left_group_outlives_its_owners(monkeypatch: pytest.MonkeyPatch):
 
 
 THREADS = """
-import atexit, pathlib
+import atexit, pathlib, time
 
 def threads():
     return " ".join(path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm"))
@@ -131,13 +132,16 @@ from {package}.repro.training import world
 from {package}.repro.asked.settings import Parallel
 world.join("cpu", Parallel(global_batch=8, shards=8, reduce="ddp", lsb=-44, timeout_seconds=60))
 world.leave()
-print("before:", threads())
+while "gloo" not in (before := threads()):  # a thread has no name yet when it begins
+    time.sleep(0.01)
+print("before:", before)
 """
 
 
 def test_no_thread_of_gloo_meets_the_end_of_the_interpreter():
     """It would abort the process if it asked for the interpreter's lock then, after the rank's last word."""
-    done = subprocess.run([sys.executable, "-c", THREADS.format(package=PACKAGE)], capture_output=True, text=True)
+    words = [sys.executable, "-c", THREADS.format(package=PACKAGE)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     before, end = done.stdout.splitlines()
     assert "gloo" in before and "gloo" not in end
 
