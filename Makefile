@@ -11,7 +11,7 @@ export GIT_CEILING_DIRECTORIES := $(abspath build)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader hashing portability stock picture page gpu-bundle gpu clean
+.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader sharding hashing portability stock picture page gpu-bundle gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -58,6 +58,9 @@ order: $(TOOLS)/.locked  ## measure time and memory to enter an epoch of up to 1
 
 loader: $(TOOLS)/.locked  ## measure samples per second of a run's loader beside a plain DataLoader's; five minutes
 	@$(IN_TOOLS) python tools/loader.py
+
+sharding: $(TOOLS)/.locked  ## measure what models in pieces send and hold, on CPU; ten minutes
+	@$(IN_TOOLS) python tools/sharding.py
 
 hashing: $(TOOLS)/.locked  ## measure what checking 10^5 files, or 10 GB, costs at the start of a run; ten minutes
 	@$(IN_TOOLS) python tools/hashing.py

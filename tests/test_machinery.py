@@ -24,6 +24,12 @@ class Group:
         assert re.search(REPORT, printed, re.MULTILINE), printed
 
 
+class TestSharded(Group):
+    """Gradients, optimizer state and weights in pieces."""
+
+    files = ("sharded",)
+
+
 class TestRecords(Group):
     """What is written down, and its way to a server."""
 
@@ -66,6 +72,6 @@ class TestRest(Group):
     files = tuple(
         sorted(
             {path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py")}
-            - {*TestMeasuring.files, *TestRecords.files, *TestRepeated.files, *TestTraining.files}
+            - {name for group in Group.__subclasses__() for name in group.files}
         )
     )

@@ -3,7 +3,8 @@
     bringing.py <package> MODE FOLDER KEY=VALUE …
 
 MODE is `whole`, or `stopped`: then each training ends after its second step, as by SIGTERM. One that was stopped in
-FOLDER goes on from there. The lead writes FOLDER/whole.json: the digests of the weights and of the trace of each case.
+FOLDER goes on from there. The lead writes FOLDER/whole.json: the digests of the weights and of the trace of each case,
+or the line with which it was refused.
 """
 
 import hashlib
@@ -25,17 +26,21 @@ def main(package: str, mode: str, folder: Path, overrides: list[str]) -> None:
     digests = {}
     for number, (name, make) in enumerate(CASES.items()):
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # each has a process group of its own
-        with suppress(errors.Preempted), run_of.Run(project, config, folder / name) as run:
-            case = make()
-            for step in run.steps(case.model, case.optimizers, Numbers(), steps=STEPS, state=case.state):
-                loss = step.backward(case.loss)
-                case.update(step, loss)
-                run._terminated = mode == "stopped" and step.number == 1  # all that the handler does
-            run.finish()
+        try:
+            with suppress(errors.Preempted), run_of.Run(project, config, folder / name) as run:
+                case = make()
+                for step in run.steps(case.model, case.optimizers, Numbers(), steps=STEPS, state=case.state):
+                    loss = step.backward(case.loss)
+                    case.update(step, loss)
+                    run._terminated = mode == "stopped" and step.number == 1  # all that the handler does
+                run.finish()
+        except errors.Refused as refused:
+            digests[name] = [str(refused)]
+            continue
         if mode == "whole" and run.world.leads:
             files = [folder / name / file for file in ("model.safetensors", "trace/steps.bin")]
             digests[name] = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-    if digests:
+    if mode == "whole" and run.world.leads:
         (folder / "whole.json").write_text(json.dumps(digests))
 
 

@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-STEPS, WIDTH, WORDS = 4, 8, 12
+STEPS, WIDTH, WORDS = 4, 32, 12  # a row of WIDTH is what parallel.shard=full can cut off
 Batch = Mapping[str, Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
 

@@ -104,6 +104,31 @@ def gradient(package: str) -> None:
     model.build = build
 
 
+def output_gradient(package: str) -> None:
+    """The same where weights lie in pieces: in what reaches the last layer, in that pass, of five in each step."""
+    model = import_module(f"{package}.model")
+    built, calls = model.build, 0
+
+    def wrong(correct: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        other = correct.clone()
+        if calls == WRONG_FROM + WRONG_FROM // 4:
+            flip(other)
+        return other
+
+    def build(*arguments: Any) -> Any:
+        network = built(*arguments)
+        network.head.register_forward_hook(hook)
+        return network
+
+    def hook(module: Any, inputs: Any, output: Any) -> None:
+        if output.requires_grad:
+            output.register_hook(wrong)
+
+    model.build = build
+
+
 def evaluation(package: str) -> None:
     """An evaluation forgets to leave the running statistics alone."""
     module = import_module(f"{package}.evaluate")
@@ -144,7 +169,19 @@ def nothing(package: str) -> None:
 
 FAULTS: dict[str, Callable[[str], None]] = {
     f.__name__: f
-    for f in (library, variable, code, arguments, initial_weights, weights, gradient, evaluation, now_and_then, nothing)
+    for f in (
+        library,
+        variable,
+        code,
+        arguments,
+        initial_weights,
+        weights,
+        gradient,
+        output_gradient,
+        evaluation,
+        now_and_then,
+        nothing,
+    )
 }
 
 

@@ -58,6 +58,7 @@ OUTSIDE = {
     "checkpoint.on_error": ("continue", "stop"),
     "integrity.compare_every": ("7", "8"),
     "integrity.recompute_every": ("7", "8"),
+    "parallel.shard": ("full", "optimizer"),
     "parallel.timeout_seconds": ("7", "8"),
     "trace.level": ("tensor", "off"),
     "trace.values": ("7", "8"),

@@ -10,10 +10,13 @@ from project.repro.training.digest import (
     _keys,
     combined_digest,
     combined_digests,
+    held_digests,
     mix,
     tensor_digest,
     tensor_digests,
 )
+from project.repro.training.pieces import Piece
+from project.repro.training.world import World
 from torch import Tensor
 
 MASK = 2**64 - 1
@@ -230,3 +233,24 @@ def test_mixing_depends_on_the_place():
     words, places = torch.tensor([9, 5]), torch.tensor([1, 2])
     assert mix(words, places).tolist() == [int(mix(words[0], 1)), int(mix(words[1], 2))]
     assert int(mix(words[0], 1)) == scrambled(9, 1) != scrambled(9, 2)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_digests_of_pieces_are_those_of_the_whole(ranks: int, monkeypatch: pytest.MonkeyPatch):
+    """The ranks' sums of rows, added up as an all-reduce does."""
+    tensors = [torch.randn(2 * ROW * 4 + 96), torch.randn(5), torch.randn(64, 32).bfloat16()]
+    edges = [sorted([0, *((tensor.numel() * rank // ranks // 64) * 64 for rank in range(1, ranks)), tensor.numel()])
+             for tensor in tensors]  # fmt: skip
+    sums: list[torch.Tensor] = []
+    monkeypatch.setattr(World, "sum", lambda self, tensor: sums.append(tensor.clone()))
+    groups = []
+    for rank in range(ranks):
+        world = World(rank, ranks, torch.device("cpu"))
+        cut = [Piece(tensor.view(-1)[places[rank] : places[rank + 1]], places[rank], tensor.shape, world)
+               for tensor, places in zip(tensors, edges, strict=True)]  # fmt: skip
+        groups.append([[cut[0], tensors[1], cut[2]], [cut[2]], []])  # what all hold is added once
+        held_digests(groups[-1])
+    together = torch.stack(sums).sum(0)
+    monkeypatch.setattr(World, "sum", lambda self, tensor: tensor.copy_(together))
+    wanted = [int(combined_digest(tensors)), int(tensor_digest(tensors[2])), 0]
+    assert [int(digest) for digest in held_digests(groups[0])] == wanted

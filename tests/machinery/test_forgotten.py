@@ -27,8 +27,10 @@ from project.repro.run import Run
 from project.repro.step import Step
 from project.repro.training.buffers import Buffers
 from project.repro.training.hidden import Hidden
-from project.repro.training.parallel import OrderFree, Stock, gradients_of
+from project.repro.training.parallel import OrderFree
 from project.repro.training.sampling import Plan
+from project.repro.training.stock import Stock
+from project.repro.training.summing import gradients_of
 from project.repro.training.world import World
 from slips import GAVE_NONE, SLIPS, backward_twice, bare_model
 from torch import Tensor, nn
@@ -306,7 +308,9 @@ SHARDS = range(4)
 def gradients(request: pytest.FixtureRequest) -> Iterator[OrderFree | Stock]:
     """Each way of summing the gradients of a small model over four shards."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    settings = Parallel(global_batch=4, shards=len(SHARDS), reduce=request.param, lsb=-44, timeout_seconds=60)
+    settings = Parallel(
+        global_batch=4, shards=len(SHARDS), reduce=request.param, shard="none", lsb=-44, timeout_seconds=60
+    )
     yield gradients_of(nn.Linear(4, 1), settings, ALONE)
     dist.destroy_process_group()
 

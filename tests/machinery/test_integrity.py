@@ -103,6 +103,14 @@ def test_wrong_gradient_of_a_rank_is_caught_and_named(run: Run):
     assert ran.steps() == 4 and not (ran.out / "model.safetensors").exists()
 
 
+@pytest.mark.long
+def test_wrong_gradient_is_caught_where_weights_lie_in_pieces(run: Run):
+    ran = run("output_gradient", 1, 2, "integrity.recompute_every=1", "parallel.shard=full")
+    assert ran.codes[1] == "4", ran.told
+    assert f"rank 1: shard 4: computed twice on {AT}, the gradient differs in" in ran.told and "head.weight" in ran.told
+    assert ran.steps() == 4 and not (ran.out / "model.safetensors").exists()
+
+
 SHARDS = 4
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -113,7 +121,9 @@ class Rig:
     def __init__(self, name: str = "convnet") -> None:
         seed_everything(0)
         self.model = MODELS[name](16, 2, 0.5)
-        settings = Parallel(global_batch=8 * SHARDS, shards=SHARDS, reduce="order_free", lsb=-44, timeout_seconds=60)
+        settings = Parallel(
+            global_batch=8 * SHARDS, shards=SHARDS, reduce="order_free", shard="none", lsb=-44, timeout_seconds=60
+        )
         self.gradients = OrderFree(self.model, settings, ALONE)
 
     def loss(self, seed: int | None) -> Tensor:

@@ -22,10 +22,10 @@ EVERY_STEP = "checkpoint.every=1", "checkpoint.keep=2"
 
 @pytest.mark.long
 def test_killed_again_and_again_on_changing_world_sizes(start: Start, whole: dict[str, Any]):
-    """Four processes, one, three; every second time while a checkpoint is being written."""
+    """Four processes, one, three, two that hold pieces; most times while a checkpoint is being written."""
     dice = random.Random(3)
-    for ranks in (4, None, 3):
-        victim = start(*EVERY_STEP, ranks=ranks)
+    for ranks, shard in ((4, "full"), (None, "none"), (3, "optimizer"), (2, "full")):
+        victim = start(*EVERY_STEP, f"parallel.shard={shard}", ranks=ranks)
         rows = dice.randint(2, 5)
         assert victim.until(lambda v=victim, n=rows: v.news() >= n), victim.log.read_text()
         if ranks != 4:
@@ -35,7 +35,7 @@ def test_killed_again_and_again_on_changing_world_sizes(start: Start, whole: dic
     victim = start(*EVERY_STEP)
     assert victim.end() == 0, victim.log.read_text()
     assert result(victim.out) == whole
-    assert victim.log.read_text().count("resumed ") == 3
+    assert victim.log.read_text().count("resumed ") == 4
 
 
 def test_killed_while_writing_the_first_checkpoint(start: Start, finish: Finish):

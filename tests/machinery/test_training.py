@@ -113,7 +113,9 @@ def test_stock_ddp_repeats_itself_but_depends_on_the_world_size(train: Train):
 
 def test_left_group_outlives_its_owners(monkeypatch: pytest.MonkeyPatch):
     """The reducer of DistributedDataParallel must not be its last owner, or the end of a run may hang."""
-    joined = world.join("cpu", Parallel(global_batch=8, shards=8, reduce="ddp", lsb=-44, timeout_seconds=60))
+    joined = world.join(
+        "cpu", Parallel(global_batch=8, shards=8, reduce="ddp", shard="none", lsb=-44, timeout_seconds=60)
+    )
     group = torch.distributed.group.WORLD
     owners = sys.getrefcount(group)
     world.leave()
@@ -130,7 +132,7 @@ def threads():
 atexit.register(lambda: print("at the end:", threads()))  # runs after those that are registered later
 from {package}.repro.training import world
 from {package}.repro.asked.settings import Parallel
-world.join("cpu", Parallel(global_batch=8, shards=8, reduce="ddp", lsb=-44, timeout_seconds=60))
+world.join("cpu", Parallel(global_batch=8, shards=8, reduce="ddp", shard="none", lsb=-44, timeout_seconds=60))
 world.leave()
 while "gloo" not in (before := threads()):  # a thread has no name yet when it begins
     time.sleep(0.01)

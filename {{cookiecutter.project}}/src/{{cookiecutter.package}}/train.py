@@ -26,6 +26,7 @@ from .evaluate import evaluate
 from .model import build
 from .repro.errors import NonFinite
 from .repro.run import Run
+from .repro.training.exact import clip_grad_norm_
 
 
 def train(config: Config, out: Path) -> None:
@@ -45,7 +46,7 @@ def train(config: Config, out: Path) -> None:
                     raise
                 step.log(skipped=1)
                 continue
-            norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
+            norm = clip_grad_norm_(model.parameters(), settings.clip_norm)
             rate = learning_rate(step.number, step.of, settings.learning_rate, settings.warmup, settings.decay)
             for group in optimizer.param_groups:
                 group["lr"] = rate

@@ -3,7 +3,7 @@
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -31,7 +31,7 @@ from .records.record import Record, as_number
 from .records.signature import require_key, sign
 from .records.tracking import Follower
 from .step import Step, Training
-from .training import agreement, checkpoint, logged, sampling, world
+from .training import agreement, checkpoint, logged, pieces, sampling, world
 from .training.optimizers import Given, Optimizers
 from .training.promise import Promise
 from .training.sampling import Indexed
@@ -59,7 +59,7 @@ class Run:
         self._saver: checkpoint.Saver | None = None
         self._origin: checkpoint.Origin | None = None
         self._plan: sampling.Plan | None = None
-        self._resumed = self._terminated = self._finished = False
+        self._resumed = self._terminated = self._finished = self._in_pieces = False
         self._done = 0  # steps
 
     def __enter__(self) -> Self:
@@ -136,6 +136,7 @@ class Run:
         epochs: int | None = None,
         steps: int | None = None,
         state: Mapping[str, Stateful] = checkpoint.NONE,
+        units: Sequence[nn.Module] = (),
     ) -> Iterator[Step]:
         """Yield the steps that are still to do: all, or those after the newest valid checkpoint.
 
@@ -143,6 +144,9 @@ class Run:
 
         `state` names objects of the loop's own that a later step depends on, such as a scheduler or an average of the
         weights. Checkpoints hold what their `state_dict` gives.
+
+        `units` are the modules, such as a transformer's blocks, whose weights `parallel.shard=full` gathers one at a
+        time; without them, the children of the largest ModuleList or Sequential.
 
         The run has as many steps as `epochs` epochs of `dataset` take, or `steps`. After each one the ranks compare
         and save what is due, and end where SIGTERM asks for it.
@@ -158,7 +162,8 @@ class Run:
         held = model, self._optimizers, self._objects
         watch = self._promise.watch
         watch.rest()
-        training = Training(self.config, self.world, self._trace, plan, *held, self.log, watch)
+        training = Training(self.config, self.world, self._trace, plan, *held, units, self.log, watch)
+        self._in_pieces = training.gradients.in_pieces
         self.world.together(opened.require_known)  # before step 0, where all can be told by one
         start = self._restore()
         if start:
@@ -194,15 +199,20 @@ class Run:
         if snapshot:
             checkpoint.put(snapshot, self._model, self._optimizers, self._objects)
         self._done = done = snapshot.step if snapshot else 0
-        agreement.require_same_weights(self._model.state_dict(), done, self.world)
+        agreement.require_same_weights(self._replicas(), done, self.world)
         outputs = not self.config.compute.compile  # whose modules have no outputs to look at
-        self.world.together(lambda: self._trace.begin(self._model, self._optimizers, done, outputs))
+        held = self._model, self._optimizers
+        self.world.together(lambda: self._trace.begin(*held, done, outputs, self._in_pieces))
         if self._record and self._origin:
             self._saver = checkpoint.Saver(folder, self._origin, self.config.checkpoint, first=self._sync)
             if self._resumed:
                 self._record.went_on(done)
                 print(f"resumed {self.out} after step {done}", flush=True)
         return done
+
+    def _replicas(self) -> dict[str, torch.Tensor]:
+        """The weights and buffers that every rank holds whole."""
+        return {name: held for name, held in pieces.weights(self._model).items() if isinstance(held, torch.Tensor)}
 
     def _sync(self) -> None:
         assert self._record
@@ -216,7 +226,7 @@ class Run:
         ended = done == self._stop
         every = self.config.integrity.compare_every
         if every and (done % every == 0 or ended):
-            agreement.require_same_weights(self._model.state_dict(), done, self.world)
+            agreement.require_same_weights(self._replicas(), done, self.world)
         failure = self._saver.failure() if self._saver else None
         kept = 0 <= self.config.trace.values < done  # the step that was asked for
         ends = self._terminated or kept
@@ -228,6 +238,8 @@ class Run:
             self._trace.flush()
             if self._saver:
                 self._saver.save(done, self._model, self._optimizers, self._objects)
+            elif self._in_pieces:  # those that the lead asks for
+                checkpoint.take(done, self._model, self._optimizers, self._objects)
         if preempted and not ended:
             self.world.together(self._finish_saving)  # launchers kill the others soon after one has ended
             why = "as trace.values asks" if kept else "by SIGTERM"
@@ -260,11 +272,12 @@ class Run:
         self.world.together(stages.require_still)
         self._finished = True
         self.log(self._stop - 1, **{"epoch": self._plan.epoch(self._stop), **numbers})
+        whole = pieces.gathered(self._model) if self._in_pieces else self._model
         if not self._record:
             return
         self._finish_saving()
         self._lock.require()
-        self._write_weights()
+        self._write_weights(whole)
         tracking = self.config.tracking
         if tracking.enabled and tracking.model and (told := logged.write(self._model, self.project, self.out)):
             _tell(told)
@@ -280,10 +293,10 @@ class Run:
             except Failure as failure:
                 _tell(str(failure))  # no reason to lose the run
 
-    def _write_weights(self) -> None:
+    def _write_weights(self, model: nn.Module) -> None:
         beside = self.out / f"{names.WEIGHTS}.part"
         try:
-            save_model(self._model, str(beside))
+            save_model(model, str(beside))
         except (OSError, SafetensorError) as error:
             said = f"{self.out / names.WEIGHTS} was not written: {error}; the same command tries again"
             raise Failure(said) from None
@@ -294,9 +307,10 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._promise.watch.end()
-        forgotten = None
+        refused = pieces.of_mixture(error)
+        error = refused or error
         if not error and not self._finished:
-            error = forgotten = Refused("run.finish() was never called: it writes the weights and the receipt")
+            error = refused = Refused("run.finish() was never called: it writes the weights and the receipt")
         preempted = isinstance(error, Preempted)
         if isinstance(error, Failure):
             # Told now, and SIGTERM only noted until the end: torchrun sends it as soon as one rank has ended.
@@ -317,8 +331,8 @@ class Run:
                 self._summarise(tracked)
         self._lock.release()
         signal.signal(signal.SIGTERM, self._old_handler)
-        if forgotten:
-            raise forgotten
+        if refused:
+            raise refused
 
     def _summarise(self, tracked: str) -> None:
         lines = self._results | {"address": self.address.digest, "tracked": tracked}

@@ -1,7 +1,7 @@
 """One step of the loop in `train.py`. `backward` does all that keeps the bits."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from .training.operations import Operations
 from .training.optimizers import Optimizers
 from .training.sampling import Plan, on_device, tensors_in
 from .training.seeds import derive, seed_everything
+from .training.summing import gradients_of
 from .training.trace import Trace
 from .training.trees import Stateful
 from .training.updates import Updates
@@ -46,13 +47,14 @@ class Training:
         model: nn.Module,
         optimizers: Optimizers,
         objects: Mapping[str, Stateful],
+        units: Sequence[nn.Module],
         log: Callable[..., None],
         operations: Operations,
     ) -> None:
         self.config, self.world, self.trace, self.plan, self.model, self.log = config, world, trace, plan, model, log
         require_fit(model, world.device)
         self.updates = Updates(model, optimizers, objects)
-        self.gradients = parallel.gradients_of(model, config.parallel, world)
+        self.gradients = gradients_of(model, config.parallel, world, optimizers, units)
         module = self.gradients.module
         self.network = cast(nn.Module, torch.compile(module)) if config.compute.compile else module
         self.batches: Iterator[Any] = iter(())
@@ -107,11 +109,13 @@ class Step:
             )
         every = training.config.integrity.compare_every
         measures = bool(every) and self.number % every == 0
-        for shard in training.gradients.shards(training.plan.mine(training.world), measures):
+        rechecked = self._rechecked()
+        shards = training.gradients.shards(training.plan.mine(training.world), measures, rechecked is not None)
+        for shard in shards:
             with training.operations.paused():  # nor are workers to inherit the watch
                 batch = on_device(next(training.batches), training.world.device)
             training.trace.batch(shard, tensors_in(batch))
-            training.gradients.add(partial(self._loss, compute, batch, shard), twice=self._rechecks(shard))
+            training.gradients.add(partial(self._loss, compute, batch, shard), twice=shard == rechecked)
         loss = training.gradients.reduce()  # now every rank holds the same gradients, to the last bit
         self._seed(training.plan.shards + 1)  # each rank ran other shards; after them all are to draw the same
         if names := parallel.nonfinite(training.model, training.gradients.buffers):
@@ -145,10 +149,11 @@ class Step:
         """Seed all generators for a shard; numbers beyond the last shard stand for what the loop itself draws."""
         seed_everything(derive(self._training.config.seed, "shard", self.number, shard))
 
-    def _rechecks(self, shard: int) -> bool:
-        """Whether the gradient of this shard is to be computed twice and compared."""
+    def _rechecked(self) -> int | None:
+        """The shard whose gradient is to be computed twice and compared."""
         every = self._training.config.integrity.recompute_every
-        return bool(every) and self.number % every == 0 and shard == self.number // every % self._training.plan.shards
+        due = every and self.number % every == 0
+        return self.number // every % self._training.plan.shards if due else None
 
     def require_whole(self) -> None:
         """Refuse a step that ends without a backward pass, and a first one that ends without an update."""

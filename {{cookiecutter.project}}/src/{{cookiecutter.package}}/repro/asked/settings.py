@@ -53,6 +53,7 @@ class Parallel(Section):
     global_batch: PositiveInt
     shards: PositiveInt
     reduce: Literal["order_free", "ddp"]
+    shard: Annotated[Literal["none", "optimizer", "full"], NEUTRAL]
     lsb: Annotated[int, Field(ge=-149, le=0)]  # float32 has no smaller number than 2**-149
     timeout_seconds: Annotated[PositiveInt, NEUTRAL]
 
@@ -65,6 +66,12 @@ class Parallel(Section):
     def limit(self) -> float:
         """A shard's share of an element, the gradient over the number of shards, stays below this."""
         return 2.0 ** (self.limit_exponent + self.lsb)
+
+    @model_validator(mode="after")
+    def _only_the_order_free_sum_comes_in_pieces(self) -> Self:
+        if self.shard != "none" and self.reduce == "ddp":
+            raise ValueError(f"shard={self.shard} needs reduce=order_free; set shard=none with ddp")
+        return self
 
     @model_validator(mode="after")
     def _shards_divide_the_batch(self) -> Self:
@@ -192,6 +199,12 @@ class Settings(Section):
     def _only_the_order_free_sum_recomputes(self) -> Self:
         if self.integrity.recompute_every and self.parallel.reduce == "ddp":
             raise ValueError("integrity.recompute_every needs parallel.reduce=order_free; set it to 0 with ddp")
+        return self
+
+    @model_validator(mode="after")
+    def _no_compiled_units(self) -> Self:
+        if self.compute.compile and self.parallel.shard == "full":
+            raise ValueError("compute.compile=true works with parallel.shard=none or optimizer; full seen")
         return self
 
     @classmethod

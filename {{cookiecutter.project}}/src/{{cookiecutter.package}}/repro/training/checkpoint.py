@@ -28,6 +28,7 @@ from ..asked import manifest
 from ..asked.settings import Checkpoint
 from ..errors import Failure, Refused
 from ..files import read_json, sync, write_json
+from .pieces import load_weights, weights
 from .trees import BUFFERS, Stateful, copied, pack, unpack
 from .world import World
 
@@ -74,6 +75,8 @@ def take(
 ) -> Snapshot:
     """Copy the state after `step` steps to the CPU; `objects` are the loop's own.
 
+    Where ranks hold pieces, all of them have to ask together, and each gets the whole.
+
     Raises:
         Refused: the state of an object holds what a checkpoint cannot.
     """
@@ -84,7 +87,7 @@ def take(
         "optimizer": pack(optimizer.state_dict(), "optimizer", tensors),
         "others": pack(states, "state", others),
     }
-    return Snapshot(step, _copied(model.state_dict()), tensors, others, values)
+    return Snapshot(step, {name: copied(held) for name, held in weights(model).items()}, tensors, others, values)
 
 
 def put(
@@ -98,7 +101,7 @@ def put(
     Raises:
         Refused: the snapshot is of other objects.
     """
-    model.load_state_dict(snapshot.model)
+    load_weights(model, snapshot.model)
     held = unpack(snapshot.values["others"], snapshot.others)
     buffers = held.pop(BUFFERS)
     if held.keys() != objects.keys():
@@ -116,10 +119,6 @@ def _not_persistent(model: nn.Module) -> dict[str, Tensor]:
     """The buffers that the model's `state_dict` leaves out."""
     persistent = model.state_dict()
     return {name: buffer for name, buffer in model.named_buffers() if name not in persistent}
-
-
-def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: copied(tensor) for name, tensor in tensors.items()}
 
 
 def write(snapshot: Snapshot, folder: Path, origin: Origin, keep: int) -> Path:
@@ -203,6 +202,7 @@ def from_lead(snapshot: Snapshot | None, world: World) -> Snapshot | None:
             tensor = tensors[name] if tensors else torch.empty(shape, dtype=dtype)
             shared[name] = tensor.to(world.device)
             world.broadcast(shared[name])
+            shared[name] = shared[name].cpu()  # a device may have no room for them all
         return shared
 
     outline = snapshot and (

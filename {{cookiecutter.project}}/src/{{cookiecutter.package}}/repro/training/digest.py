@@ -10,11 +10,15 @@ All sums are of integers, so threads and GPU blocks may add in any order. An XOR
 would not do: it is blind to permutations and to paired flips.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from typing import cast
 
 import torch
 from torch import Tensor
+
+from .pieces import Held, Piece, joined
+from .world import World
 
 
 def _signed(word: int) -> int:
@@ -58,7 +62,7 @@ def _rows(words: list[Tensor]) -> Tensor:
     """The sums of all rows, the tensors being one vector; how many words are joined at a time does not matter."""
     keys = _keys(words[0].device)
     sums = []
-    for part in _parts(words, CACHED if keys.device.type == "cpu" else CHUNK):
+    for part in joined(words, CACHED if keys.device.type == "cpu" else CHUNK):
         whole = part.numel() // ROW * ROW
         if whole:
             sums.append(_times(part[:whole].view(-1, ROW), keys))
@@ -67,21 +71,6 @@ def _rows(words: list[Tensor]) -> Tensor:
     if sum(part.numel() for part in words) % ROW == 0:
         sums.append(keys.new_zeros(1))  # what is left, too
     return torch.cat(sums)
-
-
-def _parts(words: list[Tensor], size: int) -> Iterator[Tensor]:
-    """The tensors as one vector, in parts of `size` words; the last one may be shorter."""
-    pieces: list[Tensor] = []
-    room = size
-    for tensor in words:
-        while tensor.numel() >= room:
-            yield torch.cat([*pieces, tensor[:room]]) if pieces else tensor[:room]
-            pieces, tensor, room = [], tensor[room:], size
-        if tensor.numel():
-            pieces.append(tensor)
-            room -= tensor.numel()
-    if pieces:
-        yield torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
 
 def _times(rows: Tensor, keys: Tensor) -> Tensor:
@@ -97,14 +86,68 @@ def combined_digest(tensors: Iterable[Tensor]) -> Tensor:
         A scalar int64 on the tensors' device, without synchronisation.
     """
     tensors = list(tensors)
-    sums = _rows([_words(tensor) for tensor in tensors])
-    length = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    return mix(sums, torch.arange(1, sums.numel() + 1, device=sums.device)).sum() + _signed(length * GOLDEN)
+    return _finished(_rows([_words(tensor) for tensor in tensors]), _length(tensors))
+
+
+def _finished(rows: Tensor, length: int) -> Tensor:
+    """The digest that the sums of all rows give, of tensors that are `length` bytes long together."""
+    return mix(rows, torch.arange(1, rows.numel() + 1, device=rows.device)).sum() + _signed(length * GOLDEN)
+
+
+def _length(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def held_digests(groups: Sequence[Sequence[Held]]) -> list[Tensor]:
+    """As `combined_digest` of each group, where ranks may hold pieces; of an empty group, 0.
+
+    Sums of rows add up, whatever part of a row each rank has. All ranks have to ask together.
+    """
+    pieces = [held for group in groups for held in group if isinstance(held, Piece)]
+    if not pieces:
+        nothing = torch.zeros((), dtype=torch.int64)
+        return [combined_digest(cast(Sequence[Tensor], group)) if group else nothing for group in groups]
+    world = pieces[0].world
+    rows, lengths = zip(*(_own_rows(group, world) for group in groups), strict=True)
+    together = torch.cat(rows)
+    world.sum(together)
+    found = zip(groups, together.split([len(sums) for sums in rows]), lengths, strict=True)
+    return [_finished(sums, length) if group else sums.sum() for group, sums, length in found]
+
+
+def _own_rows(group: Sequence[Held], world: World) -> tuple[Tensor, int]:
+    """This rank's terms of the sums of all rows, and the group's length in bytes."""
+    places, length, end = [], 0, 0  # the latter in words
+    for held in group:
+        tensor, start = (held.local, held.start) if isinstance(held, Piece) else (held, 0)
+        size = tensor.element_size()
+        if isinstance(held, Piece) or world.leads:  # of what all hold, one adds it
+            places.append((end + start * size // 8, tensor))
+        size *= held.shape.numel()
+        length, end = length + size, end - (-size // 8)
+    sums = torch.zeros(end // ROW + 1, dtype=torch.int64, device=world.device)
+    for place, tensor in places:
+        _add_rows(sums, _words(tensor.to(world.device)), place)
+    return sums, length
+
+
+def _add_rows(sums: Tensor, words: Tensor, place: int) -> None:
+    """Add what words, of which the first is at this place of a vector, give to the sums of its rows."""
+    keys = _keys(words.device)
+    while words.numel():
+        row, before = divmod(place, ROW)
+        if before or words.numel() < ROW:
+            taken = min(ROW - before, words.numel())
+            sums[row] += _times(words[None, :taken], keys[:, before : before + taken])[0]
+        else:
+            taken = min(words.numel(), CHUNK) // ROW * ROW
+            sums[row : row + taken // ROW] += _times(words[:taken].view(-1, ROW), keys)
+        words, place = words[taken:], place + taken
 
 
 def combined_digests(groups: Sequence[Sequence[Tensor]]) -> Tensor:
     """`combined_digest` of each group, (groups,) of int64; in a few kernels where they are small and alike."""
-    lengths = [sum(tensor.numel() * tensor.element_size() for tensor in group) for group in groups]
+    lengths = [_length(group) for group in groups]
     words = [[_words(tensor) for tensor in group] for group in groups]
     counts = {sum(part.numel() for part in parts) for parts in words}
     if len(counts) > 1 or max(counts) >= ROW:

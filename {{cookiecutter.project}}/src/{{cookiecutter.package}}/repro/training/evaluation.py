@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from .pieces import is_cut
 from .sampling import Indexed, Seeded, on_device
 from .seeds import derive, seed_everything
 from .world import World
@@ -33,7 +34,8 @@ def evaluating(
     try:
         model.eval()
         with torch.no_grad():
-            yield _batches(dataset, batch, seed, world)
+            batches = _batches(dataset, batch, seed, world)
+            yield _in_step(model, batches, count_batches(dataset, batch), world) if is_cut(model) else batches
     finally:
         for module, training in modes:
             module.training = training
@@ -47,6 +49,43 @@ def evaluating(
 def count_batches(dataset: Indexed, batch: int) -> int:
     """How many batches `evaluating` cuts the dataset into."""
     return -(-len(dataset) // batch)
+
+
+def _in_step(
+    model: nn.Module, batches: Iterator[tuple[int, Any]], count: int, world: World
+) -> Iterator[tuple[int, Any]]:
+    """The batches of this rank; each rank calls the model as often as the others, with or without a batch of its own.
+
+    A model whose weights lie in pieces gathers them in each call, in which all ranks take part. A rank that has one
+    batch less than others repeats the calls for its last one; a rank that has none makes those that the lead makes.
+    """
+    calls: list[tuple[Any, Any]] = []
+    few = count < world.size
+
+    def note(module: nn.Module, *call: Any) -> None:
+        calls.append(call)
+        if few:  # before the model gathers its weights
+            world.from_lead(on_device(call, torch.device("cpu")))
+
+    watch = model.register_forward_pre_hook(note, with_kwargs=True, prepend=True)
+    try:
+        for item in batches:
+            calls.clear()
+            yield item
+    finally:
+        watch.remove()
+    if few and world.rank < count:
+        world.from_lead(None)
+    elif few:
+        while call := world.from_lead(None):
+            _repeat(model, [on_device(call, world.device)])
+    elif world.rank >= count % world.size > 0:
+        _repeat(model, calls)
+
+
+def _repeat(model: nn.Module, calls: list[tuple[Any, Any]]) -> None:
+    for args, named in calls:
+        model(*args, **named)
 
 
 def _batches(dataset: Indexed, batch: int, seed: int, world: World) -> Iterator[tuple[int, Any]]:

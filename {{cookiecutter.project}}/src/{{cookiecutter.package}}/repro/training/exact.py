@@ -1,10 +1,17 @@
-"""Functions that every CPU rounds alike, in place of torch's that do not."""
+"""Functions that every CPU, and any number of ranks, rounds alike, in place of torch's that do not."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
+
+from .pieces import Scattered, joined
+
+CHUNK = 1 << 15  # elements looked at together, so that a CPU's cache holds them
+MANTISSA, BIAS = 52, 1023  # of float64
+LIMB = 36  # bits; CHUNK of them are below 2**53, and two more bits are for numbers that end float64's range
 
 
 def sqrt(x: Tensor) -> Tensor:
@@ -46,3 +53,67 @@ def _root(x: Tensor) -> Tensor:
     with numpy.errstate(invalid="ignore"):
         numpy.sqrt(x.detach().resolve_neg().numpy(), out=root.numpy())
     return root
+
+
+@torch.no_grad()
+def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+    """Scale all gradients, in place, so that their norm as one vector is at most `max_norm`.
+
+    As torch's function of that name, but the norm is the same however the gradients are cut and ordered: the squares
+    are added as whole numbers. So it depends neither on the world size nor on `parallel.shard`.
+
+    Args:
+        parameters: those whose `.grad` is to be scaled; where it is None, they are left out.
+
+    Returns:
+        The norm before, a scalar of float64 on the gradients' device; infinite where one of them is not finite.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return torch.zeros((), dtype=torch.float64)
+    norm = _norm(gradients)
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in map(_here, gradients):
+        gradient.mul_(scale.to(gradient.dtype))
+    return norm
+
+
+def _here(gradient: Tensor) -> Tensor:
+    return gradient.piece.local if isinstance(gradient, Scattered) else gradient
+
+
+def _norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The square root of the sum of all squares.
+
+    The squares, which float64 holds exactly for float32, are cut into two limbs of whole multiples of powers of two
+    below the largest one. int64 adds them without rounding, so the order does not matter.
+    """
+    world = next((gradient.piece.world for gradient in gradients if isinstance(gradient, Scattered)), None)
+    adds = world is None or world.leads  # what every rank holds, one of them adds
+    mine = [_here(gradient).reshape(-1) for gradient in gradients if adds or isinstance(gradient, Scattered)]
+    parts = list(joined(mine, CHUNK))
+    none = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
+    largest = torch.stack([none, *(part.abs().amax().double() for part in parts)]).amax()
+    largest = largest.where(largest.isfinite(), torch.inf)
+    if world:
+        world.largest(largest)
+    exponent = (largest.view(torch.int64) >> MANTISSA).clamp(LIMB, 2 * BIAS - 2) - BIAS + 1  # 2**exponent is above it
+    room = min(LIMB, 56 - sum(gradient.numel() for gradient in gradients).bit_length()) & ~1  # bits of a square's limb
+    scale = _power(room // 2 - exponent)
+    sums = []
+    for part in parts:
+        square = part.double().mul_(scale)
+        square.mul_(square)
+        high = square.round()
+        low = square.sub_(high).mul_(2.0**room).round_()
+        sums += [high.sum(), low.sum()]  # exact: whole numbers below 2**53
+    limbs = torch.stack(sums or [none, none]).view(-1, 2).to(torch.int64).sum(0)
+    if world:
+        world.sum(limbs)
+    total = limbs[0].double() * 2.0**-room + limbs[1].double() * 2.0 ** (-2 * room)
+    return (sqrt(total) * _power(exponent)).where(largest.isfinite(), torch.inf)
+
+
+def _power(exponent: Tensor) -> Tensor:
+    """2**exponent for whole numbers, exactly: pow() may be off by a last bit."""
+    return (exponent + BIAS << MANTISSA).view(torch.float64)

@@ -1,12 +1,13 @@
 """The optimizers of a run as one: their groups, their state, and the checkpoint that holds it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import Refused
+from .pieces import Held, Piece
 
 Given = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
@@ -37,6 +38,8 @@ class Optimizers:
                     raise Refused(f"{type(optimizer).__name__} {UNFIT[kind.__name__]}")
         if not self.all:
             raise Refused(f"run.steps(): no optimizer given, {WANTED}")
+        self._updated: dict[Tensor, Tensor] = {}
+        self._pieces: dict[Tensor, Piece] = {}
         held = self.parameters
         if twice := len(held) - len({id(parameter) for parameter in held}):
             raise Refused(f"{twice} parameters are held by two optimizers; give each parameter to one of them")
@@ -51,15 +54,63 @@ class Optimizers:
         """The groups of all optimizers."""
         return [group for optimizer in self.all for group in optimizer.param_groups]
 
-    def state_of(self, parameter: Tensor) -> list[Tensor]:
-        """The tensors that an optimizer keeps for this parameter."""
+    def replace(self, others: Mapping[Tensor, Tensor]) -> None:
+        """Have the optimizers update other parameters in place of some."""
+        for optimizer in self.all:
+            for group in optimizer.param_groups:
+                group["params"] = [others.get(parameter, parameter) for parameter in group["params"]]
+            for parameter in [held for held in optimizer.state if held in others]:
+                optimizer.state[others[parameter]] = optimizer.state.pop(parameter)
+
+    def cut(self, pieces: Mapping[Tensor, Piece]) -> dict[Tensor, Tensor]:
+        """Have the optimizers update this rank's pieces of parameters, vectors that share their memory.
+
+        Returns:
+            What is updated in place of each parameter; its `.grad` is what the optimizer uses.
+        """
+        held = [parameter for parameter in self.parameters if parameter in pieces]
+        updated: dict[Tensor, Tensor] = {p: nn.Parameter(pieces[p].local) for p in held}
+        self._updated = updated
+        self._pieces = {updated[parameter]: pieces[parameter] for parameter in held}
+        self.replace(updated)
+        for optimizer in self.all:  # some have state from the beginning
+            for parameter, state in optimizer.state.items():
+                state.update({name: self._part(parameter, value) for name, value in state.items()})
+        return updated
+
+    def state_of(self, parameter: Tensor) -> list[Held]:
+        """The tensors that an optimizer keeps for this parameter of the model."""
+        parameter = self._updated.get(parameter, parameter)
         states = [optimizer.state[parameter] for optimizer in self.all if parameter in optimizer.state]
-        return [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        values = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        return [self._held(parameter, value) for value in values]
+
+    def _held(self, parameter: Tensor, value: Any) -> Any:
+        """A value of the state of a parameter; as a piece where it is one."""
+        piece = self._pieces.get(parameter)
+        return piece.of(value) if piece and isinstance(value, Tensor) and value.shape == parameter.shape else value
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of one optimizer as it gives it; of several, each under its number."""
-        states = [optimizer.state_dict() for optimizer in self.all]
+        """The state of one optimizer as it gives it, with pieces where there are; of several, under their numbers."""
+        states = [self._of_each(optimizer, optimizer.state_dict(), self._held) for optimizer in self.all]
         return states[0] if len(states) == 1 else {str(number): state for number, state in enumerate(states)}
+
+    def _part(self, parameter: Tensor, value: Any) -> Any:
+        """The inverse of `_held`, of a whole tensor."""
+        piece = self._pieces.get(parameter)
+        return piece.cut(value) if piece and isinstance(value, Tensor) and value.shape == piece.shape else value
+
+    def _of_each(
+        self, optimizer: torch.optim.Optimizer, state: dict[str, Any], change: Callable[[Tensor, Any], Any]
+    ) -> dict[str, Any]:
+        """A `state_dict` in which each value that belongs to a parameter is changed."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        of_each = {
+            number: {name: change(parameters[number], value) for name, value in values.items()}
+            for number, values in state["state"].items()
+            if number < len(parameters)
+        }
+        return {**state, "state": of_each}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave.
@@ -72,7 +123,7 @@ class Optimizers:
             raise Refused(f"optimizers: the checkpoint holds {len(states)}, run.steps() was given {len(self.all)}")
         for optimizer, held in zip(self.all, states, strict=True):
             try:
-                optimizer.load_state_dict(held)
+                optimizer.load_state_dict(self._of_each(optimizer, held, self._part))
             except ValueError as error:
                 kind = type(optimizer).__name__
                 raise Refused(f"the checkpoint holds the state of another {kind}: {error}") from None

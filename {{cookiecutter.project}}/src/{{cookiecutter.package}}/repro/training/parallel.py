@@ -24,13 +24,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ..asked.settings import Parallel
 from ..errors import Disagreement
 from .buffers import Buffers
 from .digest import tensor_digest
+from .pieces import Piece, gradient_of, local
 from .resolution import Resolution
-from .stock import Stock
 from .turns import Turns
 from .world import World
 
@@ -44,30 +45,36 @@ class OrderFree:
     A parameter that no shard used gets a zero gradient.
     """
 
+    in_pieces = False  # whether a rank holds only a piece of each gradient
+    early = True  # whether a bucket is sent as soon as the last shard has added to it
+
     def __init__(self, module: nn.Module, settings: Parallel, world: World) -> None:
         self.module, self.world, self.total_shards = module, world, settings.shards
         self._limit_exponent, self._lsb = settings.limit_exponent, settings.lsb
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self._parameters = [p for p in module.parameters() if p.requires_grad and not isinstance(p, DTensor)]
         self.buffers = Buffers(module, settings.shards, world)
         self._losses = torch.zeros(self.total_shards, dtype=torch.float64, device=world.device)
         self._turns = Turns(module)
         self._resolution = Resolution(module, settings, world)
 
         # A fixed layout, in the order in which the backward pass is likely to finish.
+        self._buckets = _buckets(self._parameters[::-1])
         self._bucket_of: dict[Tensor, int] = {}
         self._slot_of: dict[Tensor, Tensor] = {}
         self._sums: list[Tensor] = []
-        for number, tensors in enumerate(_buckets(self._parameters[::-1])):
-            sizes = [t.numel() for t in tensors]
+        for number, tensors in enumerate(self._buckets):
+            sizes = self._sizes(tensors)
             self._sums.append(torch.zeros(sum(sizes), dtype=torch.float64, device=world.device))
             self._bucket_of.update(dict.fromkeys(tensors, number))
-            self._slot_of.update(zip(tensors, self._sums[-1].split(sizes), strict=True))
+            slots = zip(tensors, self._sums[-1].split(sizes), strict=False)  # the last one may be room that is left
+            self._slot_of.update((tensor, slot[: tensor.numel()]) for tensor, slot in slots)
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._take) for parameter in self._parameters]
 
-    def shards(self, mine: Sequence[int], measures: bool = False) -> Iterator[int]:
+    def shards(self, mine: Sequence[int], measures: bool = False, rechecks: bool = False) -> Iterator[int]:
         """Yield this rank's shards; `add` the loss of each before asking for the next.
 
-        A step that `measures` sees whether the grid is fine enough for its gradients; `told` says so.
+        A step that `measures` sees whether the grid is fine enough for its gradients; `told` says so. In one that
+        `rechecks`, one shard of some rank is added twice over.
 
         Raises:
             Refused: a shard was not added, the step before was not reduced, or other parameters are trainable now.
@@ -140,10 +147,14 @@ class OrderFree:
         self.world.sum(self._losses)  # one rank writes each slot, and adding zeros is exact
         for work in self._works:
             self.world.wait(work)
-        for parameter in self._parameters:
-            parameter.grad = self._value(parameter)
+        self._give()
         self.buffers.reduce()
         return self._losses.mean()
+
+    def _give(self) -> None:
+        """Leave the means in `.grad`."""
+        for parameter in self._parameters:
+            parameter.grad = self._value(self._slot_of[parameter], parameter).view_as(parameter)
 
     def told(self) -> str | None:
         """A line on gradients for which the grid is too coarse, after a step that measures; each parameter once."""
@@ -173,37 +184,38 @@ class OrderFree:
     def _add(self, parameter: Tensor, value: Tensor) -> None:
         """Add `value`, rounded to whole multiples of 2**lsb, to the sum of the parameter."""
         bucket = self._bucket_of[parameter]
-        if value.dtype not in MAX_EXPONENT:
-            value = value.float()
-        # Scaling up first overflows exactly where a value is out of range; powers of two round nothing. One that the
-        # format cannot hold is two: only what is out of range anyway overflows at the first.
-        top = MAX_EXPONENT[value.dtype]
-        up = top - self._limit_exponent - self._lsb
-        multiples = value.reshape(-1).mul(2.0 ** min(up, top - 1))
-        if up >= top:
-            multiples.mul_(2.0 ** (up - top + 1))
-        multiples.mul_(2.0 ** (self._limit_exponent - top)).round_()
+        multiples = self._multiples((value if value.dtype in MAX_EXPONENT else value.float()).reshape(-1))
         self._slot_of[parameter].add_(multiples)
         self._resolution.take(parameter, value, multiples)
-        if self._last:
+        if self._last and self.early:
             self._pending[bucket] -= 1
             while len(self._works) < len(self._sums) and not self._pending[len(self._works)]:
                 self._send()
+
+    def _multiples(self, values: Tensor, in_place: bool = False) -> Tensor:
+        """Values of float32 or float64 as rounded multiples of 2**lsb; infinite where they are out of range.
+
+        Scaling up first overflows exactly where a value is out of range; powers of two round nothing. One that the
+        format cannot hold is two: only what is out of range anyway overflows at the first.
+        """
+        top = MAX_EXPONENT[values.dtype]
+        up = top - self._limit_exponent - self._lsb
+        first = 2.0 ** min(up, top - 1)
+        multiples = values.mul_(first) if in_place else values.mul(first)
+        if up >= top:
+            multiples.mul_(2.0 ** (up - top + 1))
+        return multiples.mul_(2.0 ** (self._limit_exponent - top)).round_()
 
     def _send(self) -> None:
         """Start the all-reduce of the next bucket; every rank sends them in the same order."""
         self._works.append(self.world.sum(self._sums[len(self._works)], asynchronous=True))
 
-    def _value(self, tensor: Tensor) -> Tensor:
-        return (self._slot_of[tensor] * 2.0**self._lsb).to(tensor.dtype).view_as(tensor)
+    def _value(self, multiples: Tensor, like: Tensor) -> Tensor:
+        return (multiples * 2.0**self._lsb).to(like.dtype)
 
-
-REDUCERS: dict[str, type[OrderFree] | type[Stock]] = {"order_free": OrderFree, "ddp": Stock}
-
-
-def gradients_of(module: nn.Module, settings: Parallel, world: World) -> OrderFree | Stock:
-    """The way of summing gradients that `parallel.reduce` names."""
-    return REDUCERS[settings.reduce](module, settings, world)
+    def _sizes(self, tensors: Sequence[Tensor]) -> list[int]:
+        """How many elements of a bucket are for each of its tensors."""
+        return [tensor.numel() for tensor in tensors]
 
 
 def nonfinite(module: nn.Module, buffers: Buffers) -> list[str]:
@@ -212,7 +224,12 @@ def nonfinite(module: nn.Module, buffers: Buffers) -> list[str]:
     Raises:
         Refused: an integer buffer has no whole mean.
     """
-    sound = [(name, p.grad.isfinite().all()) for name, p in module.named_parameters() if p.grad is not None]
+    held = [(name, gradient) for name, p in module.named_parameters() if (gradient := gradient_of(p)) is not None]
+    sound = [(name, local(gradient).isfinite().all()) for name, gradient in held]
+    if pieces := [gradient for _, gradient in held if isinstance(gradient, Piece)]:
+        bad = torch.stack([~flag for _, flag in sound]).to(torch.int64)
+        pieces[0].world.sum(bad)
+        sound = [(name, count == 0) for (name, _), count in zip(held, bad, strict=True)]
     sound += buffers.sound()
     if torch.stack([*(flag for _, flag in sound), buffers.even()]).all():  # one synchronisation, not one each
         return []
@@ -223,15 +240,17 @@ def nonfinite(module: nn.Module, buffers: Buffers) -> list[str]:
 def one_nan(module: nn.Module) -> None:
     """Make all NaN of the gradients one: which bits a NaN has depends on the order of the addition that made it."""
     for parameter in module.parameters():
-        if parameter.grad is not None:
-            parameter.grad[parameter.grad.isnan()] = torch.nan
+        if (gradient := gradient_of(parameter)) is not None:
+            here = local(gradient)
+            here[here.isnan()] = torch.nan
 
 
 def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    buckets: list[list[Tensor]] = [[]]
+    """Tensors in a row, of one dtype, that are sent together."""
+    buckets: list[list[Tensor]] = []
     size = 0
     for tensor in tensors:
-        if size and size + tensor.numel() > BUCKET:
+        if not buckets or size + tensor.numel() > BUCKET or tensor.dtype != buckets[-1][-1].dtype:
             buckets.append([])
             size = 0
         buckets[-1].append(tensor)

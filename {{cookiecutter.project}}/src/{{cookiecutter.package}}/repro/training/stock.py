@@ -15,6 +15,8 @@ from .world import World
 class Stock:
     """Used as `parallel.OrderFree`; there is one all-reduce per step."""
 
+    in_pieces = False
+
     def __init__(self, module: nn.Module, settings: Parallel, world: World) -> None:
         # find_unused_parameters keeps DDP from rebuilding its buckets after the first step, which would
         # make a resumed run differ from an uninterrupted one.
@@ -31,7 +33,7 @@ class Stock:
     def _call(self, module: nn.Module, inputs: object) -> None:
         self._called = True
 
-    def shards(self, mine: Sequence[int], measures: bool = False) -> Iterator[int]:
+    def shards(self, mine: Sequence[int], measures: bool = False, rechecks: bool = False) -> Iterator[int]:
         """As `OrderFree.shards`, without a grid to measure; gradients of all but the last shard only accumulate."""
         self._turns.begin(mine)
         self.module.zero_grad(set_to_none=True)

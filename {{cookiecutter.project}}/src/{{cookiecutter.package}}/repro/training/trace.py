@@ -10,7 +10,7 @@ Every quantity in a row is the same on any world size: it is summed over shards 
 from what all ranks hold. So is the trace root, the hash at the end of the last row of steps.bin.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,11 @@ from torch.utils.hooks import RemovableHandle
 from ..files import write_json
 from ..records import names
 from ..records.chain import HAS_WEIGHTS, STEP, Chain
-from .digest import combined_digest, combined_digests, mix, tensor_digest
+from .digest import combined_digests, held_digests, mix, tensor_digest
 from .kept import Kept
 from .optimizers import Optimizers
+from .pieces import Held, gradient_of, moved, whole
+from .pieces import weights as weights_of
 from .timings import Timings
 from .world import World
 
@@ -47,15 +49,18 @@ class Trace:
         self._steps: Chain | None = None
         self._tensors: Chain | None = None
         self._pending: Callable[[], None] | None = None
-        self._nothing = torch.zeros((), dtype=torch.int64, device=world.device)
 
-    def begin(self, model: nn.Module, optimizers: Optimizers, done: int, outputs: bool) -> None:
+    def begin(
+        self, model: nn.Module, optimizers: Optimizers, done: int, outputs: bool, in_pieces: bool = False
+    ) -> None:
         """Start the trace, or go on with it after `done` steps; at level `tensor` with the modules' `outputs`, too.
+
+        Where gradients, and perhaps more, lie on the ranks `in_pieces`, all ranks work at the digests together.
 
         Raises:
             Refused: the trace of those steps is not there.
         """
-        self._model, self._optimizers = model, optimizers
+        self._model, self._optimizers, self._in_pieces = model, optimizers, in_pieces
         if self.level == "off":
             return
         if outputs and (self.level == "tensor" or self.kept.step >= 0):
@@ -66,10 +71,12 @@ class Trace:
         if self.world.leads:
             self._steps = Chain(self.folder / names.STEP_ROWS, STEP.itemsize, done)
             if self.level == "tensor":
+                named = [name for name, _ in model.named_parameters()]
                 columns = [
                     *(f"output {name}" for name in self._modules),
-                    *self._gradient_digests(),
-                    *self._state_digests(),
+                    *(f"gradient {name}" for name in named),
+                    *(f"weights {name}" for name in weights_of(model)),
+                    *(f"optimizer {name}" for name in named),
                 ]
                 write_json(self.folder / names.TENSOR_COLUMNS, columns)
                 self._tensors = Chain(self.folder / names.TENSOR_ROWS, 8 * len(columns), done)
@@ -121,10 +128,11 @@ class Trace:
         digests = combined_digests(list(self._batches.values()))
         places = torch.tensor([shard + 1 for shard in self._batches], device=digests.device)
         self._sums[0] = mix(digests, places).sum()
-        self.kept.take({"loss": loss} | self._gradients_by_name())
-        if self.world.leads:
-            gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
-            self._loss, self._gradient = loss.detach().view(torch.int64), combined_digest(gradients)
+        if self.kept.active:
+            self.kept.take({"loss": loss} | _whole(self._gradients_by_name(), "gradient"))
+        if self.world.leads or self._in_pieces:
+            gradients = list(self._gradients_by_name().values())
+            self._loss, (self._gradient,) = loss.detach().view(torch.int64), held_digests([gradients])
             if self.level == "tensor":
                 self._gradients = self._gradient_digests()
 
@@ -141,18 +149,21 @@ class Trace:
         if self.level == "off":
             return
         self.flush()
-        groups = {"groups": [_numbers(group["params"]) for group in self._optimizers.param_groups]}
-        self._timings.write(step, **(groups if self._tensors else {}))
-        if self.kept.active and self.world.leads:
-            self.kept.take({f"weights {name}": value for name, value in self._model.state_dict().items()})
-            self.kept.save()
-        if self._steps:
+        looked = self._tensors and not self._in_pieces  # a rank that holds pieces would tell numbers of these alone
+        groups = {"groups": [_numbers(group["params"]) for group in self._optimizers.param_groups]} if looked else {}
+        self._timings.write(step, **groups)
+        if self.kept.active and (self.world.leads or self._in_pieces):
+            self.kept.take(_whole(weights_of(self._model), "weights"))
+            if self.world.leads:
+                self.kept.save()
+        if self.world.leads or self._in_pieces:
             weights = step % WEIGHTS_EVERY == 0 or last
             digests = [self._loss, self._gradient]
-            digests += [combined_digest(self._model.state_dict().values())] if weights else []
-            if self._tensors:
+            digests += held_digests([list(weights_of(self._model).values())]) if weights else []
+            if self.level == "tensor":
                 digests += [*self._gradients.values(), *self._state_digests().values()]
-            self._pending = partial(self._write, step, sums, weights, torch.stack(digests))
+            if self._steps:
+                self._pending = partial(self._write, step, sums, weights, torch.stack(digests))
         self._begin_step(step + 1)
 
     def end(self) -> None:
@@ -160,19 +171,22 @@ class Trace:
         for hook in self._hooks:
             hook.remove()
 
-    def _gradients_by_name(self) -> dict[str, Tensor]:
-        return {f"gradient {name}": p.grad for name, p in self._model.named_parameters() if p.grad is not None}
+    def _gradients_by_name(self) -> dict[str, Held]:
+        found = {name: gradient_of(parameter) for name, parameter in self._model.named_parameters()}
+        return {name: gradient for name, gradient in found.items() if gradient is not None}
 
     def _gradient_digests(self) -> dict[str, Tensor]:
-        gradients = {f"gradient {name}": p.grad for name, p in self._model.named_parameters()}
-        return {name: self._nothing if g is None else tensor_digest(g) for name, g in gradients.items()}
+        found = {f"gradient {name}": gradient_of(parameter) for name, parameter in self._model.named_parameters()}
+        return self._digests({name: [] if gradient is None else [gradient] for name, gradient in found.items()})
 
     def _state_digests(self) -> dict[str, Tensor]:
-        found = {f"weights {name}": tensor_digest(value) for name, value in self._model.state_dict().items()}
-        for name, p in self._model.named_parameters():
-            state = [value.to(p.device) for value in self._optimizers.state_of(p)]
-            found[f"optimizer {name}"] = combined_digest(state) if state else self._nothing
-        return found
+        weights = {f"weights {name}": [held] for name, held in weights_of(self._model).items()}
+        named = self._model.named_parameters()
+        return self._digests(weights | {f"optimizer {name}": self._optimizers.state_of(p) for name, p in named})
+
+    def _digests(self, groups: Mapping[str, Sequence[Held]]) -> dict[str, Tensor]:
+        here = [[moved(held, self.world.device) for held in group] for group in groups.values()]
+        return dict(zip(groups, (digest.to(self.world.device) for digest in held_digests(here)), strict=True))
 
     def _write(self, step: int, sums: Sequence[int], weights: bool, digests: Tensor) -> None:
         loss, gradient, *rest = (number % 2**64 for number in digests.tolist())
@@ -199,6 +213,10 @@ class Trace:
     def root(self) -> str | None:
         """The hash of all steps so far; None where none are traced."""
         return self._steps.root if self._steps else None
+
+
+def _whole(named: Mapping[str, Held], kind: str) -> dict[str, Tensor]:
+    return {f"{kind} {name}": whole(held) for name, held in named.items()}
 
 
 def _numbers(parameters: Sequence[Tensor]) -> dict[str, float]:

@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from ..errors import Refused
+from .pieces import Held, Piece, whole
 
 BUFFERS = "buffers"  # the name of the model's own entry
 
@@ -20,12 +21,12 @@ class Stateful(Protocol):
 
 
 def pack(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """`tree` as JSON-compatible values; its tensors go into `tensors`, under names that begin with `name`.
+    """`tree` as JSON-compatible values; its tensors go, whole, into `tensors`, under names that begin with `name`.
 
     Raises:
         Refused: it holds something that is neither a tensor nor a number, text or a container of such.
     """
-    if isinstance(tree, Tensor):
+    if isinstance(tree, Tensor | Piece):
         tensors[name] = copied(tree)
         return {"tensor": name}
     if isinstance(tree, dict) and all(isinstance(key, str | int) for key in tree):
@@ -41,9 +42,9 @@ def pack(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def copied(tensor: Tensor) -> Tensor:
-    """A copy on the CPU, safe from the steps that follow; it shares no memory, which safetensors would refuse."""
-    return tensor.detach().to("cpu", copy=True).contiguous()
+def copied(held: Held) -> Tensor:
+    """A whole copy on the CPU, safe from the steps that follow; it shares no memory, which safetensors would refuse."""
+    return whole(held).detach().to("cpu", copy=True).contiguous()
 
 
 def unpack(packed: Any, tensors: dict[str, Tensor]) -> Any:

@@ -79,7 +79,7 @@ class Turns:
         if parameter in self._taken:
             raise Refused(
                 f"{self._name(parameter)}: its gradient came twice for one shard. If the model calls "
-                f"torch.utils.checkpoint, give it use_reentrant=False"
+                f"torch.utils.checkpoint, give it use_reentrant=False; with parallel.shard=full, call each unit once"
             )
         self._taken.add(parameter)
 

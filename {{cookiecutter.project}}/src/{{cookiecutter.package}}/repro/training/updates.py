@@ -1,5 +1,6 @@
 """The updates of a run: by the optimizers that checkpoints hold, and each with the gradients of its step."""
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ class Updates:
         _require_held(model, optimizers)
         _require_saved_schedule(optimizers, objects)
         self._model, self._optimizers = model, optimizers
+        self._given = [weakref.ref(parameter) for parameter in model.parameters()]
         self.begin()
         self._watch = register_optimizer_step_pre_hook(self._check)
 
@@ -43,7 +45,8 @@ class Updates:
     def _check(self, optimizer: torch.optim.Optimizer, words: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if optimizer not in self._optimizers.all:
-            if len(_foreign(self._model, held)) < len(held):
+            given = {id(parameter) for reference in self._given if (parameter := reference()) is not None}
+            if len(_foreign(self._model, held)) < len(held) or any(id(parameter) in given for parameter in held):
                 raise Refused(
                     "optimizer.step(): this optimizer is not among those that run.steps() was given; no checkpoint "
                     "would hold its state. Give run.steps() all of them: run.steps(model, [one, another], ...)"

@@ -76,6 +76,21 @@ class World:
         return dist.all_reduce(tensor, async_op=asynchronous) if self.size > 1 else None
 
     @_together
+    def scatter(self, tensor: Tensor, part: Tensor, asynchronous: bool = False) -> dist.Work | None:
+        """Give each rank its part of the sum of `tensor` over all of them, which is cut into equal parts."""
+        if self.device.type == "cuda":
+            return dist.reduce_scatter_single(part, tensor, async_op=asynchronous)
+        received = torch.empty_like(tensor)  # Gloo's own reduce-scatter sends twice as much
+        dist.all_to_all_single(received, tensor)
+        torch.sum(received.view(self.size, -1), 0, out=part)
+        return None
+
+    @_together
+    def join(self, part: Tensor, joined: Tensor, asynchronous: bool = False) -> dist.Work | None:
+        """Give every rank the equal parts of all of them as one vector."""
+        return dist.all_gather_single(joined, part, async_op=asynchronous)
+
+    @_together
     def largest(self, tensor: Tensor) -> None:
         """Leave the largest of each element over all ranks, in place."""
         if self.size > 1:

@@ -1,0 +1,136 @@
+"""Weights, gradients and optimizer state in pieces: the same bits, whatever a rank holds."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Trained, trained
+from cutting import SAMPLES
+from safetensors.torch import load_file
+from warm import PACKAGE, Warm
+
+QUIET = ("tracking.enabled=false",)
+MODELS = {
+    "convnet": ("model.name=convnet",),
+    "transformer": ("model.name=transformer", "model.depth=2"),
+    "bfloat16": ("model.name=transformer", "model.depth=2", "compute.precision=bfloat16"),
+}
+
+
+class Alone:
+    """What one process gives, made once for each model."""
+
+    def __init__(self, folder: Path, prepared: Path) -> None:
+        self._folder, self._prepared = folder, prepared
+        self._made: dict[str, Trained] = {}
+
+    def __call__(self, model: str) -> Trained:
+        """The training of this model."""
+        if model not in self._made:
+            self._made[model] = trained(self._folder / model, self._prepared, *QUIET, *MODELS[model])
+            assert self._made[model].done.returncode == 0, self._made[model].done.stderr
+        return self._made[model]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Alone:
+    return Alone(tmp_path_factory.mktemp("alone"), prepared)
+
+
+def require_same(one: Trained, other: Trained) -> None:
+    """The same weights file to the last byte, the same trace root and the same metrics."""
+    assert one.done.returncode == 0, one.done.stderr
+    assert one.weights == other.weights
+    for name in ("trace/steps.bin", "metrics.json"):
+        assert (one.out / name).read_bytes() == (other.out / name).read_bytes(), name
+
+
+QUICK = [("full", 3, "transformer")]
+WORLDS = {"optimizer": (2, 3, 8), "full": (2, 3, 4, 8)}
+SLOW = [
+    pytest.param(shard, ranks, model, marks=pytest.mark.long)
+    for model in MODELS
+    for shard, worlds in WORLDS.items()
+    for ranks in (worlds if model != "bfloat16" else worlds[1:2])
+    if (shard, ranks, model) not in QUICK
+]
+
+
+@pytest.mark.parametrize(("shard", "ranks", "model"), [*QUICK, *SLOW])
+def test_pieces_change_no_bit(alone: Alone, prepared: Path, tmp_path: Path, shard: str, ranks: int, model: str):
+    here = trained(tmp_path / "run", prepared, *QUIET, *MODELS[model], f"parallel.shard={shard}", ranks=ranks)
+    require_same(here, alone(model))
+
+
+CAREFUL = ("trace.level=tensor", "integrity.compare_every=1", "checkpoint.every=2")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("shard", "ranks"), [("optimizer", 2), ("full", 3)])
+def test_every_tensor_is_seen_as_it_is_where_it_lies_whole(prepared: Path, tmp_path: Path, shard: str, ranks: int):
+    """The digests of each tensor in each step; the values of one step, after which the run stops and goes on."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    for out, keys, many in (
+        (one, (), None),
+        (other, (f"parallel.shard={shard}", "integrity.recompute_every=1"), ranks),
+    ):
+        stops = trained(out, prepared, *QUIET, *CAREFUL, *keys, "trace.values=3", ranks=many)
+        assert "stopped as trace.values asks after step 4" in stops.done.stderr, stops
+        ends = trained(out, prepared, *QUIET, *CAREFUL, *keys, ranks=many)
+        assert ends.done.returncode == 0, ends
+    for name in ("model.safetensors", "trace/steps.bin", "trace/tensors.bin", "trace/tensors.json", "metrics.json"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    whole, cut = (load_file(out / "trace" / "values.safetensors") for out in (one, other))
+    names = [name for name in whole if not name.startswith(("batch ", "output "))]  # those are of the lead's shards
+    assert len(names) > 20 and all(torch.equal(whole[name], cut[name]) for name in names)
+
+
+# ---- each part of the exactness, broken on purpose
+
+SCRIPT = Path(__file__).with_name("cutting.py")
+
+
+def cut(folder: Path, prepared: Path, fault: str, ranks: int | None, shard: str = "full") -> tuple[int, str, str]:
+    """Exit code, output, and the digest of the weights of a training whose sums are hard."""
+    keys = ("tracking.enabled=false", f"data.prepared={prepared}", f"parallel.global_batch={SAMPLES}")
+    keys += (f"parallel.shards={SAMPLES}", f"parallel.shard={shard}", "parallel.timeout_seconds=20")
+    out, told = folder / f"{shard}-{ranks}", folder / f"{shard}-{ranks}.err"
+    code = Warm(PACKAGE, fault, str(out), *keys, out=told, err=told, ranks=ranks, script=SCRIPT).wait()
+    digest = out / "weights.json"
+    return code, told.read_text(), json.loads(digest.read_text()) if digest.exists() else ""
+
+
+@pytest.mark.long
+def test_hard_sums_are_exact_in_pieces(prepared: Path, tmp_path: Path):
+    ways = [(None, "none"), (2, "none"), (2, "optimizer"), (3, "optimizer"), (2, "full"), (3, "full")]
+    seen = [cut(tmp_path, prepared, "nothing", ranks, shard) for ranks, shard in ways]
+    assert [code for code, _, _ in seen] == [0] * len(ways), seen
+    assert len({digest for _, _, digest in seen}) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["unrounded", "float32", "stock_norm"])
+def test_sum_that_is_not_exact_depends_on_the_world_size(fault: str, prepared: Path, tmp_path: Path):
+    two, three = (cut(tmp_path, prepared, fault, ranks) for ranks in (2, 3))
+    assert two[0] == three[0] == 0, (two, three)
+    assert two[2] != three[2]
+
+
+LINES = {
+    "odd_cuts": "parallel.shard: AdamW does not update each element by itself",
+    "torch_clips": "To clip gradients, or for their norm, call clip_grad_norm_ of repro/training/exact.py",
+}
+
+
+@pytest.mark.parametrize("fault", ["odd_cuts", pytest.param("torch_clips", marks=pytest.mark.long)])
+@pytest.mark.parametrize("shard", ["full", pytest.param("optimizer", marks=pytest.mark.long)])
+def test_fault_that_can_be_seen_is_refused_in_a_line(fault: str, shard: str, prepared: Path, tmp_path: Path):
+    code, told, digest = cut(tmp_path, prepared, fault, 2, shard)
+    assert code == 1 and not digest and LINES[fault] in told and "Traceback" not in told, told  # 2, the launcher's is 1
+
+
+@pytest.mark.long
+def test_missing_pass_never_ends_in_a_number(prepared: Path, tmp_path: Path):
+    code, told, digest = cut(tmp_path, prepared, "missing_pass", 3)
+    assert code != 0 and not digest, told

@@ -1,0 +1,201 @@
+"""Tensors that lie on the ranks in pieces: each rank holds an interval of the elements.
+
+Intervals begin at multiples of `ALIGN` bytes. Kernels on CPUs work on so many at a time, and on what is left at the end
+one by one, perhaps with other roundings. So an element is in the body of the loop, or in its tail, in the whole tensor
+and in the piece alike.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from ..errors import Refused
+from .world import World
+
+ALIGN = 128  # bytes: two vectors of AVX-512
+
+
+def aligned(dtype: torch.dtype) -> int:
+    """So many elements are `ALIGN` bytes."""
+    return ALIGN // dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Piece:
+    """This rank's part of a tensor.
+
+    Attributes:
+        local: its elements, a vector; empty where other ranks hold all of them.
+        start: the place of the first one in the whole, in logical order.
+        shape: of the whole.
+        world: the ranks that hold the other parts.
+    """
+
+    local: Tensor
+    start: int
+    shape: torch.Size
+    world: World
+
+    @property
+    def stop(self) -> int:
+        """The place after the last element."""
+        return self.start + self.local.numel()
+
+    def of(self, local: Tensor) -> "Piece":
+        """The same part of another tensor of this shape."""
+        return replace(self, local=local)
+
+    def cut(self, tensor: Tensor) -> Tensor:
+        """The same part of a whole tensor: a vector."""
+        return tensor.reshape(-1)[self.start : self.stop]
+
+
+Held = Tensor | Piece  # every rank holds the whole tensor, or a piece
+
+
+def local(held: Held) -> Tensor:
+    """What this rank holds of it."""
+    return held.local if isinstance(held, Piece) else held
+
+
+def moved(held: Held, device: torch.device) -> Held:
+    """The same on this device."""
+    return held.of(held.local.to(device)) if isinstance(held, Piece) else held.to(device)
+
+
+def whole(held: Held) -> Tensor:
+    """The whole tensor, on every rank; all ranks have to ask for it together. Of a `Tensor`, itself."""
+    if not isinstance(held, Piece):
+        return held
+    filled = held.local.new_zeros(held.shape.numel())
+    filled[held.start : held.stop] = held.local
+    held.world.sum(filled.view(torch.uint8))  # of each byte, all ranks but one have 0: exact, also for -0.0 and NaN
+    return filled.view(held.shape)
+
+
+def is_cut(model: nn.Module) -> bool:
+    """Whether each rank holds a piece of the weights."""
+    return isinstance(model, FSDPModule)
+
+
+def weights(model: nn.Module) -> dict[str, Held]:
+    """What the model's `state_dict` holds; a name that stands for the same parameter as another has the same object."""
+    held: dict[int, Held] = {}
+    named = model.state_dict(keep_vars=True)
+    for value in named.values():
+        held[id(value)] = piece_of(value) if isinstance(value, DTensor) else value.detach()
+    return {name: held[id(value)] for name, value in named.items()}
+
+
+def piece_of(tensor: DTensor) -> Piece:
+    """A tensor that FSDP2 has cut into blocks of rows, as it lies in memory."""
+    mesh, rows = tensor.device_mesh, tensor.shape[0]
+    rank, size = mesh.get_local_rank(), mesh.size()
+    first = min(rank * -(-rows // size), rows)
+    local: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
+    return Piece(local.view(-1), first * (tensor.numel() // rows), tensor.shape, World(rank, size, local.device))
+
+
+class Gathered(nn.Module):
+    """Stands for a model whose weights lie in pieces, for `safetensors.torch.save_model`: its `state_dict` is whole."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:  # type: ignore[override]
+        """The whole tensors, on the CPU; tied ones share their memory."""
+        return self._tensors
+
+
+def gathered(model: nn.Module) -> nn.Module:
+    """The model's weights in one place; all ranks have to ask together."""
+    named = weights(model)
+    once = {id(held): whole(held).cpu() for held in named.values()}
+    return Gathered({name: once[id(held)] for name, held in named.items()})
+
+
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """As `model.load_state_dict`, of whole tensors, where this rank may hold pieces."""
+
+    def part(name: str, tensor: Tensor) -> Tensor:
+        like = held.get(name)
+        if not isinstance(like, DTensor) or like.shape != tensor.shape:
+            return tensor
+        local = piece_of(like).cut(tensor).view(like.to_local().shape).to(like.device)
+        return DTensor.from_local(
+            local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+
+    held = model.state_dict()
+    model.load_state_dict({name: part(name, tensor) for name, tensor in tensors.items()})
+
+
+class Scattered(Tensor):
+    """Stands in `.grad` for a gradient that lies in pieces. A function that knows nothing of pieces is refused.
+
+    Were `.grad` this rank's part or None, such as torch's clip_grad_norm_ would go on with a wrong number.
+
+    Attributes:
+        piece: this rank's part of the gradient.
+    """
+
+    piece: Piece
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, piece: Piece) -> "Scattered":
+        made: Scattered = torch.Tensor._make_wrapper_subclass(
+            cls, piece.shape, dtype=piece.local.dtype, device=piece.local.device
+        )
+        made.piece = piece
+        return made
+
+    def __init__(self, piece: Piece) -> None:
+        pass
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Scattered(shape={tuple(self.shape)}, elements {self.piece.start} to {self.piece.stop} here)"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *call: Any) -> Any:
+        raise Refused(
+            f"{func}: of a gradient that lies in pieces on the ranks. To clip gradients, or for their norm, call "
+            f"clip_grad_norm_ of repro/training/exact.py; for other uses set parallel.shard=none"
+        )
+
+
+def of_mixture(error: BaseException | None) -> Refused | None:
+    """The refusal that stands for torch's error where a weight in pieces is used beside a whole tensor."""
+    if not isinstance(error, RuntimeError) or "got mixed torch.Tensor and DTensor" not in str(error):
+        return None
+    return Refused(
+        f"{str(error).split()[0]}: of a weight that lies in pieces. With parallel.shard=full, call the model as a "
+        f"whole and leave its parameters to the optimizer; parallel.shard=optimizer keeps them whole"
+    )
+
+
+def gradient_of(parameter: Tensor) -> Held | None:
+    """The gradient of a parameter, where it has one."""
+    gradient = parameter.grad
+    return gradient.piece if isinstance(gradient, Scattered) else gradient
+
+
+def joined(vectors: Sequence[Tensor], size: int) -> Iterator[Tensor]:
+    """Vectors as one, in parts of `size` elements; the last one may be shorter."""
+    pieces: list[Tensor] = []
+    room = size
+    for rest in vectors:
+        while rest.numel() >= room:
+            yield torch.cat([*pieces, rest[:room]]) if pieces else rest[:room]
+            pieces, rest, room = [], rest[room:], size
+        if rest.numel():
+            pieces.append(rest)
+            room -= rest.numel()
+    if pieces:
+        yield torch.cat(pieces) if len(pieces) > 1 else pieces[0]

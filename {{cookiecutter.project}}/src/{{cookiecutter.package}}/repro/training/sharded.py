@@ -1,0 +1,358 @@
+"""`parallel.shard`: gradients, optimizer state and weights in pieces, with the bits of `parallel.OrderFree`.
+
+    none        every rank holds all
+    optimizer   a rank holds the weights, and sums and updates its own piece of each parameter
+    full        a rank holds its rows of each weight; FSDP2 gathers those of a unit while they are needed
+
+The bits are the same because nothing depends on where a tensor is cut: the sums are those of whole numbers, an
+optimizer updates each element by itself (`require_elementwise`), and pieces begin where its vectors begin. Parameters
+whose rows are no whole vectors stay whole under `full`, as biases and norms do.
+"""
+
+import sys
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from ..asked.settings import Parallel
+from ..differences import some
+from ..errors import Refused
+from .digest import tensor_digest
+from .optimizers import Optimizers
+from .parallel import OrderFree
+from .pieces import Piece, Scattered, aligned, piece_of
+from .world import World
+
+Compute = Callable[[], Tensor]
+STEPS, LENGTH = 3, (1 << 17) + 7  # of the try whether an optimizer updates pieces alike; so long that threads share it
+
+
+class Owned(OrderFree):
+    """`parallel.shard: optimizer`: as `OrderFree`, but each rank gets, and updates, a piece of each parameter.
+
+    A bucket is cut into equal parts, one for each rank. After each step of an optimizer the ranks gather the weights.
+    """
+
+    in_pieces = True
+
+    def __init__(self, module: nn.Module, settings: Parallel, world: World, optimizers: Optimizers) -> None:
+        if odd := [name for name, p in module.named_parameters() if not p.is_contiguous()]:
+            raise Refused(f"{some(odd, 3)}: not contiguous, which parallel.shard=optimizer wants; use .contiguous()")
+        super().__init__(module, settings, world)
+        self._pieces: dict[Tensor, Piece] = {}
+        self._places: list[list[tuple[Tensor, int, slice]]] = []  # by bucket: a tensor, its place there, and in my part
+        for tensors, sums in zip(self._buckets, self._sums, strict=True):
+            first, at = sums.numel() // world.size * world.rank, 0
+            self._places.append([])
+            for tensor, size in zip(tensors, self._sizes(tensors), strict=False):
+                last = first + sums.numel() // world.size
+                start, stop = (min(max(edge - at, 0), tensor.numel()) for edge in (first, last))
+                self._pieces[tensor] = Piece(tensor.detach().view(-1)[start:stop], start, tensor.shape, world)
+                mine = slice(at + start - first, at + stop - first) if start < stop else slice(0)
+                self._places[-1].append((tensor, at, mine))
+                at += size
+        self._updated = optimizers.cut(self._pieces)
+        self._parts: list[Tensor] = []
+        self._watches = [optimizer.register_step_post_hook(self._gather) for optimizer in optimizers.all]
+
+    def _sizes(self, tensors: Sequence[Tensor]) -> list[int]:
+        unit = aligned(tensors[0].dtype)
+        sizes = [-(-tensor.numel() // unit) * unit for tensor in tensors]
+        return [*sizes, -sum(sizes) % (self.world.size * unit)]  # the last is room that is left
+
+    def _send(self) -> None:
+        sums = self._sums[len(self._works)]
+        self._parts.append(sums.new_empty(sums.numel() // self.world.size))
+        self._works.append(self.world.scatter(sums, self._parts[-1], asynchronous=True))
+
+    def _give(self) -> None:
+        parts, self._parts = self._parts, []
+        for places, part in zip(self._places, parts, strict=True):
+            for tensor, _, mine in places:
+                gradient = self._pieces[tensor].of(self._value(part[mine], tensor))
+                _give(tensor, gradient, self._updated)
+
+    def _gather(self, *call: Any) -> None:
+        """An optimizer has made its step: give every rank the new weights."""
+        for places, sums in zip(self._places, self._sums, strict=True):
+            part = places[0][0].new_zeros(sums.numel() // self.world.size)
+            for tensor, _, mine in places:
+                part[mine] = self._pieces[tensor].local
+            weights = part.new_empty(sums.numel())
+            self.world.join(part, weights)
+            for tensor, at, _ in places:
+                tensor.detach().view(-1).copy_(weights[at : at + tensor.numel()])
+
+    def discard(self) -> None:
+        """As `OrderFree.discard`."""
+        super().discard()
+        for updated in self._updated.values():
+            updated.grad = None
+
+    def end(self) -> None:
+        """As `OrderFree.end`."""
+        super().end()
+        for watch in self._watches:
+            watch.remove()
+
+
+def _give(parameter: Tensor, gradient: Piece, updated: Mapping[Tensor, Tensor]) -> None:
+    """Leave a gradient's piece where the loop looks for it, and where the optimizer does."""
+    parameter.grad = Scattered(gradient)
+    if parameter in updated:
+        updated[parameter].grad = gradient.local
+
+
+class Full(OrderFree):
+    """`parallel.shard: full`: FSDP2, whose reduce-scatter rounds and adds as `OrderFree` does.
+
+    A rank that has fewer shards than another makes empty passes, because FSDP2 communicates in each one.
+    """
+
+    in_pieces = True
+    early = False  # FSDP2 communicates until the last pass, in which ranks may run no shard
+
+    def __init__(
+        self, module: nn.Module, settings: Parallel, world: World, optimizers: Optimizers, units: Sequence[nn.Module]
+    ) -> None:
+        before = dict(module.named_parameters())
+        require_untied(module, units)
+        self._units = _shard(module, units, world, self._reduce)
+        after = dict(module.named_parameters())
+        optimizers.replace({before[name]: parameter for name, parameter in after.items()})
+        super().__init__(module, settings, world)
+        self._cut = [p for p in after.values() if p.requires_grad and isinstance(p, DTensor)]
+        self._hooks += [parameter.register_post_accumulate_grad_hook(self._turns.take) for parameter in self._cut]
+        self._updated = optimizers.cut({parameter: piece_of(parameter) for parameter in self._cut})
+        if world.leads:
+            print(_told(module, units), file=sys.stderr, flush=True)
+
+    def shards(self, mine: Sequence[int], measures: bool = False, rechecks: bool = False) -> Iterator[int]:
+        """As `OrderFree.shards`."""
+        self._passes, self._made = -(-self.total_shards // self.world.size) + rechecks, 0
+        for parameter in self._cut:
+            parameter.grad = None
+        return super().shards(mine, measures, rechecks)
+
+    def _backpropagate(self, compute: Compute) -> Tensor:
+        self._made += 1
+        self._latest = compute
+        return super()._backpropagate(compute)
+
+    def _reduce(self, unit: "_Unit", given: Tensor, out: Tensor) -> None:
+        """Add a unit's gradients, (ranks, elements) of float64, over the ranks and to those of the passes before."""
+        parts = given.view(self.world.size, -1).split(unit.widths, 1)
+        if self._twice:
+            self._digests |= {p: tensor_digest(part) for p, part in zip(unit.parameters, parts, strict=True)}
+        if self._trial:
+            given.zero_()
+        else:
+            values = [part.clone() for part in parts] if self._resolution.measures else []
+            self._multiples(given, in_place=True)
+            for parameter, value, multiples in zip(unit.parameters, values, parts, strict=False):
+                self._resolution.take(parameter, value, multiples.reshape(-1))
+        part = torch.empty_like(out)
+        self.world.scatter(given, part)
+        unit.sum = part if unit.sum is None else unit.sum.add_(part)
+        if self._made < self._passes:
+            out.zero_()
+        else:
+            out.copy_(unit.sum).mul_(2.0**self._lsb)
+            unit.sum = None
+
+    def reduce(self) -> Tensor:
+        """As `OrderFree.reduce`, after the passes that other ranks still make."""
+        self._turns.end()
+        self._trial, self._twice = True, False
+        while self._made < self._passes:
+            self.buffers.restore()
+            self._backpropagate(self._latest)
+        return super().reduce()
+
+    def _give(self) -> None:
+        super()._give()
+        for parameter in self._cut:
+            gradient = cast(DTensor, parameter.grad).to_local().reshape(-1)
+            _give(parameter, piece_of(parameter).of(gradient), self._updated)
+
+    def discard(self) -> None:
+        """As `OrderFree.discard`."""
+        super().discard()
+        for tensor in [*self._cut, *self._updated.values()]:
+            tensor.grad = None
+
+
+class _Room:
+    """Room for what is sent and received, as FSDP2 asks for it."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor whose values do not matter."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+@dataclass
+class _Gather(_Room):
+    """The all-gather of weights, as FSDP2 calls it: a rank that is lost is told in plain words."""
+
+    world: World
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
+    ) -> dist.Work | None:
+        return self.world.join(input_tensor, output_tensor, async_op)
+
+
+@dataclass
+class _Unit(_Room):
+    """The reduce-scatter of a unit, as FSDP2 calls it.
+
+    Attributes:
+        reduce: does the work.
+        parameters: the trainable ones, in FSDP2's order.
+        widths: how many elements of each a rank holds, or would if the last rank had as many.
+        sum: this rank's part, over the passes of the step so far.
+    """
+
+    reduce: Callable[["_Unit", Tensor, Tensor], None]
+    parameters: list[Tensor]
+    widths: list[int]
+    sum: Tensor | None = None
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        self.reduce(self, input_tensor, output_tensor)
+
+
+def _shard(
+    module: nn.Module, units: Sequence[nn.Module], world: World, reduce: Callable[[_Unit, Tensor, Tensor], None]
+) -> list[_Unit]:
+    """Apply FSDP2 to each unit, and to what the module holds beside them."""
+    whole = _kept_whole(module)
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float64)
+    made: list[_Unit] = []
+    for unit in [*units, module]:
+        names = [(owner, name) for owner, name, p in _managed(unit) if p not in whole and not isinstance(p, DTensor)]
+        if not names and unit is not module:
+            continue
+        try:
+            sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=True, mp_policy=policy, ignored_params=whole)
+        except ValueError as error:  # such as a container that cannot be called
+            raise Refused(f"parallel.shard=full: {' '.join(str(error).split())[:120]}; set shard=optimizer") from None
+        parameters = list(dict.fromkeys(getattr(owner, name) for owner, name in names))
+        trainable = [p for p in parameters if p.requires_grad]
+        widths = [-(-p.shape[0] // world.size) * (p.numel() // p.shape[0]) for p in trainable]
+        made.append(_Unit(reduce, trainable, widths))
+        sharded.set_custom_reduce_scatter(cast(Any, made[-1]))
+        sharded.set_custom_all_gather(cast(Any, _Gather(world)))
+        sharded.set_gradient_divide_factor(1.0)  # the loss is divided; and another factor divides float64 twice
+        sharded.set_force_sum_reduction_for_comms(True)
+    sharded.set_reduce_scatter_unused_params(True)
+    return made
+
+
+def _managed(unit: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """The parameters of a unit with their places, in FSDP2's order: those of children first."""
+    for child in unit.children():
+        yield from _managed(child)
+    for name, parameter in unit.named_parameters(recurse=False):
+        yield unit, name, parameter
+
+
+def _kept_whole(module: nn.Module) -> set[nn.Parameter]:
+    """Parameters that no rank may hold a part of: their rows are no whole vectors, or of another dtype than most."""
+    sizes: Counter[torch.dtype] = Counter()
+    for parameter in module.parameters():
+        sizes[parameter.dtype] += parameter.numel()
+    ((most, _),) = sizes.most_common(1)
+
+    def is_cut(p: Tensor) -> bool:
+        return p.ndim > 1 and p.dtype == most and p.is_contiguous() and p[0].numel() % aligned(most) == 0 < p.numel()
+
+    return {parameter for parameter in module.parameters() if not is_cut(parameter)}
+
+
+def _told(module: nn.Module, units: Sequence[nn.Module]) -> str:
+    """A line on what lies in pieces, and on what is gathered at a time."""
+    names = {held: name for name, held in module.named_modules()}
+    cut = sum(parameter.numel() for parameter in module.parameters() if isinstance(parameter, DTensor))
+    share = cut / max(1, sum(parameter.numel() for parameter in module.parameters()))
+    return (
+        f"parallel.shard=full: {share:.1%} of the weights lie in pieces; gathered one at a time: "
+        f"{some([names[unit] for unit in units], 3) if units else 'nothing, the model has no list of modules'}"
+    )
+
+
+def units_of(module: nn.Module) -> list[nn.Module]:
+    """The parts of a model that are gathered one at a time: the children of its largest ModuleList or Sequential."""
+    lists = [held for held in module.modules() if isinstance(held, nn.ModuleList | nn.Sequential)]
+    return list(max(lists, key=_size).children()) if lists else []
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def require_untied(module: nn.Module, units: Sequence[nn.Module]) -> None:
+    """Refuse a parameter that two units share: FSDP2 would untie it."""
+    places: dict[Tensor, set[int]] = defaultdict(set)
+    unit_of = {held: number for number, unit in enumerate(units) for held in unit.modules()}
+    for held in module.modules():
+        for parameter in held.parameters(recurse=False):
+            places[parameter].add(unit_of.get(held, -1))
+    if tied := [name for name, p in module.named_parameters() if len(places[p]) > 1]:
+        raise Refused(
+            f"{some(tied, 3)}: shared by two units, which parallel.shard=full would untie. Give run.steps(units=...) "
+            f"units that share no parameter, or set parallel.shard=optimizer"
+        )
+
+
+def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer whose update of an element depends on where the tensor is cut.
+
+    Raises:
+        Refused: steps on a vector and on three parts of it differ.
+    """
+    for group in optimizer.param_groups:
+        unit = aligned(group["params"][0].dtype)
+        edges = [0, unit, 3 * unit, 1001 * unit, LENGTH]
+        try:
+            alike = torch.equal(_stepped(optimizer, group, [0, LENGTH]), _stepped(optimizer, group, edges))
+            said = "its steps on a vector and on parts of it differ"
+        except Exception as error:  # whatever an optimizer raises that wants more than a vector
+            alike, said = False, f"it makes no step on a vector: {' '.join(str(error).split())[:100]}"
+        if not alike:
+            raise Refused(
+                f"parallel.shard: {type(optimizer).__name__} does not update each element by itself ({said}), so bits "
+                f"would depend on the world size. Use torch.optim.AdamW(..., fused=True) or SGD, or parallel.shard=none"
+            )
+
+
+def _stepped(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], edges: Sequence[int]) -> Tensor:
+    """A vector after steps of such an optimizer on the parts between these edges."""
+    like = group["params"][0]
+    generator = torch.Generator().manual_seed(0)
+    start, *gradients = torch.randn(1 + STEPS, LENGTH, generator=generator).to(like.device, like.dtype)
+    parts = []
+    for first, last in pairwise(edges):
+        part = nn.Parameter(start[first:last].clone())
+        one = object.__new__(type(optimizer))
+        vars(one).update(vars(optimizer))
+        vars(one).pop("step", None)  # a scheduler's, which would count
+        one.state, one.param_groups = defaultdict(dict), [{**group, "params": [part]}]
+        one._optimizer_step_pre_hooks, one._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+        for gradient in gradients:
+            part.grad = gradient[first:last].clone()
+            one.step()
+        parts.append(part.detach())
+    return torch.cat(parts)

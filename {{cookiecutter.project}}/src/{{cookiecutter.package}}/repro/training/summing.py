@@ -1,0 +1,31 @@
+"""Which way of summing gradients a run has."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from ..asked.settings import Parallel
+from .optimizers import Optimizers
+from .parallel import OrderFree
+from .sharded import Full, Owned, require_elementwise, units_of
+from .stock import Stock
+from .world import World
+
+
+def gradients_of(
+    module: nn.Module,
+    settings: Parallel,
+    world: World,
+    optimizers: Optimizers | None = None,
+    units: Sequence[nn.Module] = (),
+) -> OrderFree | Stock:
+    """The way that `parallel.reduce` and `parallel.shard` name; alone, a rank has nothing to share."""
+    if settings.reduce == "ddp":
+        return Stock(module, settings, world)
+    if settings.shard == "none" or world.size == 1 or optimizers is None:
+        return OrderFree(module, settings, world)
+    for optimizer in optimizers.all:
+        require_elementwise(optimizer)
+    if settings.shard == "optimizer":
+        return Owned(module, settings, world, optimizers)
+    return Full(module, settings, world, optimizers, units or units_of(module))
