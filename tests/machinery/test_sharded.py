@@ -7,7 +7,10 @@ import pytest
 import torch
 from conftest import Trained, trained
 from cutting import SAMPLES
+from project.repro.errors import Refused
+from project.repro.training.sharded import require_elementwise, require_own, require_untied, units_of
 from safetensors.torch import load_file
+from torch import nn
 from warm import PACKAGE, Warm
 
 QUIET = ("tracking.enabled=false",)
@@ -84,6 +87,37 @@ def test_every_tensor_is_seen_as_it_is_where_it_lies_whole(prepared: Path, tmp_p
     whole, cut = (load_file(out / "trace" / "values.safetensors") for out in (one, other))
     names = [name for name in whole if not name.startswith(("batch ", "output "))]  # those are of the lead's shards
     assert len(names) > 20 and all(torch.equal(whole[name], cut[name]) for name in names)
+
+
+# ---- what can lie in pieces
+
+
+def test_group_without_parameters_has_nothing_to_try():
+    weight = nn.Parameter(torch.ones(3))
+    groups = [{"params": [weight]}, {"params": [], "lr": 0.1}]
+    require_elementwise(torch.optim.AdamW(groups, fused=True))
+    with pytest.raises(Refused, match="Adafactor does not update each element by itself"):
+        require_elementwise(torch.optim.Adafactor(groups))
+    assert torch.equal(weight, torch.ones(3)) and weight.grad is None
+
+
+def test_units_are_modules_inside_the_model_and_apart():
+    act = nn.ReLU()  # without weights, so it may stand in several
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), act) for _ in range(3)), nn.Linear(32, 32))
+    assert units_of(model) == list(model)
+    require_own(model, units_of(model))
+    for units in ([nn.Linear(1, 1)], [model], [model[0], model[0][0]], [model[0], model[0]]):
+        with pytest.raises(Refused, match=r"run.steps\(units=...\): "):
+            require_own(model, units)
+
+
+def test_weights_that_two_units_share_are_refused():
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32))
+    require_untied(model, list(model))
+    model[2].weight = model[0].weight
+    require_untied(model, [model[1]])  # both lie in the rest
+    with pytest.raises(Refused, match="0.weight: shared by two units"):
+        require_untied(model, list(model))
 
 
 # ---- each part of the exactness, broken on purpose

@@ -125,6 +125,7 @@ class Full(OrderFree):
         self, module: nn.Module, settings: Parallel, world: World, optimizers: Optimizers, units: Sequence[nn.Module]
     ) -> None:
         before = dict(module.named_parameters())
+        require_own(module, units)
         require_untied(module, units)
         self._units = _shard(module, units, world, self._reduce)
         after = dict(module.named_parameters())
@@ -303,6 +304,16 @@ def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+def require_own(module: nn.Module, units: Sequence[nn.Module]) -> None:
+    """Refuse units that are not modules of the model, or lie in one another."""
+    own = set(module.modules()) - {module}
+    if foreign := [type(unit).__name__ for unit in units if unit not in own]:
+        raise Refused(f"run.steps(units=...): {some(foreign, 3)} given, modules inside the model wanted")
+    inner = [held for unit in units for held in unit.modules() if held is not unit]
+    if len(units) > len(set(units)) or set(inner) & set(units):
+        raise Refused("run.steps(units=...): a unit lies in another one, or is given twice; give each module once")
+
+
 def require_untied(module: nn.Module, units: Sequence[nn.Module]) -> None:
     """Refuse a parameter that two units share: FSDP2 would untie it."""
     places: dict[Tensor, set[int]] = defaultdict(set)
@@ -324,6 +335,8 @@ def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
         Refused: steps on a vector and on three parts of it differ.
     """
     for group in optimizer.param_groups:
+        if not group["params"]:
+            continue
         unit = aligned(group["params"][0].dtype)
         edges = [0, unit, 3 * unit, 1001 * unit, LENGTH]
         try:

@@ -40,7 +40,7 @@ class Updates:
     @property
     def forgotten(self) -> bool:
         """Whether there are gradients that nothing has used."""
-        return self.ready and not self.made and any(p.grad is not None for p in self._model.parameters())
+        return self.ready and not self.made and any(p.grad is not None for p in self._optimizers.parameters)
 
     def _check(self, optimizer: torch.optim.Optimizer, words: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
