@@ -199,10 +199,10 @@ def test_every_shard_has_its_turn_to_be_computed_twice(config: Config, tmp_path:
         optimizer = Optimizers(torch.optim.SGD(model.parameters()))
         trace = Trace("off", tmp_path, ALONE)
         training = TrainingOfRun(
-            asked, ALONE, trace, plan, model, optimizer, {}, lambda step, **metrics: None, Operations(wanted=False)
+            asked, ALONE, trace, plan, model, optimizer, {}, (), lambda step, **metrics: None, Operations(wanted=False)
         )
         every_step = [(number, Step(training, number, steps)) for number in range(steps)]
-        return [(n, shard) for n, step in every_step for shard in range(plan.shards) if step._rechecks(shard)]
+        return [(n, shard) for n, step in every_step if (shard := step._rechecked()) is not None]
 
     assert turns(0) == []
     assert turns(3) == [(3 * n, n % config.parallel.shards) for n in range(8)]
