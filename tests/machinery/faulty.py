@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -83,50 +84,47 @@ def weights(package: str) -> None:
     torch.optim.AdamW.step = stepped  # type: ignore[method-assign]
 
 
-def gradient(package: str) -> None:
-    """The hardware miscalculates one gradient once."""
+def head_built(package: str, hook: Callable[[Any], object]) -> None:
+    """Have `hook` called with the last layer of each network that is built."""
     model = import_module(f"{package}.model")
-    built, calls = model.build, 0
-
-    def wrong(correct: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        other = correct.clone()
-        if calls == WRONG_FROM:
-            flip(other)
-        return other
+    built = model.build
 
     def build(*arguments: Any) -> Any:
         network = built(*arguments)
-        network.head.weight.register_hook(wrong)
+        hook(network.head)
         return network
 
     model.build = build
+
+
+def wrong_at(call: int) -> Callable[[Any], Any]:
+    """A function that copies gradients, with a bit flipped in this call of it, counted from 1."""
+    calls = count(1)
+
+    def copied(correct: Any) -> Any:
+        other = correct.clone()
+        if next(calls) == call:
+            flip(other)
+        return other
+
+    return copied
+
+
+def gradient(package: str) -> None:
+    """The hardware miscalculates one gradient once."""
+    wrong = wrong_at(WRONG_FROM)
+    head_built(package, lambda head: head.weight.register_hook(wrong))
 
 
 def output_gradient(package: str) -> None:
     """The same where weights lie in pieces: in what reaches the last layer, in that pass, of five in each step."""
-    model = import_module(f"{package}.model")
-    built, calls = model.build, 0
+    wrong = wrong_at(WRONG_FROM + WRONG_FROM // 4)
 
-    def wrong(correct: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        other = correct.clone()
-        if calls == WRONG_FROM + WRONG_FROM // 4:
-            flip(other)
-        return other
-
-    def build(*arguments: Any) -> Any:
-        network = built(*arguments)
-        network.head.register_forward_hook(hook)
-        return network
-
-    def hook(module: Any, inputs: Any, output: Any) -> None:
+    def watch(module: Any, inputs: Any, output: Any) -> None:
         if output.requires_grad:
             output.register_hook(wrong)
 
-    model.build = build
+    head_built(package, lambda head: head.register_forward_hook(watch))
 
 
 def evaluation(package: str) -> None:

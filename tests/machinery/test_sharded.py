@@ -8,11 +8,16 @@ import torch
 from conftest import Trained, trained
 from cutting import SAMPLES
 from project.repro.errors import Refused
-from project.repro.training.sharded import require_elementwise, require_own, require_untied, units_of
+from project.repro.training.divisible import require_elementwise, require_own, require_untied, units_of
+from project.repro.training.optimizers import Optimizers
+from project.repro.training.pieces import Piece, Scattered
+from project.repro.training.updates import Updates
+from project.repro.training.world import World
 from safetensors.torch import load_file
 from torch import nn
 from warm import PACKAGE, Warm
 
+CPU = torch.device("cpu")
 QUIET = ("tracking.enabled=false",)
 MODELS = {
     "convnet": ("model.name=convnet",),
@@ -99,6 +104,20 @@ def test_group_without_parameters_has_nothing_to_try():
     with pytest.raises(Refused, match="Adafactor does not update each element by itself"):
         require_elementwise(torch.optim.Adafactor(groups))
     assert torch.equal(weight, torch.ones(3)) and weight.grad is None
+
+
+def test_gradients_in_pieces_are_used_or_dropped_as_whole_ones():
+    weight = nn.Linear(32, 32, bias=False).weight
+    model, piece = nn.ParameterList([weight]), Piece(weight.detach().view(-1)[:512], 0, weight.shape, World(0, 2, CPU))
+    optimizer = torch.optim.SGD(model.parameters())
+    optimizers = Optimizers(optimizer)
+    updates = Updates(model, optimizers, {})
+    (part,) = optimizers.cut({weight: piece}).values()
+    updates.ready, weight.grad, part.grad = True, Scattered(piece), torch.ones(512)
+    assert updates.forgotten
+    optimizer.zero_grad()  # how a loop leaves the weights alone
+    assert weight.grad is not None and not updates.forgotten
+    updates.end()
 
 
 def test_units_are_modules_inside_the_model_and_apart():

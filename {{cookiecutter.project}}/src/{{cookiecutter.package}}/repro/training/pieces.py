@@ -7,7 +7,8 @@ and in the piece alike.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -101,23 +102,12 @@ def piece_of(tensor: DTensor) -> Piece:
     return Piece(local.view(-1), first * (tensor.numel() // rows), tensor.shape, World(rank, size, local.device))
 
 
-class Gathered(nn.Module):
-    """Stands for a model whose weights lie in pieces, for `safetensors.torch.save_model`: its `state_dict` is whole."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        super().__init__()
-        self._tensors = tensors
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:  # type: ignore[override]
-        """The whole tensors, on the CPU; tied ones share their memory."""
-        return self._tensors
-
-
 def gathered(model: nn.Module) -> nn.Module:
-    """The model's weights in one place; all ranks have to ask together."""
+    """What safetensors' `save_model` asks of a model: whole weights, on the CPU. All ranks have to ask together."""
     named = weights(model)
     once = {id(held): whole(held).cpu() for held in named.values()}
-    return Gathered({name: once[id(held)] for name, held in named.items()})
+    tensors = {name: once[id(held)] for name, held in named.items()}  # tied ones share their memory
+    return cast(nn.Module, SimpleNamespace(state_dict=lambda: tensors))
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

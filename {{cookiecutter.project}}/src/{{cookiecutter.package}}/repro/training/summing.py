@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from torch import nn
 
 from ..asked.settings import Parallel
+from .divisible import require_elementwise, units_of
 from .optimizers import Optimizers
 from .parallel import OrderFree
-from .sharded import Full, Owned, require_elementwise, units_of
+from .sharded import Full, Owned
 from .stock import Stock
 from .world import World
 
