@@ -27,7 +27,7 @@ class Group:
 class TestSharded(Group):
     """Gradients, optimizer state and weights in pieces."""
 
-    files = ("sharded",)
+    files = ("sharded", "stored")
 
 
 class TestRecords(Group):

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +19,7 @@ MARGIN = 300  # seconds that processes may take to end, once they know that they
 DELAY, LOSS = 0.1, 0.01  # seconds each way, share of frames
 SMALL = {"train.epochs": 1, "parallel.global_batch": 240, "model.width": 8, "model.depth": 1}  # 6 steps
 
-Settings = dict[str, int]
+Settings = Mapping[str, int | str]
 Alone = Callable[[Settings], Path]
 
 
@@ -76,11 +76,12 @@ def test_number_of_hosts_changes_no_bit(
 def test_hosts_that_are_lost_stop_the_others_and_change_no_bit(
     project: InstalledProject, alone: Alone, hosts: Hosts
 ) -> None:
-    """A host is killed, then the lead, then a link is cut; each time the same command goes on."""
+    """A host is killed, then the lead, then a link is cut; the same command goes on, also with the state in pieces."""
     hosts.add()
     hosts.add()
-    for rows, lose, host in ((12, hosts.kill, 1), (32, hosts.kill, 0), (52, hosts.cut, 1)):
-        hosts.start(NUMBERED, *words(LONGER))
+    lost = (("none", 12, hosts.kill, 1), ("full", 32, hosts.kill, 0), ("optimizer", 52, hosts.cut, 1))
+    for shard, rows, lose, host in lost:
+        hosts.start(NUMBERED, *words({**LONGER, "parallel.shard": shard}))
         hosts.trains(rows)
         lose(host)
         codes = hosts.ended(LONGER["parallel.timeout_seconds"] + MARGIN)

@@ -9,9 +9,10 @@ the fault, where it is its turn, and the same training.
 import json
 import os
 import runpy
+import signal
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import reduce, wraps
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -76,7 +77,7 @@ def weights(package: str) -> None:
     @wraps(step)
     def stepped(self: torch.optim.AdamW, *arguments: Any) -> Any:
         nonlocal done
-        result, done = step(self, *arguments), done + 1
+        result, done = step(self, *arguments), done + (len(self.param_groups) > 1)  # not what is tried on one vector
         if done == FLIPPED_AFTER:
             flip(self.param_groups[0]["params"][-1])
         return result
@@ -161,6 +162,46 @@ def now_and_then(package: str) -> None:
     model.build = build
 
 
+def unseen(package: str) -> None:
+    """This rank sees another disk than the lead."""
+    import_module(f"{package}.repro.training.saver").Path = lambda name: Path(f"{name}-elsewhere")
+
+
+def no_room(package: str) -> None:
+    """This rank's part of the second checkpoint has no room."""
+    module, calls = import_module(f"{package}.repro.training.checkpoint"), count(1)
+    write_part = module.write_part
+
+    def written(*arguments: Any) -> Any:
+        if next(calls) == 2:
+            raise OSError(28, "No space left on device")
+        return write_part(*arguments)
+
+    module.write_part = written
+
+
+def dies(package: str) -> None:
+    """SIGKILL as this rank writes its second checkpoint, at the call that OTHER names: MODULE FUNCTION NUMBER."""
+    name, path, number = os.environ["OTHER"].split()
+    *owners, function = path.split(".")
+    owner: Any = reduce(getattr, owners, import_module(f"{package}.repro.{name}"))
+    original, calls, looks = getattr(owner, function), count(1), count(1)
+    checkpoint = import_module(f"{package}.repro.training.checkpoint")
+    look = checkpoint.look
+
+    def looked(*arguments: Any) -> Any:
+        if next(looks) == 2:
+            setattr(owner, function, called)
+        return look(*arguments)
+
+    def called(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == int(number):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments, **options)
+
+    checkpoint.look = looked
+
+
 def nothing(package: str) -> None:
     """No fault."""
 
@@ -178,6 +219,9 @@ FAULTS: dict[str, Callable[[str], None]] = {
         output_gradient,
         evaluation,
         now_and_then,
+        unseen,
+        no_room,
+        dies,
         nothing,
     )
 }

@@ -2,9 +2,12 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from project.repro.asked.settings import Parallel
 from project.repro.training.checkpoint import Origin, Snapshot, take
+from project.repro.training.pieces import whole
 from torch import nn
 
 ORIGIN = Origin("a" * 64, "e" * 64)
@@ -17,6 +20,12 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "plain SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     "AMSGrad": lambda parameters: torch.optim.Adam(parameters, lr=0.01, amsgrad=True, betas=(0.8, 0.99)),
 }
+
+
+def parallel_of(shards: int, **keys: Any) -> Parallel:
+    """The usual settings, with batches of so many shards."""
+    usual = {"reduce": "order_free", "shard": "none", "replicas": 1, "lsb": -44, "timeout_seconds": 60}
+    return Parallel(**{"global_batch": 8 * shards, "shards": shards, **usual, **keys})
 
 
 class Training:
@@ -55,7 +64,8 @@ def assert_equal(one: Snapshot, other: Snapshot) -> None:
         these, those = getattr(one, part), getattr(other, part)
         assert sorted(these) == sorted(those)
         for name in these:
-            assert these[name].dtype == those[name].dtype and torch.equal(these[name], those[name]), name
+            this, that = whole(these[name]), whole(those[name])
+            assert this.dtype == that.dtype and torch.equal(this, that), name
     assert json.dumps(one.values, sort_keys=True) == json.dumps(other.values, sort_keys=True)
 
 

@@ -59,6 +59,7 @@ OUTSIDE = {
     "integrity.compare_every": ("7", "8"),
     "integrity.recompute_every": ("7", "8"),
     "parallel.shard": ("full", "optimizer"),
+    "parallel.replicas": ("2", "4"),
     "parallel.timeout_seconds": ("7", "8"),
     "trace.level": ("tensor", "off"),
     "trace.values": ("7", "8"),

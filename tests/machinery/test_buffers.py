@@ -7,16 +7,16 @@ from functools import partial
 
 import pytest
 import torch
-from project.repro.asked.settings import Parallel
 from project.repro.errors import Refused
 from project.repro.training.buffers import Buffers
 from project.repro.training.parallel import OrderFree, nonfinite
 from project.repro.training.world import World
+from states import parallel_of
 from torch import Tensor, nn
 
 ALONE = World(0, 1, torch.device("cpu"))
 SHARDS = 4
-SETTINGS = Parallel(global_batch=32, shards=SHARDS, reduce="order_free", shard="none", lsb=-44, timeout_seconds=60)
+SETTINGS = parallel_of(SHARDS)
 
 Change = Callable[["Holder", int], None]
 

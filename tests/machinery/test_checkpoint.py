@@ -12,7 +12,7 @@ import pytest
 import torch
 from project.repro.asked import manifest
 from project.repro.errors import Refused
-from project.repro.training import checkpoint
+from project.repro.training import checkpoint, stored
 from project.repro.training.checkpoint import found, newest, put, read, take, write
 from project.repro.training.optimizers import Optimizers
 from project.repro.training.trees import unpack
@@ -26,7 +26,7 @@ from torch import nn
 def test_state_comes_back_bit_by_bit_and_goes_on_alike(kind: str, tmp_path: Path):
     kept, resumed = Training(OPTIMIZERS[kind]), Training(OPTIMIZERS[kind])
     kept.step(5)
-    put(read(write(kept.take(), tmp_path, ORIGIN, keep=1), ORIGIN), resumed.model, resumed.optimizer)
+    put(read(write(kept.take(), tmp_path, ORIGIN, keep=1), ORIGIN), resumed.model, Optimizers(resumed.optimizer))
     resumed.done = 5
     for steps in (0, 5):
         kept.step(steps)
@@ -47,7 +47,7 @@ def test_shared_weights_come_back(tmp_path: Path):
 
     one, other = tied(), tied()
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (one, other)]
-    put(read(write(take(1, one, optimizers[0]), tmp_path, ORIGIN, 1), ORIGIN), other, optimizers[1])
+    put(read(write(take(1, one, optimizers[0]), tmp_path, ORIGIN, 1), ORIGIN), other, Optimizers(optimizers[1]))
     assert torch.equal(one[1].weight, other[1].weight) and other[1].weight is other[0].weight
 
 
@@ -108,7 +108,8 @@ def test_no_pickle_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     write(snapshot(2), tmp_path, ORIGIN, 1)
     there = newest(tmp_path, ORIGIN, silent)
     assert there
-    put(there, Training().model, Training().optimizer)
+    resumed = Training()
+    put(there, resumed.model, Optimizers(resumed.optimizer))
     assert_equal(there, snapshot(2))
 
 
@@ -137,8 +138,9 @@ class Crash(BaseException):
 
 # Every call by which `write` touches the disk: (module, attribute).
 OPERATIONS = (
-    *((checkpoint, name) for name in ("save_file", "write_json", "sync")),
-    *((manifest, name) for name in ("write", "sha256_file")),
+    *((checkpoint, name) for name in ("write_json", "sync")),
+    *((manifest, name) for name in ("stated", "sha256_file")),
+    (stored, "save_file"),
     *((Path, name) for name in ("mkdir", "rename", "replace", "write_text")),
     *((os, name) for name in ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir", "open")),
     (shutil, "rmtree"),
@@ -207,9 +209,9 @@ def test_crash_at_any_instant_leaves_a_whole_checkpoint(tmp_path: Path):
 
 
 WRITTEN: dict[str, Callable[[tuple[Any, ...]], str]] = {
-    "checkpoint.save_file": lambda arguments: arguments[1].name,
+    "stored.save_file": lambda arguments: arguments[1].name,
     "checkpoint.write_json": lambda arguments: arguments[0].name,
-    "manifest.write": lambda arguments: manifest.NAME,
+    "Path.write_text": lambda arguments: arguments[0].name,
 }
 
 

@@ -20,7 +20,6 @@ from project import PROJECT
 from project.config import Config
 from project.repro import launch
 from project.repro.asked import stages
-from project.repro.asked.settings import Parallel
 from project.repro.errors import Refused
 from project.repro.records import names
 from project.repro.run import Run
@@ -33,6 +32,7 @@ from project.repro.training.stock import Stock
 from project.repro.training.summing import gradients_of
 from project.repro.training.world import World
 from slips import GAVE_NONE, SLIPS, backward_twice, bare_model
+from states import parallel_of
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from unfit import UNFIT, second_optimizer
@@ -308,9 +308,7 @@ SHARDS = range(4)
 def gradients(request: pytest.FixtureRequest) -> Iterator[OrderFree | Stock]:
     """Each way of summing the gradients of a small model over four shards."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    settings = Parallel(
-        global_batch=4, shards=len(SHARDS), reduce=request.param, shard="none", lsb=-44, timeout_seconds=60
-    )
+    settings = parallel_of(len(SHARDS), reduce=request.param)
     yield gradients_of(nn.Linear(4, 1), settings, ALONE)
     dist.destroy_process_group()
 

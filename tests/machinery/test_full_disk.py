@@ -16,7 +16,8 @@ import pytest
 import torch
 from conftest import PACKAGE, Trained, python, trained, training
 from project.repro.asked.settings import Checkpoint
-from project.repro.training.checkpoint import Saver, found, newest
+from project.repro.training.checkpoint import found, newest
+from project.repro.training.saver import Saver
 from states import ORIGIN, Training, silent
 from torch import nn
 

@@ -13,7 +13,6 @@ from conftest import PACKAGE
 from faulty import FLIPPED_AFTER, Faulty, flip
 from project.config import Config
 from project.model import MODELS
-from project.repro.asked.settings import Parallel
 from project.repro.errors import Disagreement
 from project.repro.step import Step
 from project.repro.step import Training as TrainingOfRun
@@ -24,6 +23,7 @@ from project.repro.training.sampling import Plan
 from project.repro.training.seeds import seed_everything
 from project.repro.training.trace import Trace
 from project.repro.training.world import World
+from states import parallel_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -93,6 +93,14 @@ def test_comparing_and_recomputing_change_no_bit(run: Run, model: str):
     assert weights(2, every=1) == weights(1, every=0)
 
 
+@pytest.mark.long
+def test_pieces_of_replicas_are_compared(run: Run):
+    ran = run("weights", 3, 4, "integrity.compare_every=1", "parallel.shard=full", "parallel.replicas=2")
+    assert ran.codes == dict.fromkeys(range(4), "4"), ran.told
+    assert f"step {FLIPPED_AFTER}: the replicas' weights differ" in ran.told and "(met by rank 1, 3 of 4)" in ran.told
+    assert len(ran.lines("head.weight")) == 2, ran.told
+
+
 # ---- gradients computed twice
 
 
@@ -121,9 +129,7 @@ class Rig:
     def __init__(self, name: str = "convnet") -> None:
         seed_everything(0)
         self.model = MODELS[name](16, 2, 0.5)
-        settings = Parallel(
-            global_batch=8 * SHARDS, shards=SHARDS, reduce="order_free", shard="none", lsb=-44, timeout_seconds=60
-        )
+        settings = parallel_of(SHARDS)
         self.gradients = OrderFree(self.model, settings, ALONE)
 
     def loss(self, seed: int | None) -> Tensor:

@@ -8,17 +8,17 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from project.repro.asked.settings import Parallel
 from project.repro.errors import Refused
 from project.repro.training import parallel
 from project.repro.training.parallel import OrderFree, nonfinite, one_nan
 from project.repro.training.summing import gradients_of
 from project.repro.training.world import World
+from states import parallel_of
 from torch import Tensor, nn
 
 ALONE = World(0, 1, torch.device("cpu"))
 SHARDS = 4
-SETTINGS = Parallel(global_batch=32, shards=SHARDS, reduce="order_free", shard="none", lsb=-44, timeout_seconds=60)
+SETTINGS = parallel_of(SHARDS)
 UNIT = 2.0**-44
 
 
@@ -104,7 +104,7 @@ def differing_orders(values: list[Tensor]) -> int:
 
 def test_order_of_shards_does_not_change_sums_of_wide_spread():
     values = spread_values()
-    settings = Parallel(global_batch=16, shards=16, reduce="order_free", shard="none", lsb=-44, timeout_seconds=60)
+    settings = parallel_of(16)
     shuffler, sums = random.Random(0), []
     for _ in range(10):
         weight = nn.ParameterList([torch.zeros(4096)])
@@ -126,9 +126,7 @@ def test_rounding_first_makes_float64_sums_exact_and_nothing_else_does():
 def one_gradient(value: float, shards: int = SHARDS, lsb: int = -44) -> tuple[Tensor, list[str]]:
     """The reduced gradient of a parameter whose every shard contributes `value`."""
     model = nn.Linear(1, 1, bias=False)
-    settings = Parallel(
-        global_batch=shards, shards=shards, reduce="order_free", shard="none", lsb=lsb, timeout_seconds=60
-    )
+    settings = parallel_of(shards, lsb=lsb)
     gradients = OrderFree(model, settings, ALONE)
     for _ in gradients.shards(range(shards)):
         gradients.add(lambda: model(torch.full((1, 1), value * shards)).sum())
@@ -139,9 +137,7 @@ def one_gradient(value: float, shards: int = SHARDS, lsb: int = -44) -> tuple[Te
 @pytest.mark.parametrize("shards", [1, 2, 4, 5, 8, 64])
 @pytest.mark.parametrize("lsb", [-30, -44, -62, -100, -149])
 def test_largest_value_adds_exactly_and_the_next_is_reported(shards: int, lsb: int):
-    settings = Parallel(
-        global_batch=shards, shards=shards, reduce="order_free", shard="none", lsb=lsb, timeout_seconds=60
-    )
+    settings = parallel_of(shards, lsb=lsb)
     limit = torch.tensor(2.0 ** (settings.limit_exponent + lsb))
     below = torch.nextafter(limit, torch.tensor(0.0)).item()
     gradient, names = one_gradient(below, shards, lsb)

@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from project.repro.asked.settings import Parallel
 from project.repro.training.parallel import OrderFree
 from project.repro.training.world import World
+from states import parallel_of
 from torch import Tensor, nn
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -17,7 +17,7 @@ def told(scale: float, other: float = 1.0, lsb: int = -44, steps: int = 1) -> li
     """The lines of so many steps: `small` has gradients of about `scale`, `large` of about `other`."""
     torch.manual_seed(0)
     model = nn.ParameterDict({"small": torch.ones(1000), "large": torch.ones(10)})
-    settings = Parallel(global_batch=4, shards=SHARDS, reduce="order_free", shard="none", lsb=lsb, timeout_seconds=60)
+    settings = parallel_of(SHARDS, lsb=lsb)
     gradients = OrderFree(model, settings, ALONE)
 
     def loss(inputs: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def test_what_rounding_leaves_of_a_zero_is_not_told():
     """The gradient of a bias before a normalisation is zero, but for rounding."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 1))
-    settings = Parallel(global_batch=4, shards=SHARDS, reduce="order_free", shard="none", lsb=-44, timeout_seconds=60)
+    settings = parallel_of(SHARDS)
     gradients = OrderFree(model, settings, ALONE)
     for _ in gradients.shards(range(SHARDS), measures=True):
         gradients.add(lambda: model(torch.randn(32, 8)).square().mean())
@@ -76,7 +76,7 @@ def test_each_parameter_is_told_once():
 
 def test_step_that_does_not_measure_tells_nothing():
     model = nn.Linear(1, 1)
-    settings = Parallel(global_batch=4, shards=SHARDS, reduce="order_free", shard="none", lsb=-44, timeout_seconds=60)
+    settings = parallel_of(SHARDS)
     gradients = OrderFree(model, settings, ALONE)
     for _ in gradients.shards(range(SHARDS)):
         gradients.add(lambda: model(torch.ones(1, 1)).sum() * 1e-12)

@@ -1,6 +1,7 @@
 """Weights, gradients and optimizer state in pieces: the same bits, whatever a rank holds."""
 
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from conftest import Trained, trained
 from cutting import SAMPLES
 from project.repro.errors import Refused
+from project.repro.training.checkpoint import found
 from project.repro.training.divisible import require_elementwise, require_own, require_untied, units_of
 from project.repro.training.optimizers import Optimizers
 from project.repro.training.pieces import Piece, Scattered
@@ -52,6 +54,13 @@ def require_same(one: Trained, other: Trained) -> None:
     assert one.weights == other.weights
     for name in ("trace/steps.bin", "metrics.json"):
         assert (one.out / name).read_bytes() == (other.out / name).read_bytes(), name
+    assert content(one.out) == content(other.out)
+
+
+def content(out: Path) -> str:
+    """The digest of the state in the newest checkpoint."""
+    digest: str = json.loads((found(out / "checkpoints")[-1] / "state.json").read_text())["content"]
+    return digest
 
 
 QUICK = [("full", 3, "transformer")]
@@ -69,6 +78,23 @@ SLOW = [
 def test_pieces_change_no_bit(alone: Alone, prepared: Path, tmp_path: Path, shard: str, ranks: int, model: str):
     here = trained(tmp_path / "run", prepared, *QUIET, *MODELS[model], f"parallel.shard={shard}", ranks=ranks)
     require_same(here, alone(model))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("ranks", "replicas"), [(4, 2), (6, 2), (6, 3)])
+def test_replicas_change_no_bit(alone: Alone, prepared: Path, tmp_path: Path, ranks: int, replicas: int):
+    """Groups of ranks that hold the whole each; one of 2, 3 or 2 ranks."""
+    keys = (*MODELS["transformer"], "parallel.shard=full", f"parallel.replicas={replicas}", "integrity.compare_every=1")
+    here = trained(tmp_path / "run", prepared, *QUIET, *keys, ranks=ranks)
+    require_same(here, alone("transformer"))
+    newest = found(here.out / "checkpoints")[-1]
+    assert len(list(newest.glob("model-*"))) == ranks // replicas, "one replica writes"
+
+
+@pytest.mark.parametrize(("ranks", "replicas"), [(3, 2), (2, 2)])
+def test_replicas_that_ranks_do_not_make_are_refused(ranks: int, replicas: int):
+    with pytest.raises(Refused, match=rf"^parallel\.replicas={replicas} given with {ranks} ranks: "):
+        World(0, ranks, CPU).split(replicas, timedelta(seconds=1))
 
 
 CAREFUL = ("trace.level=tensor", "integrity.compare_every=1", "checkpoint.every=2")

@@ -15,11 +15,11 @@ from project import train as train_module
 from project.config import Config
 from project.repro import run as run_module
 from project.repro import step as step_module
-from project.repro.asked.settings import Parallel
 from project.repro.machine import switches
 from project.repro.training import sampling, world
 from project.repro.training.seeds import PURPOSES, derive
 from safetensors.torch import load_file
+from states import parallel_of
 from warm import PATIENCE
 
 SHORT = ("--set", "train.epochs=1", "--set", "tracking.enabled=false")
@@ -113,9 +113,7 @@ def test_stock_ddp_repeats_itself_but_depends_on_the_world_size(train: Train):
 
 def test_left_group_outlives_its_owners(monkeypatch: pytest.MonkeyPatch):
     """The reducer of DistributedDataParallel must not be its last owner, or the end of a run may hang."""
-    joined = world.join(
-        "cpu", Parallel(global_batch=8, shards=8, reduce="ddp", shard="none", lsb=-44, timeout_seconds=60)
-    )
+    joined = world.join("cpu", parallel_of(8, reduce="ddp"))
     group = torch.distributed.group.WORLD
     owners = sys.getrefcount(group)
     world.leave()
@@ -132,7 +130,8 @@ def threads():
 atexit.register(lambda: print("at the end:", threads()))  # runs after those that are registered later
 from {package}.repro.training import world
 from {package}.repro.asked.settings import Parallel
-world.join("cpu", Parallel(global_batch=8, shards=8, reduce="ddp", shard="none", lsb=-44, timeout_seconds=60))
+usual = {{"shard": "none", "replicas": 1, "lsb": -44, "timeout_seconds": 60}}
+world.join("cpu", Parallel(global_batch=8, shards=8, reduce="ddp", **usual))
 world.leave()
 while "gloo" not in (before := threads()):  # a thread has no name yet when it begins
     time.sleep(0.01)

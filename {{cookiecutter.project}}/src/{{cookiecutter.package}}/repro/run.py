@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -35,7 +36,9 @@ from .training import agreement, checkpoint, logged, pieces, sampling, world
 from .training.optimizers import Given, Optimizers
 from .training.promise import Promise
 from .training.sampling import Indexed
+from .training.saver import Saver, seen_by_all
 from .training.seeds import derive, seed_everything
+from .training.stored import gathered
 from .training.trace import Trace
 from .training.trees import Stateful, require_stateful
 from .training.world import World
@@ -56,7 +59,7 @@ class Run:
         self._lock = RunLock(out)
         self._record: Record | None = None
         self._follower: Follower | None = None
-        self._saver: checkpoint.Saver | None = None
+        self._saver: Saver | None = None
         self._origin: checkpoint.Origin | None = None
         self._plan: sampling.Plan | None = None
         self._resumed = self._terminated = self._finished = self._in_pieces = False
@@ -163,7 +166,7 @@ class Run:
         watch = self._promise.watch
         watch.rest()
         training = Training(self.config, self.world, self._trace, plan, *held, units, self.log, watch)
-        self._in_pieces = training.gradients.in_pieces
+        self._in_pieces, self._replicas = training.gradients.in_pieces, training.gradients.replicas
         self.world.together(opened.require_known)  # before step 0, where all can be told by one
         start = self._restore()
         if start:
@@ -190,29 +193,37 @@ class Run:
     def _restore(self) -> int:
         """Give model and optimizer the newest valid checkpoint's state; return how many steps are done.
 
-        All ranks get the lead's copy, so the others need not see its disk. Then all compare their weights.
+        Ranks that do not see the lead's disk get its copy. Then all compare their weights.
         """
         folder = self.out / names.CHECKPOINTS
+        shared = seen_by_all(self.out, self.world)
         origin = self._origin if self._resumed else None
-        snapshot = self.world.together(lambda: checkpoint.newest(folder, origin, _tell) if origin else None)
-        snapshot = checkpoint.from_lead(snapshot, self.world)
+        snapshot = checkpoint.newest(folder, origin, _tell, self.world, shared)
         if snapshot:
-            checkpoint.put(snapshot, self._model, self._optimizers, self._objects)
+            state = self._model, self._optimizers, self._objects
+            self.world.together(partial(checkpoint.put, snapshot, *state))
         self._done = done = snapshot.step if snapshot else 0
-        agreement.require_same_weights(self._replicas(), done, self.world)
+        self._compare(done)
         outputs = not self.config.compute.compile  # whose modules have no outputs to look at
         held = self._model, self._optimizers
         self.world.together(lambda: self._trace.begin(*held, done, outputs, self._in_pieces))
-        if self._record and self._origin:
-            self._saver = checkpoint.Saver(folder, self._origin, self.config.checkpoint, first=self._sync)
-            if self._resumed:
-                self._record.went_on(done)
-                print(f"resumed {self.out} after step {done}", flush=True)
+        if self.world.leads or self._in_pieces:
+            writers = self.world if self._in_pieces else world.ALONE
+            self._saver = Saver(folder, self._origin, self.config.checkpoint, self._sync, writers, shared)
+        if self._record and self._resumed:
+            self._record.went_on(done)
+            print(f"resumed {self.out} after step {done}", flush=True)
         return done
 
-    def _replicas(self) -> dict[str, torch.Tensor]:
-        """The weights and buffers that every rank holds whole."""
-        return {name: held for name, held in pieces.weights(self._model).items() if isinstance(held, torch.Tensor)}
+    def _compare(self, done: int) -> None:
+        """Compare the weights and buffers that ranks hold alike: whole ones, and the pieces of replicas."""
+        held = pieces.weights(self._model)
+        wholes = {name: tensor for name, tensor in held.items() if isinstance(tensor, torch.Tensor)}
+        agreement.require_same_weights(wholes, done, self.world)
+        cut = {name: piece.local for name, piece in held.items() if isinstance(piece, pieces.Piece)}
+        if self._replicas.size > 1:
+            compare = partial(agreement.require_same_weights, cut, done, self._replicas, "replicas'")
+            self.world.together(compare)  # a fault in one replica ends them all
 
     def _sync(self) -> None:
         assert self._record
@@ -226,20 +237,23 @@ class Run:
         ended = done == self._stop
         every = self.config.integrity.compare_every
         if every and (done % every == 0 or ended):
-            agreement.require_same_weights(self._replicas(), done, self.world)
+            self._compare(done)
         failure = self._saver.failure() if self._saver else None
         kept = 0 <= self.config.trace.values < done  # the step that was asked for
         ends = self._terminated or kept
-        preempted, failed, *sums = self.world.total(ends, failure is not None, *self._trace.contribution())
+        writing = self._saver is not None and self._saver.writing
+        preempted, failed, writes, *sums = self.world.total(
+            ends, failure is not None, writing, *self._trace.contribution()
+        )
         if failed:
-            raise failure or Failure("the lead could not write a checkpoint")
+            raise failure or Failure("another rank could not write a checkpoint")
+        if self._saver and not writes:
+            self._saver.seal()
         self._trace.step(done - 1, sums, last=ended)
         if preempted or ended or done % self.config.checkpoint.every == 0:
             self._trace.flush()
             if self._saver:
                 self._saver.save(done, self._model, self._optimizers, self._objects)
-            elif self._in_pieces:  # those that the lead asks for
-                checkpoint.take(done, self._model, self._optimizers, self._objects)
         if preempted and not ended:
             self.world.together(self._finish_saving)  # launchers kill the others soon after one has ended
             why = "as trace.values asks" if kept else "by SIGTERM"
@@ -272,10 +286,10 @@ class Run:
         self.world.together(stages.require_still)
         self._finished = True
         self.log(self._stop - 1, **{"epoch": self._plan.epoch(self._stop), **numbers})
-        whole = pieces.gathered(self._model) if self._in_pieces else self._model
+        whole = gathered(self._model, self.out, self.world) if self._in_pieces else self._model
+        self.world.together(self._finish_saving)
         if not self._record:
             return
-        self._finish_saving()
         self._lock.require()
         self._write_weights(whole)
         tracking = self.config.tracking

@@ -79,15 +79,17 @@ def _raw(data: Data) -> Path:
     return raw
 
 
-def require(root: Path, sha256: str, remedy: str, check: Check = "every_byte", but: str | None = None) -> None:
+def require(root: Path, sha256: str, remedy: str, check: Check | None = "every_byte", but: str | None = None) -> None:
     """Refuse a file that is missing or whose SHA-256 is not the one wanted; or a folder, whose listing's it is.
+
+    Without `check`, each byte is read, and nothing remembered.
 
     What is at fault in a folder, `but` for one file that does not count, is named if its files are remembered as they
     should be.
     """
     before, held = _look(root, check, but)
     if digest(held) == sha256:
-        return _keep(root, before, held)
+        return _keep(root, before, held) if check else None
     if root.exists() and digest(before) == sha256 and (WHOLE in before) == (WHOLE in held):
         said = _faults(root, _digests(before), held, f"among the files of SHA-256 {sha256}")
         # these stay in memory as they should be, but one that is not is trusted no more
@@ -98,7 +100,8 @@ def require(root: Path, sha256: str, remedy: str, check: Check = "every_byte", b
         said = f"{root}: {seen}, {sha256} wanted: files are missing, altered or added, and no memory says which"
     else:
         said = _faults(root, {WHOLE: sha256}, held)
-    _keep(root, before, held)
+    if check:
+        _keep(root, before, held)
     raise Refused(f"{said}. {remedy}".rstrip())
 
 
@@ -161,6 +164,11 @@ def write(folder: Path, asked: Data | None = None, raw: bool = False) -> dict[st
     manifest |= {"raw": True} if raw else {}
     (folder / NAME).write_text(json.dumps(manifest, indent=2) + "\n")
     return manifest
+
+
+def stated(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Files of one folder as its manifest states them; each byte is read."""
+    return [{"path": path.name, "size": path.stat().st_size, "sha256": sha256_file(path)} for path in paths]
 
 
 def _stated(held: Entries) -> list[dict[str, Any]]:

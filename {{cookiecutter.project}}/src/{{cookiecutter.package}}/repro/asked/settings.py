@@ -54,6 +54,7 @@ class Parallel(Section):
     shards: PositiveInt
     reduce: Literal["order_free", "ddp"]
     shard: Annotated[Literal["none", "optimizer", "full"], NEUTRAL]
+    replicas: Annotated[PositiveInt, NEUTRAL]
     lsb: Annotated[int, Field(ge=-149, le=0)]  # float32 has no smaller number than 2**-149
     timeout_seconds: Annotated[PositiveInt, NEUTRAL]
 

@@ -118,8 +118,10 @@ def blame(groups: Sequence[Group], size: int) -> str:
     return f"against the majority: rank {ranges(ranks)} on {_few(hosts)}"
 
 
-def require_same_weights(weights: Mapping[str, Tensor], step: int, world: World) -> None:
+def require_same_weights(weights: Mapping[str, Tensor], step: int, world: World, whose: str = "ranks'") -> None:
     """Compare the weights of all ranks bit by bit, by their digests: one small all-reduce when they agree.
+
+    `whose` says of whom the world's ranks are the numbers.
 
     Raises:
         Disagreement: naming the tensors that differ, by rank, host and device.
@@ -134,4 +136,4 @@ def require_same_weights(weights: Mapping[str, Tensor], step: int, world: World)
     if bool((totals == total).all()):  # one synchronisation, however many ranks
         return
     report = {name: f"{value % 2**64:016x}" for name, value in zip(weights, digests.tolist(), strict=True)}
-    require_agreement(report, world, f"step {step}: the ranks' weights differ, by the digests of:")
+    require_agreement(report, world, f"step {step}: the {whose} weights differ, by the digests of:")

@@ -4,36 +4,45 @@
         model.safetensors             weights and buffers
         optimizer.safetensors         the optimizer's tensors
         others.safetensors            tensors of buffers that are not persistent, and of the loop's own objects
-        state.json                    all other values, the step, whose state it is
-        manifest.json                 size and SHA-256 of the four
+        state.json                    all other values, the step, whose state it is; a digest of each tensor, and of all
+        manifest.json                 size and SHA-256 of the others
+
+Where ranks hold pieces of weights or of the optimizer's state, and see one folder, each writes its own beside them,
+such as model-00001.safetensors (see `stored`). The digest of all, `content`, is the same however many hold the state.
 
 The folder's name seals the manifest and the manifest seals the files, so no byte can change unnoticed. No
 loader or generator state is kept: the step is all that randomness depends on.
 """
 
+import hashlib
+import json
 import re
 import shutil
-import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..asked import manifest
-from ..asked.settings import Checkpoint
+from ..differences import some
 from ..errors import Failure, Refused
 from ..files import read_json, sync, write_json
-from .pieces import load_weights, weights
-from .trees import BUFFERS, Stateful, copied, pack, unpack
-from .world import World
+from . import stored
+from .digest import held_digests
+from .optimizers import Optimizers
+from .pieces import Held, Piece, load_weights, weights
+from .trees import BUFFERS, Stateful, copied, pack, realized, unpack
+from .world import ALONE, World
 
 NAME = re.compile(r"(\d{9})-([0-9a-f]{16})")
+STATE = "state.json"
 SET_ASIDE = "damaged-"
+GROUPS = "model", "optimizer", "others"  # of tensors
 NONE: Mapping[str, Stateful] = MappingProxyType({})
 
 
@@ -58,51 +67,81 @@ class Origin:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of everything that a later step depends on, safe from the steps that follow."""
+    """Everything that a later step depends on.
 
-    step: int  # how many steps are done
-    model: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    others: dict[str, Tensor]
-    values: dict[str, Any]  # what is no tensor
+    Attributes:
+        step: how many steps are done.
+        model, optimizer, others: tensors by name, `Held` where they were taken, `Stored` where they were read.
+        values: what is no tensor.
+        digests: of each tensor, in hex, by group and name; none where they are not known yet.
+    """
+
+    step: int
+    model: Mapping[str, Any]
+    optimizer: Mapping[str, Any]
+    others: Mapping[str, Any]
+    values: Mapping[str, Any]
+    digests: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def content(self) -> str:
+        """A digest of all, in hex."""
+        told = {"step": self.step, "digests": self.digests, **self.values}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+    def digested(self) -> "Snapshot":
+        """With digests; where ranks hold pieces, all have to ask together."""
+        return replace(self, digests={group: _digests(getattr(self, group)) for group in GROUPS})
+
+    def changed(self, change: Callable[[Any], Held | None]) -> "Snapshot":
+        """With other tensors in place of these; without those for which there are none."""
+        groups: dict[str, Any] = {
+            group: {name: new for name, held in getattr(self, group).items() if (new := change(held)) is not None}
+            for group in GROUPS
+        }
+        return replace(self, **groups)
 
 
-def take(
-    step: int,
-    model: nn.Module,
-    optimizer: Stateful,
-    objects: Mapping[str, Stateful] = NONE,
-) -> Snapshot:
-    """Copy the state after `step` steps to the CPU; `objects` are the loop's own.
+def _digests(tensors: Mapping[str, Held]) -> dict[str, str]:
+    found = held_digests([[held] for held in tensors.values()])
+    return {name: f"{int(digest) % 2**64:016x}" for name, digest in zip(tensors, found, strict=True)}
 
-    Where ranks hold pieces, all of them have to ask together, and each gets the whole.
+
+def take(step: int, model: nn.Module, optimizer: Stateful, objects: Mapping[str, Stateful] = NONE) -> Snapshot:
+    """A copy on the CPU of the state after `step` steps, safe from those that follow; `objects` are the loop's own.
 
     Raises:
         Refused: the state of an object holds what a checkpoint cannot.
     """
-    tensors: dict[str, Tensor] = {}
-    others: dict[str, Tensor] = {}
+    return look(step, model, optimizer, objects).changed(copy)
+
+
+def copy(held: Held) -> Held:
+    """A copy on the CPU of what this rank holds."""
+    return held.of(copied(held.local)) if isinstance(held, Piece) else copied(held)
+
+
+def look(step: int, model: nn.Module, optimizer: Stateful, objects: Mapping[str, Stateful] = NONE) -> Snapshot:
+    """As `take`, of the tensors themselves."""
+    tensors: dict[str, Held] = {}
+    others: dict[str, Held] = {}
     states = {BUFFERS: _not_persistent(model)} | {name: held.state_dict() for name, held in objects.items()}
     values = {
         "optimizer": pack(optimizer.state_dict(), "optimizer", tensors),
         "others": pack(states, "state", others),
     }
-    return Snapshot(step, {name: copied(held) for name, held in weights(model).items()}, tensors, others, values)
+    return Snapshot(step, weights(model), tensors, others, values)
 
 
-def put(
-    snapshot: Snapshot,
-    model: nn.Module,
-    optimizer: Stateful,
-    objects: Mapping[str, Stateful] = NONE,
-) -> None:
+def put(snapshot: Snapshot, model: nn.Module, optimizer: Optimizers, objects: Mapping[str, Stateful] = NONE) -> None:
     """Give model, optimizer and objects the state of a snapshot.
 
     Raises:
         Refused: the snapshot is of other objects.
+        Failure: the state is not the one that was saved, by the digests of model and optimizer.
     """
     load_weights(model, snapshot.model)
-    held = unpack(snapshot.values["others"], snapshot.others)
+    held = realized(unpack(snapshot.values["others"], snapshot.others))
     buffers = held.pop(BUFFERS)
     if held.keys() != objects.keys():
         seen, wanted = (", ".join(sorted(names)) or "none" for names in (held, objects))
@@ -113,6 +152,18 @@ def put(
         for name, buffer in _not_persistent(model).items():
             buffer.copy_(buffers[name])
     optimizer.load_state_dict(unpack(snapshot.values["optimizer"], snapshot.optimizer))
+    if snapshot.digests:
+        _require_restored(snapshot, look(snapshot.step, model, optimizer).digested())
+
+
+def _require_restored(wanted: Snapshot, seen: Snapshot) -> None:
+    for group in ("model", "optimizer"):
+        here = seen.digests[group]
+        if differing := [name for name, digest in wanted.digests[group].items() if here.get(name) != digest]:
+            raise Failure(
+                f"the checkpoint after step {wanted.step}: {group}: {some(differing, 3)}: other bits after loading "
+                f"than were saved. load_state_dict changed them, such as their dtype, or this hardware did"
+            )
 
 
 def _not_persistent(model: nn.Module) -> dict[str, Tensor]:
@@ -130,31 +181,60 @@ def write(snapshot: Snapshot, folder: Path, origin: Origin, keep: int) -> Path:
     Raises:
         OSError: the disk is full, for example; what was written of the new one is removed.
     """
-    aside = folder / f".{snapshot.step:09d}.part"
-    for left in folder.glob(".*.part"):  # by a crash
-        shutil.rmtree(left, ignore_errors=True)
+    clear(folder)
+    aside = beside(folder, snapshot.step)
     try:
-        aside.mkdir(parents=True)
-        save_file(snapshot.model, aside / "model.safetensors")
-        save_file(snapshot.optimizer, aside / "optimizer.safetensors")
-        save_file(snapshot.others, aside / "others.safetensors")
-        whose = {"address": origin.address, "environment": origin.environment}
-        write_json(aside / "state.json", {"step": snapshot.step, **whose, **snapshot.values})
-        manifest.write(aside)
-        for path in aside.iterdir():
-            sync(path)
-        sync(aside)
-        seal = manifest.sha256_file(aside / manifest.NAME)[:16]
-        final = folder / f"{snapshot.step:09d}-{seal}"
-        if final.exists():
-            shutil.rmtree(aside)  # the same state was saved before
-        else:
-            aside.rename(final)
-        sync(folder)
-        sync(folder.parent)  # for the entry of `folder` itself
+        return seal(aside, write_part(snapshot, aside, origin, ALONE), keep)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def beside(folder: Path, step: int) -> Path:
+    """Where a checkpoint is written before it has its name."""
+    return folder / f".{step:09d}.part"
+
+
+def clear(folder: Path) -> None:
+    """Remove what a crash has left."""
+    for left in folder.glob(".*.part"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def write_part(snapshot: Snapshot, aside: Path, origin: Origin | None, world: World) -> list[dict[str, Any]]:
+    """Write durably what this rank has to: its pieces; and the lead, which knows the `origin`, all else.
+
+    Returns:
+        The files as a manifest states them.
+    """
+    aside.mkdir(parents=True, exist_ok=True)
+    written = [path for group in GROUPS for path in stored.save(getattr(snapshot, group), aside, group, world)]
+    if origin:
+        snapshot = snapshot if snapshot.digests else snapshot.digested()
+        whose = {"address": origin.address, "environment": origin.environment}
+        told = {"digests": snapshot.digests, "content": snapshot.content, **snapshot.values}
+        written.append(aside / STATE)
+        write_json(written[-1], {"step": snapshot.step, **whose, **told})
+    for path in written:
+        sync(path)
+    return manifest.stated(written)
+
+
+def seal(aside: Path, stated: list[dict[str, Any]], keep: int) -> Path:
+    """Give a checkpoint, whose files are `stated`, its manifest and its name; drop all but the newest `keep`."""
+    folder, step = aside.parent, aside.name[1:10]
+    files = {"files": sorted(stated, key=lambda file: file["path"])}
+    (aside / manifest.NAME).write_text(json.dumps(files, indent=2) + "\n")
+    sync(aside / manifest.NAME)
+    sync(aside)
+    digest = manifest.sha256_file(aside / manifest.NAME)[:16]
+    final = folder / f"{step}-{digest}"
+    if final.exists():
+        shutil.rmtree(aside)  # the same state was saved before
+    else:
+        aside.rename(final)
+    sync(folder)
+    sync(folder.parent)  # for the entry of `folder` itself
     for old in found(folder)[:-keep]:
         shutil.rmtree(old)
     return final
@@ -166,7 +246,18 @@ def found(folder: Path) -> list[Path]:
 
 
 def read(path: Path, origin: Origin) -> Snapshot:
-    """A snapshot of the run that `origin` names, after checking every byte.
+    """A snapshot of the run that `origin` names, after checking every byte; its tensors are read as they are used.
+
+    Raises:
+        Damaged: a byte differs from what was written, or is missing.
+        Refused: it is whole, and another run's.
+    """
+    require_sound(path, origin)
+    return opened(path)
+
+
+def require_sound(path: Path, origin: Origin, share: tuple[int, int] = (0, 1)) -> None:
+    """Check a checkpoint, and of its files those of a rank of so many (`share`).
 
     Raises:
         Damaged: a byte differs from what was written, or is missing.
@@ -176,117 +267,64 @@ def read(path: Path, origin: Origin) -> Snapshot:
         named = NAME.fullmatch(path.name)
         if not named or manifest.sha256_file(path / manifest.NAME)[:16] != named[2]:
             raise Failure(f"{path / manifest.NAME}: its SHA-256 does not begin as the folder's name says")
-        manifest.require_whole(path, remedy="")
-        state = read_json(path / "state.json")
+        stated = manifest.read(path)["files"]
+        seen, wanted = {file.name for file in path.iterdir()}, {manifest.NAME, *(file["path"] for file in stated)}
+        if odd := sorted(seen ^ wanted):
+            raise Failure(f"{path}: {some(odd, 3)}: {'missing' if odd[0] in wanted else 'added later'}")
+        for file in stated[share[0] :: share[1]]:
+            manifest.require(path / file["path"], file["sha256"], remedy="", check=None)
+        state = read_json(path / STATE)
         if state["step"] != int(named[1]):
             raise Failure(f"{path}: holds step {state['step']}")
     except (Failure, OSError, ValueError) as error:
         raise Damaged(str(error)) from None
     origin.require(path, state)
-    model, optimizer, others = (load_file(path / f"{part}.safetensors") for part in ("model", "optimizer", "others"))
+
+
+def opened(path: Path) -> Snapshot:
+    """The snapshot in a folder that was checked."""
+    state = read_json(path / STATE)
     values = {key: state[key] for key in ("optimizer", "others")}
-    return Snapshot(state["step"], model, optimizer, others, values)
+    model, optimizer, others = (stored.read(path, group) for group in GROUPS)
+    return Snapshot(state["step"], model, optimizer, others, values, state["digests"])
 
 
-def from_lead(snapshot: Snapshot | None, world: World) -> Snapshot | None:
-    """The lead's snapshot, on every rank."""
-    if world.size == 1:
-        return snapshot
+def from_lead(snapshot: Snapshot | None, world: World) -> Snapshot:
+    """The lead's snapshot, on every rank; all have to read its tensors together."""
+    step, values, digests = world.from_lead(snapshot and (snapshot.step, snapshot.values, snapshot.digests))
+    groups = [getattr(snapshot, group, None) for group in GROUPS]
+    model, optimizer, others = (stored.from_lead(group, world) for group in groups)
+    return Snapshot(step, model, optimizer, others, values, digests)
 
-    def shapes(tensors: dict[str, Tensor]) -> dict[str, Any]:
-        return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
-    def received(tensors: dict[str, Tensor] | None, shapes: dict[str, Any]) -> dict[str, Tensor]:
-        shared = {}
-        for name, (shape, dtype) in shapes.items():
-            tensor = tensors[name] if tensors else torch.empty(shape, dtype=dtype)
-            shared[name] = tensor.to(world.device)
-            world.broadcast(shared[name])
-            shared[name] = shared[name].cpu()  # a device may have no room for them all
-        return shared
-
-    outline = snapshot and (
-        snapshot.step,
-        snapshot.values,
-        shapes(snapshot.model),
-        shapes(snapshot.optimizer),
-        shapes(snapshot.others),
-    )
-    outline = world.from_lead(outline)
-    if outline is None:
-        return None
-    step, values, model, optimizer, others = outline
-    model = received(snapshot.model if snapshot else None, model)
-    optimizer = received(snapshot.optimizer if snapshot else None, optimizer)
-    others = received(snapshot.others if snapshot else None, others)
-    return Snapshot(step, model, optimizer, others, values)
+def _nothing() -> None:
+    pass
 
 
 class Damaged(Failure):
     """A checkpoint is not what was written."""
 
 
-def newest(folder: Path, origin: Origin, tell: Callable[[str], None]) -> Snapshot | None:
-    """The newest valid checkpoint; damaged ones are told, set aside and skipped.
+def newest(
+    folder: Path, origin: Origin | None, tell: Callable[[str], None], world: World = ALONE, shared: bool = True
+) -> Snapshot | None:
+    """The newest valid checkpoint, on every rank; damaged ones are told, set aside and skipped.
+
+    Where `shared`, all ranks see the folder: then each checks its share of the files, and reads for itself.
 
     Raises:
         Refused: it is another run's.
     """
-    for path in reversed(found(folder)):
+    looks, share = (True, (world.rank, world.size)) if shared else (world.leads, (0, 1))
+    origin = world.from_lead(origin)
+    for name in reversed(world.from_lead([path.name for path in found(folder)] if origin else [])):
+        path = folder / name
         try:
-            return read(path, origin)
+            world.together(partial(require_sound, path, origin, share) if looks else _nothing)
+            return opened(path) if shared else from_lead(opened(path) if looks else None, world)
         except Damaged as damage:
-            shutil.rmtree(path.with_name(SET_ASIDE + path.name), ignore_errors=True)  # of an earlier time
-            path.rename(path.with_name(SET_ASIDE + path.name))
-            tell(f"checkpoint {path.name} is damaged and set aside as {SET_ASIDE}{path.name}: {damage}")
+            if world.leads:
+                shutil.rmtree(folder / (SET_ASIDE + name), ignore_errors=True)  # of an earlier time
+                path.rename(folder / (SET_ASIDE + name))
+                tell(f"checkpoint {name} is damaged and set aside as {SET_ASIDE}{name}: {damage}")
     return None
-
-
-class Saver:
-    """Writes snapshots in the background, one at a time.
-
-    `origin` says whose state it is; `first` is called before each
-    write, also in the background: it puts on the disk what a checkpoint relies on.
-    """
-
-    def __init__(self, folder: Path, origin: Origin, settings: Checkpoint, first: Callable[[], None]) -> None:
-        self.folder, self.origin, self.settings, self.first = folder, origin, settings, first
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
-
-    def save(
-        self,
-        step: int,
-        model: nn.Module,
-        optimizer: Stateful,
-        objects: Mapping[str, Stateful] = NONE,
-    ) -> None:
-        """Copy the state and start writing it; waits first for a snapshot still being written."""
-        self.wait()
-        snapshot = take(step, model, optimizer, objects)
-        self._thread = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint")
-        self._thread.start()
-
-    def _write(self, snapshot: Snapshot) -> None:
-        try:
-            self.first()
-            write(snapshot, self.folder, self.origin, self.settings.keep)
-        except Exception as error:  # OSError, or safetensors' own for the same full disk
-            self._error = error
-
-    def wait(self) -> None:
-        """Return once nothing is being written."""
-        if self._thread:
-            self._thread.join()
-            self._thread = None
-
-    def failure(self) -> Failure | None:
-        """Why a snapshot could not be written, told once; None where the run is to go on all the same."""
-        error, self._error = self._error, None
-        if not error:
-            return None
-        failure = Failure(f"no checkpoint was written: {error}; the previous one is whole")
-        if self.settings.on_error == "stop":
-            return failure
-        failure.tell()
-        return None

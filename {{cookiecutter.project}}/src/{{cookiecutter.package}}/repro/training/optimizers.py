@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import Refused
-from .pieces import Held, Piece
+from .pieces import Held, Piece, Stored
+from .trees import realized
 
 Given = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
@@ -98,7 +99,9 @@ class Optimizers:
     def _part(self, parameter: Tensor, value: Any) -> Any:
         """The inverse of `_held`, of a whole tensor."""
         piece = self._pieces.get(parameter)
-        return piece.cut(value) if piece and isinstance(value, Tensor) and value.shape == piece.shape else value
+        return (
+            piece.cut(value) if piece and isinstance(value, Tensor | Stored) and value.shape == piece.shape else value
+        )
 
     def _of_each(
         self, optimizer: torch.optim.Optimizer, state: dict[str, Any], change: Callable[[Tensor, Any], Any]
@@ -123,7 +126,7 @@ class Optimizers:
             raise Refused(f"optimizers: the checkpoint holds {len(states)}, run.steps() was given {len(self.all)}")
         for optimizer, held in zip(self.all, states, strict=True):
             try:
-                optimizer.load_state_dict(self._of_each(optimizer, held, self._part))
+                optimizer.load_state_dict(realized(self._of_each(optimizer, held, self._part)))
             except ValueError as error:
                 kind = type(optimizer).__name__
                 raise Refused(f"the checkpoint holds the state of another {kind}: {error}") from None

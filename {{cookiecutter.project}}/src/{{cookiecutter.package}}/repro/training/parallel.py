@@ -33,7 +33,7 @@ from .digest import tensor_digest
 from .pieces import Piece, gradient_of, local
 from .resolution import Resolution
 from .turns import Turns
-from .world import World
+from .world import ALONE, World
 
 BUCKET = 1 << 22  # elements: 32 MiB of float64 per all-reduce, large enough to hide latency
 MAX_EXPONENT = {torch.float32: 128, torch.float64: 1024}  # 2**this overflows the format
@@ -46,6 +46,7 @@ class OrderFree:
     """
 
     in_pieces = False  # whether a rank holds only a piece of each gradient
+    replicas = ALONE  # the ranks that hold the same pieces
     early = True  # whether a bucket is sent as soon as the last shard has added to it
 
     def __init__(self, module: nn.Module, settings: Parallel, world: World) -> None:

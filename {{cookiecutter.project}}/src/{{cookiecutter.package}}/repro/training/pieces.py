@@ -5,10 +5,9 @@ one by one, perhaps with other roundings. So an element is in the body of the lo
 and in the piece alike.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,19 @@ from ..errors import Refused
 from .world import World
 
 ALIGN = 128  # bytes: two vectors of AVX-512
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor that lies elsewhere, such as in files, until it is read.
+
+    Attributes:
+        read: gives the elements from one place up to another, in logical order: a vector on the CPU.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    read: Callable[[int, int], Tensor]
 
 
 def aligned(dtype: torch.dtype) -> int:
@@ -51,8 +63,10 @@ class Piece:
         """The same part of another tensor of this shape."""
         return replace(self, local=local)
 
-    def cut(self, tensor: Tensor) -> Tensor:
+    def cut(self, tensor: Tensor | Stored) -> Tensor:
         """The same part of a whole tensor: a vector."""
+        if isinstance(tensor, Stored):
+            return tensor.read(self.start, self.stop)
         return tensor.reshape(-1)[self.start : self.stop]
 
 
@@ -69,8 +83,10 @@ def moved(held: Held, device: torch.device) -> Held:
     return held.of(held.local.to(device)) if isinstance(held, Piece) else held.to(device)
 
 
-def whole(held: Held) -> Tensor:
-    """The whole tensor, on every rank; all ranks have to ask for it together. Of a `Tensor`, itself."""
+def whole(held: Held | Stored) -> Tensor:
+    """The whole tensor, on every rank; where it lies in pieces, all have to ask together. Of a `Tensor`, itself."""
+    if isinstance(held, Stored):
+        return held.read(0, held.shape.numel()).view(held.shape)
     if not isinstance(held, Piece):
         return held
     filled = held.local.new_zeros(held.shape.numel())
@@ -99,24 +115,17 @@ def piece_of(tensor: DTensor) -> Piece:
     rank, size = mesh.get_local_rank(), mesh.size()
     first = min(rank * -(-rows // size), rows)
     local: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
-    return Piece(local.view(-1), first * (tensor.numel() // rows), tensor.shape, World(rank, size, local.device))
+    world = World(rank, size, local.device, mesh.get_group())
+    return Piece(local.view(-1), first * (tensor.numel() // rows), tensor.shape, world)
 
 
-def gathered(model: nn.Module) -> nn.Module:
-    """What safetensors' `save_model` asks of a model: whole weights, on the CPU. All ranks have to ask together."""
-    named = weights(model)
-    once = {id(held): whole(held).cpu() for held in named.values()}
-    tensors = {name: once[id(held)] for name, held in named.items()}  # tied ones share their memory
-    return cast(nn.Module, SimpleNamespace(state_dict=lambda: tensors))
-
-
-def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor | Stored]) -> None:
     """As `model.load_state_dict`, of whole tensors, where this rank may hold pieces."""
 
-    def part(name: str, tensor: Tensor) -> Tensor:
+    def part(name: str, tensor: Tensor | Stored) -> Tensor:
         like = held.get(name)
         if not isinstance(like, DTensor) or like.shape != tensor.shape:
-            return tensor
+            return whole(tensor)
         local = piece_of(like).cut(tensor).view(like.to_local().shape).to(like.device)
         return DTensor.from_local(
             local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()

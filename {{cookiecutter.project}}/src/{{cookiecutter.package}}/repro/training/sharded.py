@@ -13,12 +13,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -114,7 +115,8 @@ def _give(parameter: Tensor, gradient: Piece, updated: Mapping[Tensor, Tensor]) 
 class Full(OrderFree):
     """`parallel.shard: full`: FSDP2, whose reduce-scatter rounds and adds as `OrderFree` does.
 
-    A rank that has fewer shards than another makes empty passes, because FSDP2 communicates in each one.
+    A rank that has fewer shards than another makes empty passes, because FSDP2 communicates in each one. With
+    `parallel.replicas`, groups of ranks hold the whole each, and add their sums at the end of a step.
     """
 
     in_pieces = True
@@ -126,7 +128,8 @@ class Full(OrderFree):
         before = dict(module.named_parameters())
         require_own(module, units)
         require_untied(module, units)
-        self._units = _shard(module, units, world, self._reduce)
+        self._within, self.replicas = world.split(settings.replicas, timedelta(seconds=settings.timeout_seconds))
+        self._units = _shard(module, units, self._within, self._reduce)
         after = dict(module.named_parameters())
         optimizers.replace({before[name]: parameter for name, parameter in after.items()})
         super().__init__(module, settings, world)
@@ -150,7 +153,7 @@ class Full(OrderFree):
 
     def _reduce(self, unit: "_Unit", given: Tensor, out: Tensor) -> None:
         """Add a unit's gradients, (ranks, elements) of float64, over the ranks and to those of the passes before."""
-        parts = given.view(self.world.size, -1).split(unit.widths, 1)
+        parts = given.view(self._within.size, -1).split(unit.widths, 1)
         if self._twice:
             self._digests |= {p: tensor_digest(part) for p, part in zip(unit.parameters, parts, strict=True)}
         if self._trial:
@@ -161,11 +164,12 @@ class Full(OrderFree):
             for parameter, value, multiples in zip(unit.parameters, values, parts, strict=False):
                 self._resolution.take(parameter, value, multiples.reshape(-1))
         part = torch.empty_like(out)
-        self.world.scatter(given, part)
+        self._within.scatter(given, part)
         unit.sum = part if unit.sum is None else unit.sum.add_(part)
         if self._made < self._passes:
             out.zero_()
         else:
+            self.replicas.sum(unit.sum)
             out.copy_(unit.sum).mul_(2.0**self._lsb)
             unit.sum = None
 
@@ -238,7 +242,7 @@ def _shard(
 ) -> list[_Unit]:
     """Apply FSDP2 to each unit, and to what the module holds beside them."""
     whole = _kept_whole(module)
-    mesh = init_device_mesh(world.device.type, (world.size,))
+    mesh = DeviceMesh.from_group(cast(dist.ProcessGroup, world.group or dist.group.WORLD), world.device.type)
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float64)
     made: list[_Unit] = []
     for unit in [*units, module]:

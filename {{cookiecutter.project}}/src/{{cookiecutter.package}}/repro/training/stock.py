@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from ..asked.settings import Parallel
 from .buffers import Buffers
 from .turns import Turns
-from .world import World
+from .world import ALONE, World
 
 
 class Stock:
     """Used as `parallel.OrderFree`; there is one all-reduce per step."""
 
-    in_pieces = False
+    in_pieces, replicas = False, ALONE
 
     def __init__(self, module: nn.Module, settings: Parallel, world: World) -> None:
         # find_unused_parameters keeps DDP from rebuilding its buckets after the first step, which would

@@ -1,6 +1,7 @@
 """Which way of summing gradients a run has."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from torch import nn
 
@@ -26,7 +27,7 @@ def gradients_of(
     if settings.shard == "none" or world.size == 1 or optimizers is None:
         return OrderFree(module, settings, world)
     for optimizer in optimizers.all:
-        require_elementwise(optimizer)
+        world.together(partial(require_elementwise, optimizer))
     if settings.shard == "optimizer":
         return Owned(module, settings, world, optimizers)
     return Full(module, settings, world, optimizers, units or units_of(module))

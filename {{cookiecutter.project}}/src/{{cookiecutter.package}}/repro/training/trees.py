@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from ..errors import Refused
-from .pieces import Held, Piece, whole
+from .pieces import Held, Piece, Stored, whole
 
 BUFFERS = "buffers"  # the name of the model's own entry
 
@@ -20,14 +20,14 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
 
 
-def pack(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """`tree` as JSON-compatible values; its tensors go, whole, into `tensors`, under names that begin with `name`.
+def pack(tree: Any, name: str, tensors: dict[str, Held]) -> Any:
+    """`tree` as JSON-compatible values; its tensors go into `tensors`, under names that begin with `name`.
 
     Raises:
         Refused: it holds something that is neither a tensor nor a number, text or a container of such.
     """
     if isinstance(tree, Tensor | Piece):
-        tensors[name] = copied(tree)
+        tensors[name] = tree
         return {"tensor": name}
     if isinstance(tree, dict) and all(isinstance(key, str | int) for key in tree):
         return {"dict": [[key, pack(value, f"{name}.{key}", tensors)] for key, value in tree.items()]}
@@ -42,13 +42,13 @@ def pack(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def copied(held: Held) -> Tensor:
-    """A whole copy on the CPU, safe from the steps that follow; it shares no memory, which safetensors would refuse."""
-    return whole(held).detach().to("cpu", copy=True).contiguous()
+def copied(tensor: Tensor) -> Tensor:
+    """A copy on the CPU, safe from the steps that follow; it shares no memory, which safetensors would refuse."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def unpack(packed: Any, tensors: dict[str, Tensor]) -> Any:
-    """What `pack` was given."""
+def unpack(packed: Any, tensors: Mapping[str, Tensor | Stored]) -> Any:
+    """What `pack` was given; `realized` reads what is left to be read."""
     if not isinstance(packed, dict):
         return packed
     ((kind, held),) = packed.items()
@@ -58,6 +58,15 @@ def unpack(packed: Any, tensors: dict[str, Tensor]) -> Any:
         return {key: unpack(value, tensors) for key, value in held}
     items = [unpack(value, tensors) for value in held]
     return tuple(items) if kind == "tuple" else items
+
+
+def realized(tree: Any) -> Any:
+    """`tree` with tensors in place of those that are stored."""
+    if isinstance(tree, Stored):
+        return whole(tree)
+    if isinstance(tree, dict):
+        return {key: realized(value) for key, value in tree.items()}
+    return type(tree)(map(realized, tree)) if type(tree) in (list, tuple) else tree
 
 
 def require_stateful(objects: Mapping[str, Any]) -> Mapping[str, Stateful]:

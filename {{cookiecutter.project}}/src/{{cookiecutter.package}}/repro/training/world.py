@@ -7,7 +7,7 @@ import re
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import wraps
 from pathlib import Path
@@ -54,11 +54,37 @@ _meeting = _reaching(
 
 @dataclass(frozen=True)
 class World:
-    """Rank, world size and device. At size 1 nothing is communicated, so no process group is needed."""
+    """Rank, world size and device. At size 1 nothing is communicated, so no process group is needed.
+
+    Attributes:
+        group: of these ranks; None: all ranks of the run.
+    """
 
     rank: int
     size: int
     device: torch.device
+    group: dist.ProcessGroup | None = field(default=None, repr=False, compare=False)
+
+    def split(self, replicas: int, timeout: timedelta) -> tuple["World", "World"]:
+        """Of so many equal groups of ranks in a row: this rank's own, and the ranks that have its place in each.
+
+        Raises:
+            Refused: the ranks make no such groups.
+        """
+        if self.size % replicas or self.size == replicas:
+            raise Refused(
+                f"parallel.replicas={replicas} given with {self.size} ranks: a number wanted that divides them into "
+                f"groups of 2 or more; parallel.replicas=1 fits any"
+            )
+        if replicas == 1:
+            return self, World(0, 1, self.device)
+        ranks = torch.arange(self.size).view(replicas, -1)
+
+        def world(groups: torch.Tensor) -> World:
+            mine, _ = dist.new_subgroups_by_enumeration(groups.tolist(), timeout)
+            return World(dist.get_rank(mine), dist.get_world_size(mine), self.device, mine)
+
+        return world(ranks), world(ranks.T)
 
     @property
     def place(self) -> str:
@@ -73,28 +99,28 @@ class World:
     @_together
     def sum(self, tensor: Tensor, asynchronous: bool = False) -> dist.Work | None:
         """Add `tensor` over all ranks, in place."""
-        return dist.all_reduce(tensor, async_op=asynchronous) if self.size > 1 else None
+        return dist.all_reduce(tensor, group=self.group, async_op=asynchronous) if self.size > 1 else None
 
     @_together
     def scatter(self, tensor: Tensor, part: Tensor, asynchronous: bool = False) -> dist.Work | None:
         """Give each rank its part of the sum of `tensor` over all of them, which is cut into equal parts."""
         if self.device.type == "cuda":
-            return dist.reduce_scatter_single(part, tensor, async_op=asynchronous)
+            return dist.reduce_scatter_single(part, tensor, group=self.group, async_op=asynchronous)
         received = torch.empty_like(tensor)  # Gloo's own reduce-scatter sends twice as much
-        dist.all_to_all_single(received, tensor)
+        dist.all_to_all_single(received, tensor, group=self.group)
         torch.sum(received.view(self.size, -1), 0, out=part)
         return None
 
     @_together
     def join(self, part: Tensor, joined: Tensor, asynchronous: bool = False) -> dist.Work | None:
         """Give every rank the equal parts of all of them as one vector."""
-        return dist.all_gather_single(joined, part, async_op=asynchronous)
+        return dist.all_gather_single(joined, part, group=self.group, async_op=asynchronous)
 
     @_together
     def largest(self, tensor: Tensor) -> None:
         """Leave the largest of each element over all ranks, in place."""
         if self.size > 1:
-            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
 
     @_together
     def wait(self, work: dist.Work | None) -> None:
@@ -114,7 +140,7 @@ class World:
         """The lead's value, on every rank."""
         held = [value]
         if self.size > 1:
-            dist.broadcast_object_list(held, src=0, device=self.device)
+            dist.broadcast_object_list(held, device=self.device, group=self.group, group_src=0)
         return held[0]
 
     @_together
@@ -122,7 +148,7 @@ class World:
         """Every rank's value, by rank, on every rank."""
         values = [value] * self.size
         if self.size > 1:
-            dist.all_gather_object(values, value)
+            dist.all_gather_object(values, value, group=self.group)
         return values
 
     def together(self, work: Callable[[], T]) -> T:
@@ -172,7 +198,10 @@ class World:
     def broadcast(self, tensor: Tensor) -> None:
         """Give every rank the lead's values, in place."""
         if self.size > 1:
-            dist.broadcast(tensor, src=0)
+            dist.broadcast(tensor, group=self.group, group_src=0)
+
+
+ALONE = World(0, 1, torch.device("cpu"))
 
 
 def _outcome(work: Callable[[], T]) -> tuple[T | None, Failure | None]:

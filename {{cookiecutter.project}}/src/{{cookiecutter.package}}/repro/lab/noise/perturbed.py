@@ -25,8 +25,8 @@ from ...errors import Refused
 from ...files import write_json
 from ...records import receipt
 from ...step import Compute, Step, Training
-from ...training import checkpoint
 from ...training.sampling import tensors_in
+from ...training.saver import Saver
 from ...training.trees import copied
 from .. import child
 
@@ -160,7 +160,7 @@ def _run(package: str, folder: str, kind: str, at: str, *arguments: str) -> None
     Perturbed.folder, Perturbed.kind, Perturbed.at, Perturbed.report = Path(folder), kind, int(at), {}
     run.Step = Perturbed  # type: ignore[attr-defined]
     receipt.write = _no_receipt
-    checkpoint.Saver.save = lambda self, *state: None  # type: ignore[method-assign]
+    Saver.save = lambda self, *state: None  # type: ignore[method-assign]
     child.train(package, *arguments)
 
 
