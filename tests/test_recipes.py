@@ -136,6 +136,15 @@ def test_average_that_no_checkpoint_holds_is_found(laid: InstalledProject) -> No
     assert re.search(r"^killed and resumed on 2 ranks .* DIFFERS$", printed, re.MULTILINE), printed
 
 
+@pytest.mark.long
+@only(["language"])
+def test_tied_embeddings_lie_in_pieces(laid: InstalledProject) -> None:
+    """One digest, whatever a rank holds: with none, optimizer and full, on 1, 2 and 3 ranks."""
+    env = {**laid.env, "REPRO_PROJECT": str(laid.path)}
+    printed = run(laid.python, "-m", "pytest", "tied.py", cwd=ROOT / "tests" / "machinery", env=env).stdout
+    assert re.search(r"^7 passed in ", printed, re.MULTILINE), printed
+
+
 def test_recipe_is_laid_once_or_twice_alike(bake: Bake) -> None:
     """And changes none of the machinery; its own tests need no change either."""
     for name in tool.known():

@@ -21,6 +21,7 @@ from . import data
 from .evaluate import evaluate
 from .model import build
 from .repro.run import Run
+from .repro.training.exact import clip_grad_norm_
 
 
 def train(config: Config, out: Path) -> None:
@@ -35,7 +36,7 @@ def train(config: Config, out: Path) -> None:
 
         for step in run.steps(model, optimizer, train_set, steps=settings.steps):
             loss = step.backward(shard_loss)
-            norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
+            norm = clip_grad_norm_(model.parameters(), settings.clip_norm)
             rate = learning_rate(step.number, step.of, settings.learning_rate, settings.warmup, settings.decay)
             for group in optimizer.param_groups:
                 group["lr"] = rate

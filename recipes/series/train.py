@@ -20,6 +20,7 @@ from . import data
 from .evaluate import evaluate
 from .model import Output, build
 from .repro.run import Run
+from .repro.training.exact import clip_grad_norm_
 
 WEIGHTS = {"classify": 1.0, "foretell": 0.5, "steady": 0.01}  # of the losses
 
@@ -36,7 +37,7 @@ def train(config: Config, out: Path) -> None:
 
         for step in run.steps(model, optimizer, train_set, epochs=settings.epochs):
             loss = step.backward(shard_loss)
-            norm = nn.utils.clip_grad_norm_(trained, settings.clip_norm)
+            norm = clip_grad_norm_(trained, settings.clip_norm)
             rate = learning_rate(step.number, step.of, settings.learning_rate, settings.rise)
             for group in optimizer.param_groups:
                 group["lr"] = rate

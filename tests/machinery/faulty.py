@@ -22,6 +22,7 @@ from warm import GRACE, Warm, forget_tests
 
 FLIPPED_AFTER = 7  # steps
 WRONG_FROM = 18  # the gradient that counts of the first shard that rank 1 of 2 computes twice, shard 4
+WRONG_PIECE = 30  # the piece of a gradient, of those that rank 1 of 2 is given, that is wrong: neither first nor last
 
 
 def flip(tensor: Any, bit: int = 12) -> None:
@@ -128,6 +129,13 @@ def output_gradient(package: str) -> None:
     head_built(package, lambda head: head.register_forward_hook(watch))
 
 
+def piece(package: str) -> None:
+    """The same in the piece of a gradient that the optimizer is given; where tensors are whole, nothing."""
+    held = import_module(f"{package}.repro.training.pieces").Piece
+    of, wrong = held.of, wrong_at(WRONG_PIECE)
+    held.of = lambda self, local: of(self, wrong(local) if local.numel() else local)
+
+
 def evaluation(package: str) -> None:
     """An evaluation forgets to leave the running statistics alone."""
     module = import_module(f"{package}.evaluate")
@@ -217,6 +225,7 @@ FAULTS: dict[str, Callable[[str], None]] = {
         weights,
         gradient,
         output_gradient,
+        piece,
         evaluation,
         now_and_then,
         unseen,

@@ -1,10 +1,12 @@
 """`repro verify`: every way to train gives the same bits, and one that does not is named."""
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from clone import command
 from conftest import PACKAGE
 from project import PROJECT as OURS
 from project.config import Config
@@ -16,6 +18,7 @@ from project.repro.project import Project
 from warm import Warm
 
 Verify = Callable[..., dict[str, Row]]
+OWNED, FULL = "optimizer in pieces on 2 ranks", "weights in pieces on 2 ranks"
 
 
 @pytest.fixture
@@ -26,6 +29,9 @@ def verified(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest
     def start(project: Project, words: list[str]) -> Warm:
         ranks = [int(word.partition("=")[2]) for word in words if word.startswith("--nproc-per-node=")]
         arguments = words[words.index(f"{PACKAGE}.train") + 1 :]
+        if "--ranks" in arguments:  # which would start them cold
+            at = arguments.index("--ranks")
+            ranks, arguments[at : at + 2] = [int(arguments[at + 1])], []
         script = Path(__file__).with_name("faulty.py") if fault else None
         before = [*fault, str(tmp_path), PACKAGE] if fault else []
         files = {"out": tmp_path / "out", "err": tmp_path / "err"}
@@ -74,6 +80,32 @@ def test_rank_that_computes_otherwise_is_seen_in_its_rows_alone(verified: Verify
         "1 loader worker": "EQUAL",
         "2 ranks": "DIFFERS",
     }
+
+
+@pytest.mark.long
+def test_piece_that_is_computed_otherwise_is_seen_in_its_rows_alone(verified: Verify):
+    rows = verified("piece", "1", ways=("2 ranks", OWNED, FULL))
+    verdicts = {name: row.verdict for name, row in rows.items()}
+    assert verdicts == {"one process": "EQUAL", "2 ranks": "EQUAL", OWNED: "DIFFERS", FULL: "DIFFERS"}
+
+
+@pytest.mark.long
+def test_optimizer_that_pieces_cannot_hold_is_no_failure(project: Path, tmp_path: Path):
+    """Its row says why it was not tried; the others count."""
+    here = tmp_path / "clone"
+    shutil.copytree(project, here, ignore=shutil.ignore_patterns("__pycache__", "build"))
+    train = here / "src" / PACKAGE / "train.py"
+    before, after = "AdamW(parameter_groups(model, settings.weight_decay), fused=True)", "Adafactor(model.parameters())"
+    assert train.read_text().count(before) == 1
+    train.write_text(train.read_text().replace(before, after))
+    only = [word for way in (OWNED, "once more") for word in ("--only", way)]
+    done = command(here, PACKAGE, "verify", *only, "--set", "train.epochs=1")
+    rows = {line[:30].rstrip(): line[68:] for line in done.stdout.splitlines()[:-1]}
+    assert list(rows) == ["one process", "once more", OWNED], done
+    assert rows["one process"] == rows["once more"] == "EQUAL"
+    refused = "not tried: parallel.shard: Adafactor does not update each element by itself ("
+    assert rows[OWNED].startswith(refused) and rows[OWNED].endswith(" …"), rows
+    assert done.stdout.splitlines()[-1] == "EQUAL: 2 of 2 trainings" and done.returncode == 0, done
 
 
 @pytest.mark.parametrize(("fault", "verdict"), [((), "EQUAL"), (("evaluation", "0"), "DIFFERS")])

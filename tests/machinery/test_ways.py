@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from conftest import PACKAGE, python
 from project import PROJECT
+from project.config import Config
+from project.repro.cli import Ours, main
 from project.repro.errors import Failure, Refused
 from project.repro.lab import trainings, verify
 from project.repro.lab.verify import WAYS, chosen
@@ -45,6 +48,55 @@ def test_shortening_that_does_not_fit_the_config_is_refused_by_name():
     done = python("-m", PACKAGE, "verify", "--set", "verify.shorten=[train.epoch=1]")
     told = "params.yaml: verify.shorten does not fit: --set train.epoch: unknown key; did you mean train.epochs?\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+
+
+# ---- a way that the training refuses
+
+PIECES = "optimizer in pieces on 2 ranks"
+REFUSAL = "parallel.shard: Adafactor does not update each element by itself, so use another one"
+LOST = "rank 1 on host (process 7) was ended by SIGKILL: if nobody sent it, the host ran out of memory"
+
+
+@pytest.mark.parametrize(
+    ("way", "code", "said", "verdict"),
+    [
+        (PIECES, 2, ["told before", REFUSAL], f"not tried: {REFUSAL}"),
+        (PIECES, 2, ["\x1b[2Jone" + 40 * " more"], r"not tried: \x1b[2Jone" + 17 * " more" + " …"),
+        (PIECES, 2, [], "not tried: refused without a word"),
+        (PIECES, 2, [REFUSAL, LOST], "FAILED: "),
+        (PIECES, 1, [REFUSAL], "FAILED: "),
+        ("2 ranks", 2, [REFUSAL], "FAILED: "),
+    ],
+)
+def test_refusal_of_pieces_alone_is_no_failure(
+    way: str, code: int, said: list[str], verdict: str, monkeypatch: pytest.MonkeyPatch
+):
+    def run(project: object, words: list[str]) -> str:
+        raise trainings.Ended(words, code, said)
+
+    monkeypatch.setattr(trainings, "run", run)
+    row = verify._train(PROJECT, *chosen([way]), {})
+    assert row.verdict.startswith(verdict) if verdict == "FAILED: " else row.verdict == verdict
+    assert not row.weights
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "told", "code"),
+    [
+        (["EQUAL", "EQUAL", "not tried: it refuses"], "EQUAL: 2 of 2 trainings", 0),
+        (["EQUAL", "not tried: it refuses"], "NOT COMPARED: 1 of 1 trainings", 1),
+        (["EQUAL", "DIFFERS", "not tried: it refuses"], "DIFFERS: 1 of 2 trainings", 1),
+        (["FAILED: so"], "DIFFERS: 0 of 1 trainings", 1),
+    ],
+)
+def test_way_that_is_not_tried_counts_for_nothing(
+    verdicts: list[str], told: str, code: int, monkeypatch: pytest.MonkeyPatch
+):
+    rows = [verify.Row(f"way {number}", verdict) for number, verdict in enumerate(verdicts)]
+    monkeypatch.setattr(verify, "train_in_all_ways", lambda *given: iter(rows))
+    monkeypatch.chdir(PROJECT.root)
+    done = CliRunner().invoke(main, ["verify", "--ranks", "1"], obj=Ours(PROJECT, Config))
+    assert (done.output.splitlines()[-1], done.exit_code) == (told, code), done
 
 
 # ---- the kill: a training in place of which a script runs, which writes rows and then ends or waits

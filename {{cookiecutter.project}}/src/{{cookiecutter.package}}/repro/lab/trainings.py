@@ -13,6 +13,19 @@ from ..errors import Failure
 from ..project import Project
 
 
+class Ended(Failure):
+    """A command ended with an exit code that nobody wanted.
+
+    Attributes:
+        code: the exit code.
+        said: the last lines that it said.
+    """
+
+    def __init__(self, words: Sequence[str], code: int, said: Sequence[str]) -> None:
+        super().__init__("\n".join([" ".join(words), f"ended with {code}:", *said]))
+        self.code, self.said = code, said
+
+
 def texts(settings: Mapping[str, Any]) -> list[str]:
     """`KEY=VALUE` for keys and their JSON-compatible values."""
     return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
@@ -56,11 +69,10 @@ def run(
     `environ` holds other variables than those of `environment`.
 
     Raises:
-        Failure: it failed; with the last lines that it said.
+        Ended: it failed.
     """
     environ = environment(project) if environ is None else environ
     done = subprocess.run(words, cwd=project.root, env=environ, capture_output=True, text=True, errors="replace")
     if done.returncode not in ends:
-        said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-12:])
-        raise Failure(f"{' '.join(words)}\nended with {done.returncode}:\n{said}")
+        raise Ended(words, done.returncode, (done.stderr.strip() or done.stdout.strip()).splitlines()[-12:])
     return done.stdout

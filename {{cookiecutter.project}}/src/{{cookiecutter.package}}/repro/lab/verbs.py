@@ -118,10 +118,10 @@ def check(ours: Ours, run: Path, overrides: tuple[str, ...]) -> None:
 @click.option("--only", multiple=True, metavar="NAME", help="Compare this way alone with one process; repeatable.")
 @click.pass_obj
 def verify(ours: Ours, overrides: tuple[str, ...], ranks: int | None, only: tuple[str, ...]) -> None:
-    """Train in a dozen ways that must give identical weights.
+    """Train in many ways that must give identical weights.
 
-    It reports EQUAL or DIFFERS for each way, by its NAME. The trainings are shortened as `verify.shorten` in
-    params.yaml says.
+    It reports EQUAL or DIFFERS for each way, by its NAME, or why it was not tried. The trainings are shortened as
+    `verify.shorten` in params.yaml says.
     """
     from .verify import chosen, places_here, shortened, train_in_all_ways
 
@@ -132,7 +132,8 @@ def verify(ours: Ours, overrides: tuple[str, ...], ranks: int | None, only: tupl
         click.echo(f"{row.name:30}  {row.weights[:16]:16}  {(row.trace or '')[:16]:16}  {row.verdict}")
     tried = [verdict for verdict in verdicts if not verdict.startswith("not tried")]
     holds = all(verdict == "EQUAL" for verdict in tried) and len(tried) > 1
-    click.echo(f"{'EQUAL' if holds else 'DIFFERS'}: {tried.count('EQUAL')} of {len(tried)} trainings")
+    said = "EQUAL" if holds else "NOT COMPARED" if tried == ["EQUAL"] else "DIFFERS"
+    click.echo(f"{said}: {tried.count('EQUAL')} of {len(tried)} trainings")
     sys.exit(0 if holds else 1)
 
 

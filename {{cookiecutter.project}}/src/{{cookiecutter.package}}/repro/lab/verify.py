@@ -1,8 +1,10 @@
 """The contract proved for this model and this data: short trainings in many ways must all give the same bits."""
 
 import os
+import re
 import shutil
 import signal
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,12 +22,16 @@ from ..records.chain import LINK, STEP
 from ..records.names import METRICS, STEP_ROWS
 from ..records.opening import told_of, unproven
 from ..records.receipt import read
+from ..shape import plain
 from . import trainings
 
 S = TypeVar("S", bound=Settings)
 NOTHING: Mapping[str, Any] = {}
 FOLDER = Path("build", "verify")
 ROW = STEP.itemsize + LINK  # bytes
+SHARD = "parallel.shard"
+DIED = re.compile(r"rank \d+ on ")  # so the launcher's line on a rank that crashed begins
+LINE = 100  # characters of a refusal that are shown
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,11 @@ class Way:
     settings: Mapping[str, Any] = field(default_factory=dict)
     ranks: int = 1
     ended: signal.Signals | None = None  # by what, on the way; then it is started again
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether ranks hold pieces, which some models and optimizers cannot lie in."""
+        return SHARD in self.settings
 
     @property
     def folder(self) -> Path:
@@ -51,6 +62,9 @@ WAYS = (
     Way("2 ranks", ranks=2),
     Way("3 ranks, 1 worker", {"loader.workers": 1}, ranks=3),
     Way("4 ranks", ranks=4),
+    Way("optimizer in pieces on 2 ranks", {SHARD: "optimizer"}, ranks=2),
+    Way("weights in pieces on 2 ranks", {SHARD: "full"}, ranks=2),
+    Way("weights in pieces on 3 ranks", {SHARD: "full"}, ranks=3),
     Way("killed and resumed", ended=signal.SIGKILL),
     Way("killed and resumed on 2 ranks", ranks=2, ended=signal.SIGKILL),
     Way("stopped by SIGTERM and resumed", ended=signal.SIGTERM),
@@ -163,11 +177,23 @@ def _train(project: Project, way: Way, settings: Mapping[str, Any], steps: int =
         if way.ended:
             settings = {**settings, "checkpoint.every": max(1, steps // 6)}
             _kill(project, trainings.command(project, ".train", settings, "--out", out), out, steps // 3, way.ended)
-        trainings.run(project, trainings.command(project, ".train", settings, "--out", out, ranks=way.ranks))
+        # torchrun ends with 1 whatever its ranks say; the project's own launcher ends with 2 where they refuse
+        ranks, own = (1, ("--ranks", str(way.ranks))) if way.in_pieces else (way.ranks, ())
+        trainings.run(project, trainings.command(project, ".train", settings, "--out", out, *own, ranks=ranks))
     except Failure as failure:
+        if way.in_pieces and (refusal := _refusal(failure)):
+            return Row(way.name, f"not tried: {textwrap.shorten(plain(refusal), LINE, placeholder=' …')}")
         return Row(way.name, f"FAILED: {failure}")
     receipt = read(out)
     return Row(way.name, "EQUAL", receipt.weights, receipt.stated["trace"])
+
+
+def _refusal(failure: Failure) -> str:
+    """The line by which a training refused what it was asked for; nothing where it failed otherwise."""
+    if not isinstance(failure, trainings.Ended) or failure.code != Refused.exit_code:
+        return ""
+    line = failure.said[-1] if failure.said else "refused without a word"
+    return "" if DIED.match(line) else line
 
 
 def _kill(project: Project, words: list[str], out: Path, after: int, by: signal.Signals) -> None:
