@@ -19,8 +19,9 @@ from torch.nn import functional as F
 from . import data
 from .model import build
 from .repro.files import write_json
-from .repro.run import alone, load_weights
+from .repro.run import alone
 from .repro.training.evaluation import count_batches, evaluating
+from .repro.training.final import load_weights
 from .repro.training.world import World
 
 

@@ -172,7 +172,9 @@ def now_and_then(package: str) -> None:
 
 def unseen(package: str) -> None:
     """This rank sees another disk than the lead."""
-    import_module(f"{package}.repro.training.saver").Path = lambda name: Path(f"{name}-elsewhere")
+    run = import_module(f"{package}.repro.run")
+    seen_by_all = run.seen_by_all
+    run.seen_by_all = lambda folder, world: seen_by_all(folder / "elsewhere", world)
 
 
 def no_room(package: str) -> None:
@@ -194,8 +196,8 @@ def dies(package: str) -> None:
     *owners, function = path.split(".")
     owner: Any = reduce(getattr, owners, import_module(f"{package}.repro.{name}"))
     original, calls, looks = getattr(owner, function), count(1), count(1)
-    checkpoint = import_module(f"{package}.repro.training.checkpoint")
-    look = checkpoint.look
+    saver = import_module(f"{package}.repro.training.saver")
+    look = saver.look
 
     def looked(*arguments: Any) -> Any:
         if next(looks) == 2:
@@ -207,7 +209,7 @@ def dies(package: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(*arguments, **options)
 
-    checkpoint.look = looked
+    saver.look = looked
 
 
 def nothing(package: str) -> None:

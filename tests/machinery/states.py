@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from project.repro.asked.settings import Parallel
-from project.repro.training.checkpoint import Origin, Snapshot, take
+from project.repro.training.checkpoint import Origin
 from project.repro.training.pieces import whole
+from project.repro.training.snapshot import Snapshot, take
 from torch import nn
 
 ORIGIN = Origin("a" * 64, "e" * 64)

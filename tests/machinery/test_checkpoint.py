@@ -13,8 +13,9 @@ import torch
 from project.repro.asked import manifest
 from project.repro.errors import Refused
 from project.repro.training import checkpoint, stored
-from project.repro.training.checkpoint import found, newest, put, read, take, write
+from project.repro.training.checkpoint import found, newest, read, write
 from project.repro.training.optimizers import Optimizers
+from project.repro.training.snapshot import put, take
 from project.repro.training.trees import unpack
 from states import FILES, OPTIMIZERS, ORIGIN, Training, assert_equal, silent, snapshot
 from torch import nn

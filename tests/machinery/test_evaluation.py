@@ -10,8 +10,8 @@ from conftest import PACKAGE, Trained, python
 from project.repro.errors import Refused
 from project.repro.files import read_json
 from project.repro.records import names
-from project.repro.run import load_weights
 from project.repro.training.evaluation import count_batches, evaluating
+from project.repro.training.final import load_weights
 from project.repro.training.seeds import seed_everything
 from project.repro.training.world import World
 from safetensors.torch import save_model

@@ -18,8 +18,9 @@ from project.repro.records import opening as opening_module
 from project.repro.records import record as record_module
 from project.repro.records.record import Record
 from project.repro.run import Run
-from project.repro.training import checkpoint
+from project.repro.training import checkpoint, saver
 from project.repro.training.pieces import whole
+from project.repro.training.snapshot import Snapshot
 from victim import Start
 
 
@@ -27,14 +28,14 @@ from victim import Start
 def interrupted(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The run directory of `start`, as a crash after step 12 leaves it: made in this process."""
 
-    def crash(step: int, *rest: Any) -> checkpoint.Snapshot:
+    def crash(step: int, *rest: Any) -> Snapshot:
         if step > 12:
             raise Crash
         return taken(step, *rest)
 
-    taken = checkpoint.look
+    taken = saver.look
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(checkpoint, "look", crash)
+        patch.setattr(saver, "look", crash)
         train_module.train(inside(config, prepared, every=3, keep=2), tmp_path / "run")
     write_json(tmp_path / "run" / "run.json", read_json(tmp_path / "run" / "run.json") | {"status": "RUNNING"})
     assert [int(p.name[:9]) for p in checkpoint.found(tmp_path / "run" / "checkpoints")] == [9, 12]
@@ -109,7 +110,7 @@ def test_resuming_at_the_wrong_step_is_caught_at_once(
     """The run comes by recorded steps again, and their numbers differ."""
     opened = checkpoint.opened
 
-    def shifted(path: Path) -> checkpoint.Snapshot:
+    def shifted(path: Path) -> Snapshot:
         there = opened(path)
         return dataclasses.replace(there, step=there.step + off)
 
@@ -226,7 +227,7 @@ def test_checkpoint_that_cannot_be_written_stops_the_run_or_not(
     def count() -> int:
         return len((out / "metrics.jsonl").read_text().splitlines())
 
-    def full(snapshot: checkpoint.Snapshot, *rest: Any) -> Path:
+    def full(snapshot: Snapshot, *rest: Any) -> Path:
         if 4 < snapshot.step < 20:
             rows.append(count())
             raise OSError(28, "No space left on device")

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from project.repro.asked.settings import Checkpoint
 from project.repro.training import checkpoint
-from project.repro.training.checkpoint import Snapshot, found, newest
+from project.repro.training.checkpoint import found, newest
 from project.repro.training.saver import Saver
+from project.repro.training.snapshot import Snapshot
 from states import ORIGIN, Training, assert_equal, silent, snapshot
 from warm import PATIENCE
 

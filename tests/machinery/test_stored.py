@@ -9,9 +9,10 @@ import torch
 from conftest import Trained, trained
 from faulty import Faulty
 from project.repro.errors import Failure
-from project.repro.training import checkpoint, stored
+from project.repro.training import checkpoint, final, stored
 from project.repro.training.optimizers import Optimizers
 from project.repro.training.pieces import Piece, whole
+from project.repro.training.snapshot import put
 from project.repro.training.world import World
 from states import ORIGIN, Training, silent
 from torch import Tensor, nn
@@ -67,7 +68,7 @@ def test_same_pieces_give_the_same_bytes(tensors: dict[str, Tensor], tmp_path: P
 def test_weights_are_gathered_into_files_without_a_name(tmp_path: Path):
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     model[2].weight = model[0].weight
-    there = stored.gathered(model, tmp_path, World(0, 1, CPU)).state_dict()
+    there = final.gathered(model, tmp_path, World(0, 1, CPU)).state_dict()
     assert list(tmp_path.iterdir()) == [] and there["0.weight"] is there["2.weight"]
     wanted = model.state_dict()
     assert there.keys() == wanted.keys() and all(same(there[name], wanted[name]) for name in wanted)
@@ -86,7 +87,7 @@ def test_state_that_is_other_after_loading_is_told(tmp_path: Path):
     there, other = checkpoint.newest(tmp_path, ORIGIN, silent), Training(Rounds)
     assert there
     with pytest.raises(Failure, match=r"after step 2: optimizer: optimizer\.state\.0\.exp_avg.*: other bits after"):
-        checkpoint.put(there, other.model, Optimizers(other.optimizer))
+        put(there, other.model, Optimizers(other.optimizer))
 
 
 # ---- in a training

@@ -23,8 +23,9 @@ from . import data
 from .data import CLASSES
 from .model import build
 from .repro.files import write_json
-from .repro.run import alone, load_weights
+from .repro.run import alone
 from .repro.training.evaluation import count_batches, evaluating
+from .repro.training.final import load_weights
 from .repro.training.world import World
 
 

@@ -1,6 +1,5 @@
 """One run as `train.py` holds it: from the switches to the receipt."""
 
-import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +10,6 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_model, save_model
 from torch import nn
 
 from . import progress
@@ -21,7 +18,7 @@ from .asked.address import LOCKS, content_address
 from .asked.settings import Settings
 from .differences import flatten
 from .errors import Failure, Preempted, Refused
-from .files import rename, write_json
+from .files import write_json
 from .machine import switches
 from .project import Project
 from .records import names, receipt
@@ -32,13 +29,12 @@ from .records.record import Record, as_number
 from .records.signature import require_key, sign
 from .records.tracking import Follower
 from .step import Step, Training
-from .training import agreement, checkpoint, logged, pieces, sampling, world
+from .training import agreement, checkpoint, final, logged, pieces, sampling, snapshot, world
 from .training.optimizers import Given, Optimizers
 from .training.promise import Promise
 from .training.sampling import Indexed
 from .training.saver import Saver, seen_by_all
 from .training.seeds import derive, seed_everything
-from .training.stored import gathered
 from .training.trace import Trace
 from .training.trees import Stateful, require_stateful
 from .training.world import World
@@ -138,7 +134,7 @@ class Run:
         *,
         epochs: int | None = None,
         steps: int | None = None,
-        state: Mapping[str, Stateful] = checkpoint.NONE,
+        state: Mapping[str, Stateful] = snapshot.NONE,
         units: Sequence[nn.Module] = (),
     ) -> Iterator[Step]:
         """Yield the steps that are still to do: all, or those after the newest valid checkpoint.
@@ -198,12 +194,12 @@ class Run:
         folder = self.out / names.CHECKPOINTS
         shared = seen_by_all(self.out, self.world)
         origin = self._origin if self._resumed else None
-        snapshot = checkpoint.newest(folder, origin, _tell, self.world, shared)
-        if snapshot:
+        there = checkpoint.newest(folder, origin, _tell, self.world, shared)
+        if there:
             state = self._model, self._optimizers, self._objects
-            self.world.together(partial(checkpoint.put, snapshot, *state))
-        self._done = done = snapshot.step if snapshot else 0
-        self._compare(done)
+            self.world.together(partial(snapshot.put, there, *state))
+        self._done = done = there.step if there else 0
+        agreement.require_replicas(self._model, done, self.world, self._replicas)
         outputs = not self.config.compute.compile  # whose modules have no outputs to look at
         held = self._model, self._optimizers
         self.world.together(lambda: self._trace.begin(*held, done, outputs, self._in_pieces))
@@ -214,16 +210,6 @@ class Run:
             self._record.went_on(done)
             print(f"resumed {self.out} after step {done}", flush=True)
         return done
-
-    def _compare(self, done: int) -> None:
-        """Compare the weights and buffers that ranks hold alike: whole ones, and the pieces of replicas."""
-        held = pieces.weights(self._model)
-        wholes = {name: tensor for name, tensor in held.items() if isinstance(tensor, torch.Tensor)}
-        agreement.require_same_weights(wholes, done, self.world)
-        cut = {name: piece.local for name, piece in held.items() if isinstance(piece, pieces.Piece)}
-        if self._replicas.size > 1:
-            compare = partial(agreement.require_same_weights, cut, done, self._replicas, "replicas'")
-            self.world.together(compare)  # a fault in one replica ends them all
 
     def _sync(self) -> None:
         assert self._record
@@ -237,7 +223,7 @@ class Run:
         ended = done == self._stop
         every = self.config.integrity.compare_every
         if every and (done % every == 0 or ended):
-            self._compare(done)
+            agreement.require_replicas(self._model, done, self.world, self._replicas)
         failure = self._saver.failure() if self._saver else None
         kept = 0 <= self.config.trace.values < done  # the step that was asked for
         ends = self._terminated or kept
@@ -286,12 +272,12 @@ class Run:
         self.world.together(stages.require_still)
         self._finished = True
         self.log(self._stop - 1, **{"epoch": self._plan.epoch(self._stop), **numbers})
-        whole = gathered(self._model, self.out, self.world) if self._in_pieces else self._model
+        whole = final.gathered(self._model, self.out, self.world) if self._in_pieces else self._model
         self.world.together(self._finish_saving)
         if not self._record:
             return
         self._lock.require()
-        self._write_weights(whole)
+        final.write(whole, self.out)
         tracking = self.config.tracking
         if tracking.enabled and tracking.model and (told := logged.write(self._model, self.project, self.out)):
             _tell(told)
@@ -306,16 +292,6 @@ class Run:
                 sign(self.out, self.config.receipt.key)
             except Failure as failure:
                 _tell(str(failure))  # no reason to lose the run
-
-    def _write_weights(self, model: nn.Module) -> None:
-        beside = self.out / f"{names.WEIGHTS}.part"
-        try:
-            save_model(model, str(beside))
-        except (OSError, SafetensorError) as error:
-            said = f"{self.out / names.WEIGHTS} was not written: {error}; the same command tries again"
-            raise Failure(said) from None
-        shutil.copymode(self.out / names.ADDRESS, beside)  # safetensors leaves it to its owner alone
-        rename(beside, self.out / names.WEIGHTS)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -370,22 +346,6 @@ def _let_read(data: Mapping[str, Any], config: Settings) -> None:
     """Let the code open the dataset itself, if the manifest says that a run reads it: then it has been checked."""
     if data.get("raw"):
         opened.know(Path(config.data.raw))
-
-
-def load_weights(model: nn.Module, out: Path) -> None:
-    """Give `model` the weights of the finished run in `out`.
-
-    Raises:
-        Refused: there are none, or they are another network's.
-    """
-    path = out / names.WEIGHTS
-    try:
-        load_model(model, path)
-    except FileNotFoundError:
-        raise Refused(f"{path}: missing. Train first: make repro") from None
-    except (RuntimeError, SafetensorError) as error:
-        said = " ".join(str(error).split())
-        raise Refused(f"{path}: other weights than params.yaml describes. Train again. {said[:200]}") from None
 
 
 def _tell(message: str) -> None:

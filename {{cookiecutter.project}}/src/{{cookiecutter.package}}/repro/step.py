@@ -52,7 +52,7 @@ class Training:
         operations: Operations,
     ) -> None:
         self.config, self.world, self.trace, self.plan, self.model, self.log = config, world, trace, plan, model, log
-        require_fit(model, world.device)
+        require_fit(model, world.device, moves=config.parallel.shard == "full" and world.size > 1)
         self.updates = Updates(model, optimizers, objects)
         self.gradients = gradients_of(model, config.parallel, world, optimizers, units)
         module = self.gradients.module

@@ -1,6 +1,6 @@
-"""What can lie in pieces: units of a model, and optimizers; the rest is refused before step 0, by name."""
+"""What can lie in pieces: parameters, units of a model, optimizers; the rest stays whole, or is refused by name."""
 
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -23,6 +23,19 @@ def units_of(module: nn.Module) -> list[nn.Module]:
 
 def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def kept_whole(module: nn.Module) -> set[nn.Parameter]:
+    """Parameters that no rank may hold a part of: their rows are no whole vectors, or of another dtype than most."""
+    sizes: Counter[torch.dtype] = Counter()
+    for parameter in module.parameters():
+        sizes[parameter.dtype] += parameter.numel()
+    ((most, _),) = sizes.most_common(1)
+
+    def is_cut(p: Tensor) -> bool:
+        return p.ndim > 1 and p.dtype == most and p.is_contiguous() and p[0].numel() % aligned(most) == 0 < p.numel()
+
+    return {parameter for parameter in module.parameters() if not is_cut(parameter)}
 
 
 def require_own(module: nn.Module, units: Sequence[nn.Module]) -> None:

@@ -41,8 +41,10 @@ TENSORS: list[tuple[Callable[[Any], object], str]] = [
 ]
 
 
-def require_fit(model: nn.Module, device: torch.device) -> None:
+def require_fit(model: nn.Module, device: torch.device, moves: bool = False) -> None:
     """Refuse a model whose gradients the machinery cannot sum, or that lies on another device than the run.
+
+    One that `moves` may lie on the CPU.
 
     Raises:
         Refused: naming its modules or tensors, and a way that works.
@@ -54,8 +56,8 @@ def require_fit(model: nn.Module, device: torch.device) -> None:
             if found := [(name, thing) for name, thing in held if unfit(thing)]:
                 kind = type(found[0][1]).__name__
                 raise Refused(f"{some([name or 'the model' for name, _ in found], 3)} ({kind}): {remedy}")
-    elsewhere = sorted({str(p.device) for p in model.parameters() if p.device != device})
-    if elsewhere:
+    seen = {p.device for p in model.parameters()} - {device}
+    if elsewhere := sorted(map(str, seen - {torch.device("cpu")} if moves else seen)):
         raise Refused(
             f"the model lies on {', '.join(elsewhere)}, the run is on {device}: call model.to(run.world.device) before "
             f"you make the optimizer"

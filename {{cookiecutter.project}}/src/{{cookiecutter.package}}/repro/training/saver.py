@@ -14,8 +14,9 @@ from torch import nn
 from ..asked.settings import Checkpoint
 from ..errors import Failure
 from . import checkpoint
-from .checkpoint import NONE, Origin, Snapshot
+from .checkpoint import Origin
 from .pieces import Held, Piece, whole
+from .snapshot import NONE, Snapshot, copy, look
 from .trees import Stateful
 from .world import ALONE, World
 
@@ -52,7 +53,7 @@ class Saver:
         self.wait()
         if self._in_parts and self._world.leads:
             checkpoint.clear(self.folder)
-        snapshot = checkpoint.look(step, model, optimizer, objects)
+        snapshot = look(step, model, optimizer, objects)
         if self._in_parts:
             snapshot = snapshot.digested()  # together: so nobody writes before the lead has cleared the folder
             self._unsealed = checkpoint.beside(self.folder, step)
@@ -64,11 +65,11 @@ class Saver:
 
     def _gathered(self, held: Held) -> Held | None:
         tensor = whole(held)
-        return checkpoint.copy(tensor) if self.origin else None
+        return copy(tensor) if self.origin else None
 
     def _own(self, held: Held) -> Held | None:
         mine = self._world.rank < held.world.size if isinstance(held, Piece) else self.origin  # the first replica's
-        return checkpoint.copy(held) if mine else None
+        return copy(held) if mine else None
 
     def _begin(self, work: Callable[[], object]) -> None:
         def tried() -> None:
@@ -135,7 +136,7 @@ class Saver:
 
 
 def seen_by_all(folder: Path, world: World) -> bool:
-    """Whether what the lead writes into a folder is seen by every rank, under the same path."""
+    """Whether what the lead writes into a folder is seen by every rank, wherever that has mounted it."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".seen-") if world.leads else nullcontext() as file:
-        name = world.from_lead(file and file.name)
-        return world.total(Path(name).exists()) == [world.size]
+        name = world.from_lead(file and Path(file.name).name)
+        return world.total((folder / name).exists()) == [world.size]

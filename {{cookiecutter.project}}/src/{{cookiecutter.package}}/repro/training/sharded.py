@@ -10,7 +10,6 @@ Parameters whose rows are no whole vectors stay whole under `full`, as biases an
 """
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,7 +26,7 @@ from ..asked.settings import Parallel
 from ..differences import some
 from ..errors import Refused
 from .digest import tensor_digest
-from .divisible import require_own, require_untied
+from .divisible import kept_whole, require_own, require_untied
 from .optimizers import Optimizers
 from .parallel import OrderFree
 from .pieces import Piece, Scattered, aligned, piece_of
@@ -125,15 +124,12 @@ class Full(OrderFree):
     def __init__(
         self, module: nn.Module, settings: Parallel, world: World, optimizers: Optimizers, units: Sequence[nn.Module]
     ) -> None:
-        before = dict(module.named_parameters())
         require_own(module, units)
         require_untied(module, units)
         self._within, self.replicas = world.split(settings.replicas, timedelta(seconds=settings.timeout_seconds))
-        self._units = _shard(module, units, self._within, self._reduce)
-        after = dict(module.named_parameters())
-        optimizers.replace({before[name]: parameter for name, parameter in after.items()})
+        self._units = _shard(module, units, self._within, self._reduce, optimizers)
         super().__init__(module, settings, world)
-        self._cut = [p for p in after.values() if p.requires_grad and isinstance(p, DTensor)]
+        self._cut = [p for p in module.parameters() if p.requires_grad and isinstance(p, DTensor)]
         self._hooks += [parameter.register_post_accumulate_grad_hook(self._turns.take) for parameter in self._cut]
         self._updated = optimizers.cut({parameter: piece_of(parameter) for parameter in self._cut})
         if world.leads:
@@ -238,10 +234,16 @@ class _Unit(_Room):
 
 
 def _shard(
-    module: nn.Module, units: Sequence[nn.Module], world: World, reduce: Callable[[_Unit, Tensor, Tensor], None]
+    module: nn.Module,
+    units: Sequence[nn.Module],
+    world: World,
+    reduce: Callable[[_Unit, Tensor, Tensor], None],
+    optimizers: Optimizers,
 ) -> list[_Unit]:
-    """Apply FSDP2 to each unit, and to what the module holds beside them."""
-    whole = _kept_whole(module)
+    """Apply FSDP2 to each unit, and to what the module holds beside them; a model on the CPU moves unit by unit."""
+    whole = kept_whole(module)
+    for tensor in [*whole, *module.buffers()]:
+        tensor.data = tensor.data.to(world.device)
     mesh = DeviceMesh.from_group(cast(dist.ProcessGroup, world.group or dist.group.WORLD), world.device.type)
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float64)
     made: list[_Unit] = []
@@ -249,10 +251,14 @@ def _shard(
         names = [(owner, name) for owner, name, p in _managed(unit) if p not in whole and not isinstance(p, DTensor)]
         if not names and unit is not module:
             continue
+        before = [getattr(owner, name) for owner, name in names]
         try:
             sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=True, mp_policy=policy, ignored_params=whole)
         except ValueError as error:  # such as a container that cannot be called
             raise Refused(f"parallel.shard=full: {' '.join(str(error).split())[:120]}; set shard=optimizer") from None
+        # nothing may hold the whole ones any longer
+        optimizers.replace({old: getattr(owner, name) for old, (owner, name) in zip(before, names, strict=True)})
+        del before
         parameters = list(dict.fromkeys(getattr(owner, name) for owner, name in names))
         trainable = [p for p in parameters if p.requires_grad]
         widths = [-(-p.shape[0] // world.size) * (p.numel() // p.shape[0]) for p in trainable]
@@ -271,19 +277,6 @@ def _managed(unit: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
         yield from _managed(child)
     for name, parameter in unit.named_parameters(recurse=False):
         yield unit, name, parameter
-
-
-def _kept_whole(module: nn.Module) -> set[nn.Parameter]:
-    """Parameters that no rank may hold a part of: their rows are no whole vectors, or of another dtype than most."""
-    sizes: Counter[torch.dtype] = Counter()
-    for parameter in module.parameters():
-        sizes[parameter.dtype] += parameter.numel()
-    ((most, _),) = sizes.most_common(1)
-
-    def is_cut(p: Tensor) -> bool:
-        return p.ndim > 1 and p.dtype == most and p.is_contiguous() and p[0].numel() % aligned(most) == 0 < p.numel()
-
-    return {parameter for parameter in module.parameters() if not is_cut(parameter)}
 
 
 def _told(module: nn.Module, units: Sequence[nn.Module]) -> str:

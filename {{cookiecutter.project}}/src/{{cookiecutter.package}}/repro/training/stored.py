@@ -1,27 +1,26 @@
-"""Tensors in safetensors files of one folder, whole or in pieces, of which any interval can be read.
+"""Tensors in safetensors files of one folder, whole or in pieces.
 
-model.safetensors          {"head.bias": (10,)}: whole, by the lead
-model-00001.safetensors    {"head.weight:320": (320,)}: what rank 1 holds, from element 320 on; and, as metadata,
-                           {"shapes": {"head.weight": [10, 64]}}, those of the wholes
+    model.safetensors          {"head.bias": (10,)}: whole, by the lead
+    model-00001.safetensors    {"head.weight:320": (320,)}: what rank 1 holds, from element 320 on; and, as metadata,
+                               {"shapes": {"head.weight": [10, 64]}}, those of the wholes
+
+Any interval of a tensor can be read, wherever it was cut.
 """
 
 import json
 import math
-import os
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from .pieces import Held, Piece, Stored, local, weights, whole
+from .pieces import Held, Piece, Stored, whole
 from .world import World
 
 
@@ -34,12 +33,10 @@ def save(tensors: Mapping[str, Held | Stored], folder: Path, group: str, world: 
         written.append(file_of(folder, group))
         save_file(wholes, written[-1])
     if pieces:
-        shapes = json.dumps(
-            {name: list(piece.shape) for name, piece in pieces.items()}
-        )  # one entry: they have no order
+        shapes = json.dumps({name: list(piece.shape) for name, piece in pieces.items()})
         parts = {f"{name}:{piece.start}": piece.local for name, piece in pieces.items()}
         written.append(file_of(folder, f"{group}-{world.rank:05d}"))
-        save_file(parts, written[-1], metadata={"shapes": shapes})
+        save_file(parts, written[-1], metadata={"shapes": shapes})  # one entry: entries have no order
     return written
 
 
@@ -93,31 +90,3 @@ def from_lead(tensors: Mapping[str, Stored] | None, world: World) -> dict[str, S
         return read
 
     return {name: Stored(shape, dtype, reading(name, shape, dtype)) for name, (shape, dtype) in outline.items()}
-
-
-def gathered(model: nn.Module, folder: Path, world: World) -> nn.Module:
-    """What safetensors' `save_model` asks of a model: on the lead, whole weights; all ranks have to ask together.
-
-    They are put together one at a time, and lie in files of `folder` that have no name, so that no memory holds all.
-
-    Raises:
-        Failure: the disk has no room for them.
-    """
-    named = weights(model)
-    held = {id(each): each for each in named.values()}
-    files = world.together(lambda: {key: _in_file(each, folder) for key, each in held.items()} if world.leads else {})
-    for key, each in held.items():
-        tensor = whole(each)
-        if key in files:
-            files[key].copy_(tensor)
-    tensors = {name: files.get(id(each)) for name, each in named.items()}  # tied ones share their memory
-    return cast(nn.Module, SimpleNamespace(state_dict=lambda: tensors))
-
-
-def _in_file(like: Held, folder: Path) -> Tensor:
-    """Room for the whole tensor; the disk keeps it from the start, because a process that finds it full dies."""
-    dtype, size = local(like).dtype, like.shape.numel()
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".whole-") as file:
-        os.posix_fallocate(file.fileno(), 0, max(1, size * dtype.itemsize))
-        data = torch.from_file(file.name, shared=True, size=size * dtype.itemsize, dtype=torch.uint8)
-    return data.view(dtype).view(like.shape)
