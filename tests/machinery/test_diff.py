@@ -24,9 +24,10 @@ from project.repro.asked import manifest
 from project.repro.asked.settings import Checkpoint
 from project.repro.lab.diff import Place, Side, causes, first_place, load, report
 from project.repro.records.chain import STEP
-from project.repro.training import checkpoint
+from project.repro.training import checkpoint, saver
 from project.repro.training.sampling import Plan
 from project.repro.training.seeds import derive
+from project.repro.training.snapshot import Snapshot
 
 SETTINGS = "tracking.enabled=false", "trace.level=tensor"
 Train = Callable[..., Path]
@@ -215,9 +216,9 @@ def test_bit_flipped_in_a_gradient_of_one_rank(clean: Path, prepared: Path, tmp_
 
 
 def test_resume_from_a_wrong_step(train: Train, monkeypatch: pytest.MonkeyPatch):
-    one, taken, newest = train("one", level="step"), checkpoint.take, checkpoint.newest
+    one, taken, newest = train("one", level="step"), saver.look, checkpoint.newest
 
-    def crash(step: int, *rest: Any) -> checkpoint.Snapshot:
+    def crash(step: int, *rest: Any) -> Snapshot:
         if step > 12:
             raise Crash
         return taken(step, *rest)
@@ -228,7 +229,7 @@ def test_resume_from_a_wrong_step(train: Train, monkeypatch: pytest.MonkeyPatch)
 
     every = {"checkpoint": Checkpoint(every=4, keep=1, on_error="stop")}
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(checkpoint, "take", crash)
+        patch.setattr(saver, "look", crash)
         train("other", level="step", **every)
     other = one.parent / "other"
     record = other / "run.json"

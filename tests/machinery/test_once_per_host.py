@@ -34,7 +34,7 @@ class Meeting:
         return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rank(World):
     """A rank that is a thread."""
 
@@ -54,7 +54,7 @@ def together(work: Callable[[int], Any], asked: list[str]) -> tuple[list[Any], M
     meeting = Meeting(len(asked))
 
     def run(rank: int) -> Any:
-        world = Rank(rank, len(asked), torch.device("cpu"), meeting)
+        world = Rank(rank, len(asked), torch.device("cpu"), meeting=meeting)
         try:
             return world.once_per_host(lambda: work(rank), asked[rank])
         except Failure as failure:
