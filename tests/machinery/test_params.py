@@ -119,7 +119,7 @@ WRONG = {
     "parallel.lsb=-150": "--set parallel.lsb: -150 given, -149 or more wanted",
     "parallel.shard=some": "--set parallel.shard: 'some' given, 'none', 'optimizer' or 'full' wanted",
     "parallel.shard=full parallel.reduce=ddp": "shard=full needs reduce=order_free; set shard=none with ddp",
-    "parallel.replicas=0": "--set parallel.replicas: 0 given, 1 or more wanted",
+    "parallel.replicas=0": "--set parallel.replicas: 0 given, a number greater than 0 wanted",
     "parallel.shard=full compute.compile=true": "compute.compile=true works with parallel.shard=none or optimizer",
     "compute.compile=maybe": "--set compute.compile: 'maybe' given, true or false wanted",
     "determinism.relax=all": "--set determinism.relax: 'all' given, a list wanted",
