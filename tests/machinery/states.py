@@ -8,7 +8,7 @@ import torch
 from project.repro.asked.settings import Parallel
 from project.repro.training.checkpoint import Origin
 from project.repro.training.pieces import whole
-from project.repro.training.snapshot import Snapshot, take
+from project.repro.training.snapshot import Snapshot, copy, look
 from torch import nn
 
 ORIGIN = Origin("a" * 64, "e" * 64)
@@ -50,7 +50,7 @@ class Training:
             self.done += 1
 
     def take(self) -> Snapshot:
-        return take(self.done, self.model, self.optimizer)
+        return look(self.done, self.model, self.optimizer).changed(copy)
 
 
 def snapshot(steps: int) -> Snapshot:

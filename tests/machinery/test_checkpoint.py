@@ -15,7 +15,7 @@ from project.repro.errors import Refused
 from project.repro.training import checkpoint, stored
 from project.repro.training.checkpoint import found, newest, read, write
 from project.repro.training.optimizers import Optimizers
-from project.repro.training.snapshot import put, take
+from project.repro.training.snapshot import copy, look, put
 from project.repro.training.trees import unpack
 from states import FILES, OPTIMIZERS, ORIGIN, Training, assert_equal, silent, snapshot
 from torch import nn
@@ -48,7 +48,11 @@ def test_shared_weights_come_back(tmp_path: Path):
 
     one, other = tied(), tied()
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (one, other)]
-    put(read(write(take(1, one, optimizers[0]), tmp_path, ORIGIN, 1), ORIGIN), other, Optimizers(optimizers[1]))
+    put(
+        read(write(look(1, one, optimizers[0]).changed(copy), tmp_path, ORIGIN, 1), ORIGIN),
+        other,
+        Optimizers(optimizers[1]),
+    )
     assert torch.equal(one[1].weight, other[1].weight) and other[1].weight is other[0].weight
 
 

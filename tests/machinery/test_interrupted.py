@@ -108,13 +108,13 @@ def test_resuming_at_the_wrong_step_is_caught_at_once(
     off: int, finish: Finish, interrupted: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The run comes by recorded steps again, and their numbers differ."""
-    opened = checkpoint.opened
+    read = checkpoint.read
 
-    def shifted(path: Path) -> Snapshot:
-        there = opened(path)
+    def shifted(*arguments: Any) -> Snapshot:
+        there = read(*arguments)
         return dataclasses.replace(there, step=there.step + off)
 
-    monkeypatch.setattr(checkpoint, "opened", shifted)
+    monkeypatch.setattr(checkpoint, "read", shifted)
     with pytest.raises(Failure, match=rf"step {12 + off}: .* before the interruption .* not the same run"):
         finish()
 

@@ -128,19 +128,10 @@ def found(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if path.is_dir() and NAME.fullmatch(path.name))
 
 
-def read(path: Path, origin: Origin) -> Snapshot:
-    """A snapshot of the run that `origin` names, after checking every byte; its tensors are read as they are used.
+def read(path: Path, origin: Origin, share: tuple[int, int] = (0, 1)) -> Snapshot:
+    """A snapshot of the run that `origin` names, after checking it; its tensors are read as they are used.
 
-    Raises:
-        Damaged: a byte differs from what was written, or is missing.
-        Refused: it is whole, and another run's.
-    """
-    require_sound(path, origin)
-    return opened(path)
-
-
-def require_sound(path: Path, origin: Origin, share: tuple[int, int] = (0, 1)) -> None:
-    """Check a checkpoint, and of its files those of a rank of so many (`share`).
+    `share` is a rank and how many there are: each checks every byte of some of the files.
 
     Raises:
         Damaged: a byte differs from what was written, or is missing.
@@ -162,11 +153,6 @@ def require_sound(path: Path, origin: Origin, share: tuple[int, int] = (0, 1)) -
     except (Failure, OSError, ValueError) as error:
         raise Damaged(str(error)) from None
     origin.require(path, state)
-
-
-def opened(path: Path) -> Snapshot:
-    """The snapshot in a folder that was checked."""
-    state = read_json(path / STATE)
     values = {key: state[key] for key in ("optimizer", "others")}
     model, optimizer, others = (stored.read(path, group) for group in GROUPS)
     return Snapshot(state["step"], model, optimizer, others, values, state["digests"])
@@ -178,10 +164,6 @@ def from_lead(snapshot: Snapshot | None, world: World) -> Snapshot:
     groups = [getattr(snapshot, group, None) for group in GROUPS]
     model, optimizer, others = (stored.from_lead(group, world) for group in groups)
     return Snapshot(step, model, optimizer, others, values, digests)
-
-
-def _nothing() -> None:
-    pass
 
 
 class Damaged(Failure):
@@ -198,13 +180,13 @@ def newest(
     Raises:
         Refused: it is another run's.
     """
-    looks, share = (True, (world.rank, world.size)) if shared else (world.leads, (0, 1))
+    share = (world.rank, world.size) if shared else (0, 1)
     origin = world.from_lead(origin)
     for name in reversed(world.from_lead([path.name for path in found(folder)] if origin else [])):
         path = folder / name
         try:
-            world.together(partial(require_sound, path, origin, share) if looks else _nothing)
-            return opened(path) if shared else from_lead(opened(path) if looks else None, world)
+            there = world.together(partial(read, path, origin, share) if shared or world.leads else lambda: None)
+            return there if shared else from_lead(there, world)
         except Damaged as damage:
             if world.leads:
                 shutil.rmtree(folder / (SET_ASIDE + name), ignore_errors=True)  # of an earlier time

@@ -63,22 +63,17 @@ def _digests(tensors: Mapping[str, Held]) -> dict[str, str]:
     return {name: f"{int(digest) % 2**64:016x}" for name, digest in zip(tensors, found, strict=True)}
 
 
-def take(step: int, model: nn.Module, optimizer: Stateful, objects: Mapping[str, Stateful] = NONE) -> Snapshot:
-    """A copy on the CPU of the state after `step` steps, safe from those that follow; `objects` are the loop's own.
-
-    Raises:
-        Refused: the state of an object holds what a checkpoint cannot.
-    """
-    return look(step, model, optimizer, objects).changed(copy)
-
-
 def copy(held: Held) -> Held:
     """A copy on the CPU of what this rank holds."""
     return held.of(copied(held.local)) if isinstance(held, Piece) else copied(held)
 
 
 def look(step: int, model: nn.Module, optimizer: Stateful, objects: Mapping[str, Stateful] = NONE) -> Snapshot:
-    """As `take`, of the tensors themselves."""
+    """The state after `step` steps, with `objects` of the loop's own. Later steps change its tensors: `changed(copy)`.
+
+    Raises:
+        Refused: the state of an object holds what a checkpoint cannot.
+    """
     tensors: dict[str, Held] = {}
     others: dict[str, Held] = {}
     states = {BUFFERS: _not_persistent(model)} | {name: held.state_dict() for name, held in objects.items()}
