@@ -33,7 +33,8 @@ class Buffers:
         self._places = [(label, owner, name) for label, owner, name, _ in places]
         self._in_limbs = sum(place[3] for place in places)
         room = 52 - (shards - 1).bit_length()  # bits of a limb, one being left for rounding
-        self._exponents = range(TOP - room, BOTTOM - room, -room)
+        units = [2.0**exponent for exponent in range(TOP - room, BOTTOM - room, -room)]
+        self._units = torch.tensor(units, dtype=torch.float64, device=world.device)[:, None]
         self._held: list[Tensor] = []
         self._before: list[Tensor] = []
         self._works: list[torch.distributed.Work | None] = []
@@ -43,7 +44,7 @@ class Buffers:
         self._held = [getattr(owner, name) for _, owner, name in self._places]
         self._before = [tensor.detach().clone() for tensor in self._held]
         self._start, self._numbers = self._flat(self._before)
-        self._limbs = self._start.new_zeros(len(self._exponents), self._start.numel())
+        self._limbs = self._start.new_zeros(len(self._units), self._start.numel())
         self._counts = torch.zeros_like(self._numbers)
         self._works = []
 
@@ -60,6 +61,8 @@ class Buffers:
         Raises:
             Refused: a buffer has another shape or dtype than before.
         """
+        if not self._places:
+            return
         after = [getattr(owner, name).detach() for _, owner, name in self._places]
         for (label, _, _), value, before in zip(self._places, after, self._before, strict=True):
             if (value.shape, value.dtype) != (before.shape, before.dtype):
@@ -69,11 +72,11 @@ class Buffers:
                 )
         now, numbers = self._flat(after)
         self._counts += numbers - self._numbers
-        rest = torch.where(_alike(now, self._start), 0, now - self._start)  # infinities that stay are no change
-        for limb, exponent in zip(self._limbs, self._exponents, strict=True):
-            multiples = (rest * 2.0**-exponent).round_()
-            limb += multiples
-            rest -= multiples * 2.0**exponent
+        change = torch.where(_alike(now, self._start), 0, now - self._start)  # infinities that stay are no change
+        # each limb is what its unit makes visible beyond the limb above: multiples of 2**49 units, and a difference of
+        # them, are exact
+        rounded = (change / self._units).round_().mul_(self._units)
+        self._limbs += torch.diff(rounded, dim=0, prepend=torch.zeros_like(rounded[:1]))
 
     def send(self) -> None:
         """All shards of this rank are added: start the sums over the ranks."""
@@ -85,8 +88,8 @@ class Buffers:
         for work in self._works:
             self._world.wait(work)
         change = torch.zeros_like(self._start)
-        for limb, exponent in zip(self._limbs, self._exponents, strict=True):
-            change += limb * 2.0**exponent
+        for limb in self._limbs:
+            change += limb
         mean = torch.where(change == 0, self._start, self._start + change / self._shards)
         whole = self._numbers + self._counts.div(self._shards, rounding_mode="floor")
         self.restore()

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from .pieces import Scattered, joined
 
-CHUNK = 1 << 15  # elements looked at together, so that a CPU's cache holds them
+CHUNK = 1 << 15  # squares that float64 adds exactly
+ROWS = {"cpu": 1, "cuda": 1 << 7}  # of so many squares, looked at together: as a cache holds, or as keeps a GPU busy
 MANTISSA, BIAS = 52, 1023  # of float64
 LIMB = 36  # bits; CHUNK of them are below 2**53, and two more bits are for numbers that end float64's range
 
@@ -91,23 +92,26 @@ def _norm(gradients: Sequence[Tensor]) -> Tensor:
     world = next((gradient.piece.world for gradient in gradients if isinstance(gradient, Scattered)), None)
     adds = world is None or world.leads  # what every rank holds, one of them adds
     mine = [_here(gradient).reshape(-1) for gradient in gradients if adds or isinstance(gradient, Scattered)]
-    parts = list(joined(mine, CHUNK))
+    edges = [edge.double().abs() for part in mine if part.numel() for edge in part.aminmax()]
     none = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
-    largest = torch.stack([none, *(part.abs().amax().double() for part in parts)]).amax()
+    largest = torch.stack([none, *edges]).amax()
     largest = largest.where(largest.isfinite(), torch.inf)
     if world:
         world.largest(largest)
     exponent = (largest.view(torch.int64) >> MANTISSA).clamp(LIMB, 2 * BIAS - 2) - BIAS + 1  # 2**exponent is above it
     room = min(LIMB, 56 - sum(gradient.numel() for gradient in gradients).bit_length()) & ~1  # bits of a square's limb
     scale = _power(room // 2 - exponent)
-    sums = []
-    for part in parts:
-        square = part.double().mul_(scale)
+    # room that is made once: were each part to make its own, a CPU's heap would grow by holes between them
+    square, high = none.new_empty(2, ROWS[none.device.type], CHUNK)
+    parts = list(joined(mine, square.numel()))
+    sums = none.new_zeros(len(parts), 2, len(square))
+    for part, (highs, lows) in zip(parts, sums, strict=True):
+        square.view(-1)[: part.numel()].copy_(part).mul_(scale)
+        square.view(-1)[part.numel() :].zero_()
         square.mul_(square)
-        high = square.round()
-        low = square.sub_(high).mul_(2.0**room).round_()
-        sums += [high.sum(), low.sum()]  # exact: whole numbers below 2**53
-    limbs = torch.stack(sums or [none, none]).view(-1, 2).to(torch.int64).sum(0)
+        torch.sum(torch.round(square, out=high), 1, out=highs)  # exact: whole numbers below 2**53
+        torch.sum(square.sub_(high).mul_(2.0**room).round_(), 1, out=lows)
+    limbs = sums.to(torch.int64).sum((0, 2))
     if world:
         world.sum(limbs)
     total = limbs[0].double() * 2.0**-room + limbs[1].double() * 2.0 ** (-2 * room)

@@ -20,6 +20,7 @@ Both are used alike, and refuse a line that is missing:
     loss = gradients.reduce()                   # every parameter's .grad is now the global mean
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -36,6 +37,8 @@ from .turns import Turns
 from .world import ALONE, World
 
 BUCKET = 1 << 22  # elements: 32 MiB of float64 per all-reduce, large enough to hide latency
+SMALL = 1 << 14  # elements: shorter gradients are rounded together, for a call costs more than the arithmetic
+CHUNK = 1 << 15  # elements of longer ones that a CPU rounds at a time, so that its cache holds them
 MAX_EXPONENT = {torch.float32: 128, torch.float64: 1024}  # 2**this overflows the format
 
 
@@ -51,11 +54,13 @@ class OrderFree:
 
     def __init__(self, module: nn.Module, settings: Parallel, world: World) -> None:
         self.module, self.world, self.total_shards = module, world, settings.shards
-        self._limit_exponent, self._lsb = settings.limit_exponent, settings.lsb
+        self._lsb = settings.lsb
         self._parameters = [p for p in module.parameters() if p.requires_grad and not isinstance(p, DTensor)]
         self.buffers = Buffers(module, settings.shards, world)
         self._losses = torch.zeros(self.total_shards, dtype=torch.float64, device=world.device)
         self._turns = Turns(module)
+        self._factors = {dtype: _factors(dtype, settings) for dtype in MAX_EXPONENT}
+        self._chunk = CHUNK if world.device.type == "cpu" else sys.maxsize
         self._resolution = Resolution(module, settings, world)
 
         # A fixed layout, in the order in which the backward pass is likely to finish.
@@ -84,12 +89,13 @@ class OrderFree:
         self._resolution.begin(measures)
         for tensor in [*self._sums, self._losses]:
             tensor.zero_()
-        for parameter in self._parameters:
-            parameter.grad = None  # else autograd would add the next gradient to the last step's
+        for tensor in self._holders():
+            tensor.grad = None  # else autograd would add the next gradient to the last step's
         self._pending = [0] * len(self._sums)  # tensors of each bucket that the last shard has yet to add
         for number in self._bucket_of.values():
             self._pending[number] += 1
         self._works: list[torch.distributed.Work | None] = []
+        self._small: list[tuple[Tensor, Tensor]] = []  # parameters, with short gradients that are not added yet
         self.buffers.begin()
         for shard in mine:
             self._shard, self._last = shard, shard == mine[-1]
@@ -123,6 +129,7 @@ class OrderFree:
         with self._turns.backward():
             if loss.requires_grad:
                 (loss / self.total_shards).backward()
+        self._add_small()
         return loss.detach()
 
     def _require_equal(self, first: dict[Tensor, Tensor], second: dict[Tensor, Tensor]) -> None:
@@ -169,8 +176,12 @@ class OrderFree:
     def discard(self) -> None:
         """Undo the step: buffers as they were before it, no gradients."""
         self.buffers.restore()
-        for parameter in self._parameters:
-            parameter.grad = None
+        for tensor in self._holders():
+            tensor.grad = None
+
+    def _holders(self) -> Sequence[Tensor]:
+        """All that holds a gradient after a step."""
+        return self._parameters
 
     def _take(self, parameter: Tensor) -> None:
         """Autograd calls this when a shard's gradient of `parameter` is complete."""
@@ -179,44 +190,73 @@ class OrderFree:
         assert gradient is not None
         if self._twice:
             self._digests[parameter] = tensor_digest(gradient)
-        if not self._trial:
-            self._add(parameter, gradient)
-
-    def _add(self, parameter: Tensor, value: Tensor) -> None:
-        """Add `value`, rounded to whole multiples of 2**lsb, to the sum of the parameter."""
-        bucket = self._bucket_of[parameter]
-        multiples = self._multiples((value if value.dtype in MAX_EXPONENT else value.float()).reshape(-1))
-        self._slot_of[parameter].add_(multiples)
-        self._resolution.take(parameter, value, multiples)
+        if self._trial:
+            return
+        values = (gradient if gradient.dtype in MAX_EXPONENT else gradient.float()).reshape(-1)
+        if values.numel() < SMALL:
+            self._small.append((parameter, values))
+        else:
+            self._add(parameter, values)
         if self._last and self.early:
-            self._pending[bucket] -= 1
+            self._pending[self._bucket_of[parameter]] -= 1
             while len(self._works) < len(self._sums) and not self._pending[len(self._works)]:
+                self._add_small()
                 self._send()
 
-    def _multiples(self, values: Tensor, in_place: bool = False) -> Tensor:
-        """Values of float32 or float64 as rounded multiples of 2**lsb; infinite where they are out of range.
+    def _add(self, parameter: Tensor, values: Tensor) -> None:
+        """Add a gradient, rounded to whole multiples of 2**lsb, to the sum of the parameter."""
+        sums = self._slot_of[parameter].split(self._chunk)
+        for value, sum_ in zip(values.split(self._chunk), sums, strict=True):
+            multiples = self._multiples(value)
+            sum_.add_(multiples)
+            self._resolution.take(parameter, value, multiples)
 
-        Scaling up first overflows exactly where a value is out of range; powers of two round nothing. One that the
-        format cannot hold is two: only what is out of range anyway overflows at the first.
-        """
-        top = MAX_EXPONENT[values.dtype]
-        up = top - self._limit_exponent - self._lsb
-        first = 2.0 ** min(up, top - 1)
+    def _add_small(self) -> None:
+        """Add the short gradients that have come since the last call."""
+        small, self._small = self._small, []
+        if not small:
+            return
+        parameters, values = zip(*small, strict=True)
+        together = self._multiples(torch.cat(values)).double().split([value.numel() for value in values])
+        torch._foreach_add_([self._slot_of[parameter] for parameter in parameters], together)
+        for parameter, value, multiples in zip(parameters, values, together, strict=True):
+            self._resolution.take(parameter, value, multiples)
+
+    def _multiples(self, values: Tensor, in_place: bool = False) -> Tensor:
+        """Values of float32 or float64 as rounded multiples of 2**lsb; infinite where they are out of range."""
+        first, *rest = self._factors[values.dtype]
         multiples = values.mul_(first) if in_place else values.mul(first)
-        if up >= top:
-            multiples.mul_(2.0 ** (up - top + 1))
-        return multiples.mul_(2.0 ** (self._limit_exponent - top)).round_()
+        for factor in rest:
+            multiples.mul_(factor)
+        return multiples.round_()
 
     def _send(self) -> None:
         """Start the all-reduce of the next bucket; every rank sends them in the same order."""
         self._works.append(self.world.sum(self._sums[len(self._works)], asynchronous=True))
 
     def _value(self, multiples: Tensor, like: Tensor) -> Tensor:
+        if like.dtype == torch.float32:  # whose smallest number is no larger than 2**lsb, so scaling it is exact
+            return multiples.float().mul_(2.0**self._lsb)
         return (multiples * 2.0**self._lsb).to(like.dtype)
 
     def _sizes(self, tensors: Sequence[Tensor]) -> list[int]:
         """How many elements of a bucket are for each of its tensors."""
         return [tensor.numel() for tensor in tensors]
+
+
+def _factors(dtype: torch.dtype, settings: Parallel) -> list[Tensor]:
+    """Powers of two by which values become multiples of 2**lsb, infinite where they are out of range.
+
+    Scaling up first overflows exactly where a value is out of range; powers of two round nothing. One that the format
+    cannot hold is two: only what is out of range anyway overflows at the first.
+
+    Returns:
+        Scalars on the CPU, which a tensor of any device takes. A Python number would be converted at each call.
+    """
+    top = MAX_EXPONENT[dtype]
+    up = top - settings.limit_exponent - settings.lsb
+    ups = [up] if up < top else [top - 1, up - top + 1]
+    return [torch.tensor(2.0**exponent, dtype=dtype) for exponent in (*ups, settings.limit_exponent - top)]
 
 
 def nonfinite(module: nn.Module, buffers: Buffers) -> list[str]:
@@ -226,16 +266,19 @@ def nonfinite(module: nn.Module, buffers: Buffers) -> list[str]:
         Refused: an integer buffer has no whole mean.
     """
     held = [(name, gradient) for name, p in module.named_parameters() if (gradient := gradient_of(p)) is not None]
-    sound = [(name, local(gradient).isfinite().all()) for name, gradient in held]
-    if pieces := [gradient for _, gradient in held if isinstance(gradient, Piece)]:
-        bad = torch.stack([~flag for _, flag in sound]).to(torch.int64)
-        pieces[0].world.sum(bad)
-        sound = [(name, count == 0) for (name, _), count in zip(held, bad, strict=True)]
-    sound += buffers.sound()
-    if torch.stack([*(flag for _, flag in sound), buffers.even()]).all():  # one synchronisation, not one each
+    world = next((gradient.world for _, gradient in held if isinstance(gradient, Piece)), ALONE)
+    # a sum that is finite has finite terms: to add takes a CPU a tenth of the time of a look at each
+    sound = torch.stack([buffers.even(), *(local(gradient).sum().isfinite() for _, gradient in held)])
+    bad = (~sound).sum()
+    world.sum(bad)
+    found = buffers.sound()
+    if torch.stack([bad == 0, *(flag for _, flag in found)]).all():  # one synchronisation, not one each
         return []
     buffers.require_even()
-    return [name for name, flag in sound if not flag]
+    counts = torch.stack([(~local(gradient).isfinite()).any() for _, gradient in held]).to(torch.int64)
+    world.sum(counts)
+    names = [name for (name, _), count in zip(held, counts, strict=True) if count]
+    return [*names, *(name for name, flag in found if not flag)]
 
 
 def one_nan(module: nn.Module) -> None:

@@ -14,7 +14,11 @@ from ..errors import Refused
 
 
 class Turns:
-    """Watches the shards and the gradients of one module."""
+    """Watches the shards and the gradients of one module.
+
+    Attributes:
+        propagating: whether a backward pass is under way.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -22,7 +26,7 @@ class Turns:
         self._mine: Sequence[int] = ()
         self._added: list[int] = []
         self._taken: set[Tensor] = set()
-        self._propagating = False
+        self.propagating = False
 
     def _list_trainable(self) -> dict[str, Tensor]:
         return {name: parameter for name, parameter in self._module.named_parameters() if parameter.requires_grad}
@@ -53,11 +57,11 @@ class Turns:
     def backward(self) -> Iterator[None]:
         """Only in here do gradients come: one for each parameter at most, and one at least."""
         self._taken = set()
-        self._propagating = True
+        self.propagating = True
         try:
             yield
         finally:
-            self._propagating = False
+            self.propagating = False
         if not self._taken:
             raise Refused(
                 "the loss gave no gradient to any parameter of the model of this run: compute it with the network "
@@ -66,7 +70,7 @@ class Turns:
 
     def take(self, parameter: Tensor) -> None:
         """A gradient of this parameter is complete."""
-        if not self._propagating:
+        if not self.propagating:
             raise Refused(
                 "a backward() of your own reached the model: let the loss function return the loss, step.backward() "
                 "does the rest. Gradients for another purpose: torch.autograd.grad"
