@@ -33,7 +33,11 @@ WAYS: dict[str, tuple[str, str, Callable[[int, int], float]]] = {
     "none": ("`none`", f"{SHARE} · 16", lambda r, p: (r - 1) / r * 16),
     "optimizer": ("`optimizer`", f"{SHARE} · 12", lambda r, p: (r - 1) / r * 12),
     "full": ("`full`", f"{SHARE} · 16 P", lambda r, p: (r - 1) / r * 16 * p),
+    "fsdp bfloat16": ("FSDP2, bfloat16", f"{SHARE} · 8 P", lambda r, p: (r - 1) / r * 8 * p),
+    "full bfloat16": ("`full`, `gather: bfloat16`", f"{SHARE} · 12 P", lambda r, p: (r - 1) / r * 12 * p),
 }
+# glibc keeps most of what is freed for later, and how much differs from run to run; this gives large blocks back
+RETURNED = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 
 
 # ---- on each rank, under torchrun
@@ -61,24 +65,27 @@ def measure(way: str) -> dict[str, Any] | None:
     from torch import nn
 
     apply(config.determinism)
+    way, _, precision = way.partition(" ")
     ours = way not in ("ddp", "fsdp")
     parallel = config.parallel.model_copy(update={"shards": SHARDS, "global_batch": SHARDS})
-    ranks = world.join("cpu", parallel.model_copy(update={"shard": way if ours else "none"}))
+    asked = {"shard": way if ours else "none", "gather": precision or "float32"}
+    ranks = world.join("cpu", parallel.model_copy(update=asked))
     torch.manual_seed(0)
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU()) for _ in range(BLOCKS)))
     if way == "fsdp":
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        for block in model:
-            fully_shard(block)
-        fully_shard(model)
+        short = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for block in [*model, model]:
+            fully_shard(block, mp_policy=short if precision else MixedPrecisionPolicy())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     mine = range(SHARDS * ranks.rank // ranks.size, SHARDS * (ranks.rank + 1) // ranks.size)
     batch = torch.rand(SHARDS, 1, WIDTH)
 
     def loss_of(network: nn.Module, shard: int) -> torch.Tensor:
-        return network(batch[shard]).square().mean()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bool(ours and precision)):
+            return network(batch[shard]).float().square().mean()
 
     def step() -> None:
         if ours:
@@ -96,7 +103,7 @@ def measure(way: str) -> dict[str, Any] | None:
         optimizer.step()
 
     if ours:
-        settings = parallel.model_copy(update={"shard": way})
+        settings = parallel.model_copy(update=asked)
         gradients: Any = gradients_of(model, settings, ranks, Optimizers(optimizer), list(model))
     network: Any = nn.parallel.DistributedDataParallel(model) if way == "ddp" else model
     seconds, before = [], 0
@@ -123,7 +130,7 @@ def torchrun(way: str, ranks: int, project: Path) -> dict[str, Any]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=localhost", f"--nproc-per-node={ranks}"]
     with tempfile.NamedTemporaryFile("r") as result:
         command = [str(VENV / "bin" / "python"), *launcher, str(Path(__file__)), "--way", way, "--result", result.name]
-        subprocess.run(command, cwd=project, env=in_venv(project), check=True)
+        subprocess.run(command, cwd=project, env=in_venv(project) | RETURNED, check=True)
         return json.loads(result.read())
 
 
@@ -136,10 +143,10 @@ def main() -> None:
         passes = -(-SHARDS // ranks)
         found = {way: torchrun(way, ranks, project) for way in WAYS}
         for way, (title, formula, per_parameter) in WAYS.items():
-            one = found[way]
+            one, peer = found[way], found[" ".join(["fsdp", *way.split()[1:]])]
             cells = (
                 title, ranks, passes, formula, f"{per_parameter(ranks, passes):.1f}", f"{one['sent'] / parameters:.1f}",
-                f"{one['held'] / parameters:.1f}", f"{one['held'] / found['fsdp']['held']:.2f}",
+                f"{one['held'] / parameters:.1f}", f"{one['held'] / peer['held']:.2f}",
                 f"{one['seconds'] / found['ddp']['seconds']:.2f}",
             )  # fmt: skip
             lines.append(f"| {' | '.join(map(str, cells))} |")

@@ -25,7 +25,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
 
 def parallel_of(shards: int, **keys: Any) -> Parallel:
     """The usual settings, with batches of so many shards."""
-    usual = {"reduce": "order_free", "shard": "none", "replicas": 1, "lsb": -44, "timeout_seconds": 60}
+    usual = {"reduce": "order_free", "shard": "none", "replicas": 1, "gather": "float32", "lsb": -44}
+    usual |= {"timeout_seconds": 60}
     return Parallel(**{"global_batch": 8 * shards, "shards": shards, **usual, **keys})
 
 

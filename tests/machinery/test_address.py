@@ -60,6 +60,7 @@ OUTSIDE = {
     "integrity.recompute_every": ("7", "8"),
     "parallel.shard": ("full", "optimizer"),
     "parallel.replicas": ("2", "4"),
+    "parallel.gather": ("bfloat16", "float32"),
     "parallel.timeout_seconds": ("7", "8"),
     "trace.level": ("tensor", "off"),
     "trace.values": ("7", "8"),

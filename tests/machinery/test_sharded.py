@@ -11,6 +11,7 @@ from cutting import SAMPLES
 from project.repro.errors import Refused
 from project.repro.training.checkpoint import found
 from project.repro.training.divisible import require_elementwise, require_own, require_untied, units_of
+from project.repro.training.gather import Gather, rounded
 from project.repro.training.optimizers import Optimizers
 from project.repro.training.pieces import Piece, Scattered
 from project.repro.training.updates import Updates
@@ -97,6 +98,13 @@ def test_replicas_that_ranks_do_not_make_are_refused(ranks: int, replicas: int):
         World(0, ranks, CPU).split(replicas, timedelta(seconds=1))
 
 
+@pytest.mark.long
+def test_weights_sent_in_bfloat16_change_no_bit(alone: Alone, prepared: Path, tmp_path: Path):
+    """They are those that autocast would round; the embeddings and norms beside them it would not."""
+    keys = (*MODELS["bfloat16"], "parallel.shard=full", "parallel.gather=bfloat16")
+    require_same(trained(tmp_path / "run", prepared, *QUIET, *keys, ranks=2), alone("bfloat16"))
+
+
 CAREFUL = ("trace.level=tensor", "integrity.compare_every=1", "checkpoint.every=2")
 
 
@@ -163,6 +171,77 @@ def test_weights_that_two_units_share_are_refused():
     require_untied(model, [model[1]])  # both lie in the rest
     with pytest.raises(Refused, match=r"0\.weight: shared by two units"):
         require_untied(model, list(model))
+
+
+# ---- what may be sent in bfloat16
+
+
+def test_only_weights_that_autocast_rounds_are_sent_in_bfloat16():
+    class Scaled(nn.Linear):
+        """Another use of a weight than torch's."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(x, self.weight / self.weight.norm())
+
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.Conv2d(4, 4, 1), nn.Embedding(4, 4), nn.LayerNorm(4), Scaled(4, 4),
+        nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+        nn.Linear(4, 4),
+    )  # fmt: skip
+    model[2].weight = model[6].weight  # type: ignore[union-attr, assignment]
+    model[8].forward = lambda x: x @ model[8].weight  # type: ignore[assignment, union-attr]
+    assert rounded(model) == {model[0]: "0.weight", model[1]: "1.weight"}
+    assert rounded(model[0]) == {model[0]: "weight"}
+
+
+class Echo(World):
+    """Two ranks that hold the same, and what they sent."""
+
+    sent: torch.Tensor
+
+    def join(self, part: torch.Tensor, joined: torch.Tensor, asynchronous: bool = False) -> None:
+        """Give both the same."""
+        object.__setattr__(self, "sent", part.clone())
+        joined.copy_(torch.cat([part, part]))
+
+
+def test_gather_sends_half_of_what_autocast_rounds_and_all_bits_of_the_rest():
+    world, backward = Echo(0, 2, CPU), False
+    gather = Gather(world, [32, 64, 32], [True, False, True], lambda: backward)
+    weights = torch.rand(128) + torch.tensor([1.0, torch.nan]).repeat(64) * 0.1
+    rounded_too = torch.cat([weights[:32].bfloat16().float(), weights[32:96], weights[96:].bfloat16().float()])
+
+    def gathered() -> torch.Tensor:
+        out = torch.empty(256)
+        gather(out, weights, None)
+        return out.view(torch.int32)
+
+    def twice(values: torch.Tensor) -> torch.Tensor:
+        return torch.cat([values, values]).view(torch.int32)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(gathered(), twice(rounded_too)) and world.sent.nbytes == 4 * 64 + 2 * 64
+        with torch.autocast("cpu", enabled=False):
+            assert torch.equal(gathered(), twice(weights)) and world.sent.nbytes == 4 * 128
+        gathered()
+    backward = True  # as the forward pass before it
+    assert torch.equal(gathered(), twice(rounded_too))
+    backward = False
+    assert torch.equal(gathered(), twice(weights))
+
+
+def test_weight_that_was_sent_in_bfloat16_is_refused_where_autocast_is_off():
+    linear = nn.Linear(4, 4)
+    gather = Gather(Echo(0, 2, CPU), [16], [True], lambda: False)
+    watch = gather.watch(linear, "head.weight")
+    x = torch.ones(1, 4)
+    linear(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        gather(torch.empty(32), linear.weight.detach().view(-1), None)
+        linear(x)
+        with torch.autocast("cpu", enabled=False), pytest.raises(Refused, match=r"^head\.weight: sent in bfloat16"):
+            linear(x)
+    watch.remove()
 
 
 # ---- each part of the exactness, broken on purpose

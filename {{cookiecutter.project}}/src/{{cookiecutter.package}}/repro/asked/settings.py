@@ -55,6 +55,7 @@ class Parallel(Section):
     reduce: Literal["order_free", "ddp"]
     shard: Annotated[Literal["none", "optimizer", "full"], NEUTRAL]
     replicas: Annotated[PositiveInt, NEUTRAL]
+    gather: Annotated[Literal["float32", "bfloat16"], NEUTRAL]
     lsb: Annotated[int, Field(ge=-149, le=0)]  # float32 has no smaller number than 2**-149
     timeout_seconds: Annotated[PositiveInt, NEUTRAL]
 

@@ -21,12 +21,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
 
 from ..asked.settings import Parallel
 from ..differences import some
 from ..errors import Refused
 from .digest import tensor_digest
 from .divisible import kept_whole, require_own, require_untied
+from .gather import Gather, Room, rounded
 from .optimizers import Optimizers
 from .parallel import OrderFree
 from .pieces import Piece, Scattered, aligned, piece_of
@@ -91,11 +93,8 @@ class Owned(OrderFree):
             for tensor, at, _ in places:
                 tensor.detach().view(-1).copy_(weights[at : at + tensor.numel()])
 
-    def discard(self) -> None:
-        """As `OrderFree.discard`."""
-        super().discard()
-        for updated in self._updated.values():
-            updated.grad = None
+    def _holders(self) -> Sequence[Tensor]:
+        return [*self._parameters, *self._updated.values()]
 
     def end(self) -> None:
         """As `OrderFree.end`."""
@@ -127,10 +126,12 @@ class Full(OrderFree):
         require_own(module, units)
         require_untied(module, units)
         self._within, self.replicas = world.split(settings.replicas, timedelta(seconds=settings.timeout_seconds))
-        self._units = _shard(module, units, self._within, self._reduce, optimizers)
+        short = rounded(module) if settings.gather == "bfloat16" else {}
+        made = _shard(module, units, self._within, optimizers, self._reduce, short, lambda: self._turns.propagating)
         super().__init__(module, settings, world)
         self._cut = [p for p in module.parameters() if p.requires_grad and isinstance(p, DTensor)]
-        self._hooks += [parameter.register_post_accumulate_grad_hook(self._turns.take) for parameter in self._cut]
+        self._hooks += [parameter.register_post_accumulate_grad_hook(self._take_piece) for parameter in self._cut]
+        self._hooks += [watch for unit in made for watch in unit.watches]
         self._updated = optimizers.cut({parameter: piece_of(parameter) for parameter in self._cut})
         if world.leads:
             print(_told(module, units), file=sys.stderr, flush=True)
@@ -138,8 +139,6 @@ class Full(OrderFree):
     def shards(self, mine: Sequence[int], measures: bool = False, rechecks: bool = False) -> Iterator[int]:
         """As `OrderFree.shards`."""
         self._passes, self._made = -(-self.total_shards // self.world.size) + rechecks, 0
-        for parameter in self._cut:
-            parameter.grad = None
         return super().shards(mine, measures, rechecks)
 
     def _backpropagate(self, compute: Compute) -> Tensor:
@@ -156,7 +155,8 @@ class Full(OrderFree):
             given.zero_()
         else:
             values = [part.clone() for part in parts] if self._resolution.measures else []
-            self._multiples(given, in_place=True)
+            for part in given.view(-1).split(self._chunk):
+                self._multiples(part, in_place=True)
             for parameter, value, multiples in zip(unit.parameters, values, parts, strict=False):
                 self._resolution.take(parameter, value, multiples.reshape(-1))
         part = torch.empty_like(out)
@@ -168,6 +168,12 @@ class Full(OrderFree):
             self.replicas.sum(unit.sum)
             out.copy_(unit.sum).mul_(2.0**self._lsb)
             unit.sum = None
+
+    def _take_piece(self, parameter: Tensor) -> None:
+        """FSDP2 calls this in each pass; the gradient is that of the step in the last one, and zeros before."""
+        self._turns.take(parameter)
+        if self._made < self._passes:
+            parameter.grad = None
 
     def reduce(self) -> Tensor:
         """As `OrderFree.reduce`, after the passes that other ranks still make."""
@@ -184,47 +190,26 @@ class Full(OrderFree):
             gradient = cast(DTensor, parameter.grad).to_local().reshape(-1)
             _give(parameter, piece_of(parameter).of(gradient), self._updated)
 
-    def discard(self) -> None:
-        """As `OrderFree.discard`."""
-        super().discard()
-        for tensor in [*self._cut, *self._updated.values()]:
-            tensor.grad = None
-
-
-class _Room:
-    """Room for what is sent and received, as FSDP2 asks for it."""
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A tensor whose values do not matter."""
-        return torch.empty(*size, dtype=dtype, device=device)
+    def _holders(self) -> Sequence[Tensor]:
+        return [*self._parameters, *self._cut, *self._updated.values()]
 
 
 @dataclass
-class _Gather(_Room):
-    """The all-gather of weights, as FSDP2 calls it: a rank that is lost is told in plain words."""
-
-    world: World
-
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
-    ) -> dist.Work | None:
-        return self.world.join(input_tensor, output_tensor, async_op)
-
-
-@dataclass
-class _Unit(_Room):
+class _Unit(Room):
     """The reduce-scatter of a unit, as FSDP2 calls it.
 
     Attributes:
         reduce: does the work.
         parameters: the trainable ones, in FSDP2's order.
         widths: how many elements of each a rank holds, or would if the last rank had as many.
+        watches: on modules whose weights travel in bfloat16.
         sum: this rank's part, over the passes of the step so far.
     """
 
     reduce: Callable[["_Unit", Tensor, Tensor], None]
     parameters: list[Tensor]
     widths: list[int]
+    watches: list[RemovableHandle]
     sum: Tensor | None = None
 
     def __call__(
@@ -237,8 +222,10 @@ def _shard(
     module: nn.Module,
     units: Sequence[nn.Module],
     world: World,
-    reduce: Callable[[_Unit, Tensor, Tensor], None],
     optimizers: Optimizers,
+    reduce: Callable[[_Unit, Tensor, Tensor], None],
+    short: Mapping[nn.Module, str],
+    backward: Callable[[], bool],
 ) -> list[_Unit]:
     """Apply FSDP2 to each unit, and to what the module holds beside them; a model on the CPU moves unit by unit."""
     whole = kept_whole(module)
@@ -252,19 +239,22 @@ def _shard(
         if not names and unit is not module:
             continue
         before = [getattr(owner, name) for owner, name in names]
+        sent = {getattr(owner, name): name == "weight" and owner in short for owner, name in names}
+        widths = [-(-p.shape[0] // world.size) * (p.numel() // p.shape[0]) for p in sent]
+        gather = Gather(world, widths, list(sent.values()), backward)
+        watches = [gather.watch(owner, short[owner]) for owner, name in names if name == "weight" and owner in short]
         try:
             sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=True, mp_policy=policy, ignored_params=whole)
         except ValueError as error:  # such as a container that cannot be called
             raise Refused(f"parallel.shard=full: {' '.join(str(error).split())[:120]}; set shard=optimizer") from None
         # nothing may hold the whole ones any longer
         optimizers.replace({old: getattr(owner, name) for old, (owner, name) in zip(before, names, strict=True)})
-        del before
-        parameters = list(dict.fromkeys(getattr(owner, name) for owner, name in names))
-        trainable = [p for p in parameters if p.requires_grad]
-        widths = [-(-p.shape[0] // world.size) * (p.numel() // p.shape[0]) for p in trainable]
-        made.append(_Unit(reduce, trainable, widths))
+        del before, sent
+        parameters = dict.fromkeys(getattr(owner, name) for owner, name in names)
+        trainable = {p: width for p, width in zip(parameters, widths, strict=True) if p.requires_grad}
+        made.append(_Unit(reduce, list(trainable), list(trainable.values()), watches))
         sharded.set_custom_reduce_scatter(cast(Any, made[-1]))
-        sharded.set_custom_all_gather(cast(Any, _Gather(world)))
+        sharded.set_custom_all_gather(cast(Any, gather))
         sharded.set_gradient_divide_factor(1.0)  # the loss is divided; and another factor divides float64 twice
         sharded.set_force_sum_reduction_for_comms(True)
     sharded.set_reduce_scatter_unused_params(True)
