@@ -11,7 +11,7 @@ export GIT_CEILING_DIRECTORIES := $(abspath build)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader sharding hashing portability stock picture page gpu-bundle gpu clean
+.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader sharding hashing portability stock measure bench-check picture page gpu-bundle gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -70,6 +70,12 @@ portability: $(TOOLS)/.locked  ## measure which operations of torch give one res
 
 stock: $(TOOLS)/.locked  ## measure a plain script's bits beside this project's, on CPU; five minutes
 	@$(IN_TOOLS) python tools/stock.py
+
+measure: $(TOOLS)/.locked  ## measure steps of a project beside plain PyTorch, Fabric and Accelerate, on CPU; eight minutes
+	@$(IN_TOOLS) python measure/document.py
+
+bench-check: $(TOOLS)/.locked  ## say whether a project has become slower beside plain PyTorch than docs/peers.md says
+	@$(IN_TOOLS) python measure/check.py
 
 picture: $(TOOLS)/.locked  ## draw the README's picture from what commands print; two minutes
 	@$(IN_TOOLS) python tools/picture.py

@@ -11,8 +11,9 @@ from baked import Bake, BakedProject, Environment, InstalledProject, cookiecutte
 # class of one test a worker takes the next file along, too: so a short one stands after each.
 FIRST = (
     *("test_image", "test_generation", "test_machinery.py::TestTraining", "test_surroundings", "test_benchmarks"),
-    *("test_machinery.py::TestRest", "test_kubernetes", "test_machinery.py::TestRepeated", "test_hygiene"),
-    *("test_machinery.py::TestMeasuring", "test_recipes", "test_machinery.py::TestSharded", "test_project"),
+    *("test_recipes", "test_machinery.py::TestRest", "test_kubernetes", "test_machinery.py::TestRepeated"),
+    *("test_hygiene", "test_machinery.py::TestMeasuring", "test_measure", "test_machinery.py::TestSharded"),
+    "test_project",
     "test_machinery.py::TestRecords",
     *("test_answers", "test_yours", "test_stale"),
     *("test_portable", "test_nodes", "test_slurm"),

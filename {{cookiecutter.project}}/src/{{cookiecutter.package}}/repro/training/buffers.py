@@ -44,16 +44,19 @@ class Buffers:
         self._held = [getattr(owner, name) for _, owner, name in self._places]
         self._before = [tensor.detach().clone() for tensor in self._held]
         self._start, self._numbers = self._flat(self._before)
+        self._nan = self._start.isnan()
         self._limbs = self._start.new_zeros(len(self._units), self._start.numel())
         self._counts = torch.zeros_like(self._numbers)
         self._works = []
 
     def restore(self) -> None:
         """Give every buffer the values from before the step."""
-        for (_, owner, name), tensor, before in zip(self._places, self._held, self._before, strict=True):
+        for (_, owner, name), tensor in zip(self._places, self._held, strict=True):
             if getattr(owner, name) is not tensor:
                 setattr(owner, name, tensor)
-            tensor.detach().copy_(before)
+        if self._held:
+            with torch.no_grad():
+                torch._foreach_copy_(self._held, self._before)
 
     def add(self) -> None:
         """A shard is done: add what it changed.
@@ -72,7 +75,8 @@ class Buffers:
                 )
         now, numbers = self._flat(after)
         self._counts += numbers - self._numbers
-        change = torch.where(_alike(now, self._start), 0, now - self._start)  # infinities that stay are no change
+        alike = (now == self._start) | (now.isnan() & self._nan)  # infinities that stay are no change
+        change = (now - self._start).masked_fill_(alike, 0.0)
         # each limb is what its unit makes visible beyond the limb above: multiples of 2**49 units, and a difference of
         # them, are exact
         rounded = (change / self._units).round_().mul_(self._units)
@@ -134,7 +138,3 @@ class Buffers:
 
 def _real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _alike(one: Tensor, other: Tensor) -> Tensor:
-    return (one == other) | (one.isnan() & other.isnan())

@@ -1,0 +1,64 @@
+"""The price of determinism beside what people would use instead: the table of docs/peers.md.
+
+python measure/document.py [--only convnet-1] [--rounds N] [--out FILE]
+"""
+
+import argparse
+import os
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ratios import FEWEST, HEAD, rows
+from rounds import CELLS, ROOT, ROUNDS, VENV, WORKLOADS, measured, prepared, ways_of
+
+RESULT = ROOT / "docs" / "peers.md"
+MARKS = "<!-- measured -->", "<!-- end -->"
+
+
+def machine() -> str:
+    """A line on the machine, torch and the commit that is measured."""
+    models = re.findall(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    asked = [VENV / "bin" / "python", "-c", "import torch; print(torch.__version__)"]
+    torch = subprocess.run(asked, check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
+    git = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True, capture_output=True)
+    cpu, commit = models[0] if models else platform.machine(), git.stdout.strip() or "unknown"
+    busy = os.getloadavg()[0]
+    return f"{os.cpu_count()} cores, {cpu}; torch {torch}; commit {commit}; load before it began: {busy:.1f}."
+
+
+def tables(only: Sequence[str] | None, rounds: int) -> Iterator[str]:
+    """What stands between the marks, again after each part of the table."""
+    lines: list[str] = []
+    with prepared() as project:
+        about = machine()
+        for cell in only or CELLS:
+            began, (workload, ranks) = time.monotonic(), CELLS[cell]
+            lines += rows(workload, ranks, measured(project, ways_of(ranks), WORKLOADS[workload], ranks, rounds))
+            print(f"{cell}: {time.monotonic() - began:.0f} s", flush=True)
+            yield "\n".join([MARKS[0], f"{about} {rounds} rounds.", "", HEAD, *lines, MARKS[1]])
+
+
+def main() -> None:
+    """Measure, and write the table into the document."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=CELLS, help="this part of the table alone; repeatable")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    asked = parser.parse_args()
+    if asked.rounds < FEWEST:
+        parser.error(f"--rounds {asked.rounds} seen, {FEWEST} or more wanted for an interval")
+    between, made = re.compile(".*?".join(map(re.escape, MARKS)), re.DOTALL), ""
+    text = asked.out.read_text() if asked.out.is_file() else "\n".join(MARKS) + "\n"
+    if not between.search(text):
+        parser.error(f"{asked.out}: no lines {' and '.join(MARKS)} seen, between which the table is to stand")
+    for made in tables(asked.only, asked.rounds):  # an interrupted measurement leaves what it has
+        asked.out.write_text(between.sub(lambda _, made=made: made, text))
+    print(made)
+
+
+if __name__ == "__main__":
+    main()

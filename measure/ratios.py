@@ -1,0 +1,85 @@
+"""Ratios of what ways took, with intervals; the table's rows, written and read; and when a ratio has grown."""
+
+import importlib.util
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+from rounds import PINNED, PLAIN, ROOT, WAYS, WORKLOADS, Taken
+
+WORSE = 1.15  # so many times the committed ratio is a regression
+HEAD = """| workload | processes | way | ms per step | beside plain | beside plain with switches | memory, MiB |
+|---|---|---|---|---|---|---|"""
+ROW = re.compile(r"\| ([^|]+) \| (\d+) \| ([^|]+) \| [\d.]+ \| ([\d.]+) \(.*")
+
+Cell = tuple[str, int, str]  # workload, processes, way: names of the tables in rounds.py
+
+
+def _of_the_lab() -> ModuleType:
+    """The statistics that generated projects have. They need numpy alone."""
+    (path,) = ROOT.glob("*cookiecutter.project*/src/*/repro/lab/statistics.py")
+    spec = importlib.util.spec_from_file_location("lab_statistics", path)
+    assert spec and spec.loader
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+LAB = _of_the_lab()
+FEWEST = next(count for count in range(1, 20) if LAB.median_interval(np.zeros(count)))  # rounds that make an interval
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The median over the rounds, and an interval that holds the true median with a chance of 95 % at least."""
+
+    middle: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.middle:.2f} ({self.low:.2f} … {self.high:.2f})"
+
+
+def ratio(one: Sequence[float], other: Sequence[float]) -> Ratio:
+    """Of the two, round by round.
+
+    Raises:
+        ValueError: too few rounds for an interval, or a number that is not finite and above zero.
+    """
+    both = np.array([one, other], dtype=np.float64)
+    if not (np.isfinite(both).all() and (both > 0).all()):
+        raise ValueError("seconds of a step: a number that is not finite and above zero")
+    found = LAB.median_interval(both[0] / both[1])
+    if found is None:
+        raise ValueError(f"{len(one)} rounds seen, {FEWEST} or more wanted for an interval")
+    return Ratio(float(np.median(both[0] / both[1])), *found)
+
+
+def rows(workload: str, ranks: int, taken: dict[str, Taken]) -> list[str]:
+    """The lines of the table on one workload and number of processes."""
+    lines = []
+    for name, one in taken.items():
+        beside = [str(ratio(one.seconds, taken[other].seconds)) if other != name else "1" for other in (PLAIN, PINNED)]
+        cells = (
+            WORKLOADS[workload].title, str(ranks), WAYS[name].title, f"{1000 * np.median(one.seconds):.1f}",
+            *beside, f"{one.memory / 2**20:.0f}",
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def read(text: str) -> dict[Cell, float]:
+    """The ratios beside the plain script that a document holds."""
+    workloads = {workload.title: name for name, workload in WORKLOADS.items()}
+    ways = {way.title: name for name, way in WAYS.items()}
+    found = [match for line in text.splitlines() if (match := ROW.fullmatch(line))]
+    return {(workloads[row[1]], int(row[2]), ways[row[3]]): float(row[4]) for row in found}
+
+
+def has_grown(fresh: Ratio, committed: float) -> bool:
+    """Whether all of the fresh interval lies above the committed ratio by more than may be noise."""
+    return fresh.low > WORSE * committed

@@ -1,0 +1,239 @@
+"""Trainings that take turns, step by step: a process group for each way, all alive at once, one at work."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
+from bake import PACKAGE, ROOT, VENV, bake, in_venv, make_venv
+
+PEERS_VENV = ROOT / "build" / "venv-measure"
+REQUIREMENTS = ROOT / "measure" / "requirements.txt"
+RANK = ROOT / "measure" / "rank.py"
+ROUNDS, WARM = 15, 2  # the first ones warm up, and are not counted
+ALWAYS = (
+    "device=cpu",
+    "train.epochs=1000",  # more than are ever made
+    "train.evaluate_every=1000",
+    "checkpoint.every=1000000",
+    "tracking.enabled=false",
+    "unhashed.modules=[all]",  # these scripts are not the project's
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained.
+
+    Attributes:
+        title: as the table names it.
+        settings: keys of params.yaml.
+        steps: of a turn. The first one is not counted, for the others have used the caches meanwhile.
+    """
+
+    title: str
+    settings: tuple[str, ...]
+    steps: int
+
+
+@dataclass(frozen=True)
+class Way:
+    """How it is trained.
+
+    Attributes:
+        title: as the table names it.
+        script: a name of peers.PEERS, or `ours`.
+        settings: keys of params.yaml.
+        alone: whether one process can train so, too.
+        slower: a planted fault: each step sleeps for this share of its own time.
+    """
+
+    title: str
+    script: str = "ours"
+    settings: tuple[str, ...] = ()
+    alone: bool = True
+    slower: float = 0.0
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What one way took: seconds per step, a number for each round; bytes of memory of its largest process."""
+
+    seconds: list[float]
+    memory: int
+
+
+WORKLOADS = {
+    "convnet": Workload("digits, convnet", (), 4),
+    "few": Workload("digits, convnet, 2 shards", ("parallel.shards=2",), 4),
+    "transformer": Workload("digits, transformer", ("model.name=transformer",), 4),
+    "large": Workload(
+        "digits, larger transformer",
+        ("model.name=transformer", "model.width=256", "model.depth=6", "parallel.global_batch=16"),
+        2,
+    ),
+}
+PLAIN, PINNED = "plain", "pinned"
+WAYS = {
+    PLAIN: Way("plain PyTorch", PLAIN),
+    PINNED: Way("plain PyTorch, the project's switches", PINNED),
+    "fabric": Way("Lightning Fabric, deterministic", "fabric"),
+    "accelerate": Way("Accelerate, deterministic", "accelerate"),
+    "off": Way("project, trace `off`", settings=("trace.level=off",)),
+    "step": Way("project", settings=("trace.level=step",)),
+    "tensor": Way("project, trace `tensor`", settings=("trace.level=tensor",)),
+    "native": Way("project, cpu `native`", settings=("determinism.cpu=native",)),
+    "ddp": Way("project, reduce `ddp`", settings=("parallel.reduce=ddp",)),
+    "optimizer": Way("project, shard `optimizer`", settings=("parallel.shard=optimizer",), alone=False),
+    "full": Way("project, shard `full`", settings=("parallel.shard=full",), alone=False),
+}
+PROCESSES = (1, 2)
+CELLS = {f"{workload}-{ranks}": (workload, ranks) for workload in WORKLOADS for ranks in PROCESSES}  # of the table
+
+
+class Group:
+    """The processes of one way. They wait before each step for which there is no order."""
+
+    def __init__(self, project: Path, way: Way, workload: Workload, ranks: int, place: Path) -> None:
+        self._log = place.with_suffix(".log")
+        python = (PEERS_VENV if way.script in ("fabric", "accelerate") else VENV) / "bin" / "python"
+        settings = [*ALWAYS, *workload.settings, *way.settings]
+        command = [str(python), str(RANK), way.script, str(way.slower), str(place), *settings]
+        port, self._ranks = _free_port(), []
+        for rank in range(ranks):
+            with self._log.open("a") as log:
+                pipe, env = subprocess.PIPE, environment(project, rank, ranks, port)
+                self._ranks.append(
+                    subprocess.Popen(command, cwd=project, env=env, stdin=pipe, stdout=pipe, stderr=log, text=True)
+                )
+
+    def answers(self) -> tuple[list[float], int]:
+        """The seconds of the slowest process for each step of the last order, and the memory of the largest.
+
+        Raises:
+            SystemExit: a process has ended.
+        """
+        lines = [rank.stdout.readline() for rank in self._ranks]
+        if not all(lines):
+            print(f"a training ended too early:\n{self._log.read_text()[-2000:]}", file=sys.stderr)
+            raise SystemExit(2)
+        told = [json.loads(line) for line in lines]
+        return [max(step) for step in zip(*(one["seconds"] for one in told), strict=True)], max(
+            one["memory"] for one in told
+        )
+
+    def make(self, steps: int) -> tuple[list[float], int]:
+        """Make so many steps; see `answers`."""
+        for rank in self._ranks:
+            rank.stdin.write(f"{steps}\n")
+            rank.stdin.flush()
+        return self.answers()
+
+    def end(self) -> None:
+        """Let go of all processes; end those that do not end by themselves."""
+        for rank in self._ranks:
+            rank.stdin.close()
+        for rank in self._ranks:
+            try:
+                rank.wait(20)
+            except subprocess.TimeoutExpired:
+                rank.kill()
+                rank.wait()
+            rank.stdout.close()
+
+
+def environment(project: Path, rank: int, ranks: int, port: int) -> dict[str, str]:
+    """That of a process: one thread for each way, and no switch that this shell happens to set."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    env = in_venv(project, kept) | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    if ranks > 1:
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        env |= {name: str(value) for name, value in place.items()}
+        env |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    return env
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return int(one.getsockname()[1])
+
+
+@contextmanager
+def _started(project: Path, ways: Mapping[str, Way], workload: Workload, ranks: int) -> Iterator[dict[str, Group]]:
+    runs = project / "build" / "runs"
+    shutil.rmtree(runs, ignore_errors=True)
+    runs.mkdir(parents=True)
+    with ExitStack() as stack:
+        groups = {}
+        for name, way in ways.items():
+            groups[name] = Group(project, way, workload, ranks, runs / name)
+            stack.callback(groups[name].end)
+        yield groups
+
+
+def measured(
+    project: Path, ways: Mapping[str, Way], workload: Workload, ranks: int, rounds: int = ROUNDS
+) -> dict[str, Taken]:
+    """What each of the ways took. In a round each makes one turn; each round begins with another way.
+
+    Raises:
+        SystemExit: a training ended too early.
+    """
+    with _started(project, ways, workload, ranks) as groups:
+        seconds, memory = {name: list[float]() for name in ways}, dict[str, int]()
+        for group in groups.values():
+            group.answers()
+        names = list(ways)
+        for turn in range(WARM + rounds):
+            first = turn % len(names)
+            for name in [*names[first:], *names[:first]]:
+                steps, memory[name] = groups[name].make(workload.steps)
+                seconds[name] += [median(steps[1:])] if turn >= WARM else []
+    return {name: Taken(seconds[name], memory[name]) for name in names}
+
+
+def ways_of(ranks: int) -> dict[str, Way]:
+    """The ways in which so many processes can train."""
+    return {name: way for name, way in WAYS.items() if ranks > 1 or way.alone}
+
+
+@contextmanager
+def prepared(peers: bool = True) -> Iterator[Path]:
+    """A generated project with its data, for a while, and the environments; `peers`: theirs, too."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    with TemporaryDirectory(dir=ROOT / "build", prefix="measure-") as folder:
+        project = bake(Path(folder))
+        make_venv(project)
+        if peers:
+            _make_peers_venv()
+        command = [VENV / "bin" / "python", "-m", f"{PACKAGE}.prepare"]
+        subprocess.run(command, cwd=project, env=in_venv(project), check=True, stdout=subprocess.DEVNULL)
+        yield project
+
+
+def _make_peers_venv() -> None:
+    """An environment that sees all packages of the project's, torch among them, and has the peers beside."""
+    mark = PEERS_VENV / ".requirements"
+    if mark.is_file() and mark.read_text() == REQUIREMENTS.read_text():
+        return
+    python = PEERS_VENV / "bin" / "python"
+    subprocess.run([VENV / "bin" / "python", "-m", "venv", "--clear", PEERS_VENV], check=True)
+    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    there, here = (
+        subprocess.run([one, "-c", asked], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
+        for one in (VENV / "bin" / "python", python)
+    )
+    Path(here, "project.pth").write_text(f"{there}\n")
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*pip, "--requirement", REQUIREMENTS], check=True)
+    mark.write_text(REQUIREMENTS.read_text())

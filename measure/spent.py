@@ -1,0 +1,197 @@
+"""Where the time of a step goes, in the project and in a plain script with its switches: microseconds of CPU time.
+
+python measure/spent.py [--only convnet] [--steps N]
+
+A function is timed without those that are timed within it. The time is the thread's on the CPU, which other work on the
+machine changes least. A timer takes about a microsecond itself, and what is called for each sample holds it as often.
+"""
+
+import argparse
+import functools
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import peers
+import rank
+from rounds import ALWAYS, PINNED, VENV, WORKLOADS, environment, prepared
+
+WARM, OTHER = 20, "all else, in Python"
+# what is timed -> functions as module:name; those of the project's machinery without its package
+ITEMS: dict[str, tuple[str, ...]] = {
+    "forward": ("repro_project.train:shard_loss",),
+    "backward": ("torch:Tensor.backward",),
+    "optimizer": ("torch.optim:AdamW.step",),
+    "norm of the gradients": ("torch.nn.utils:clip_grad_norm_", "training.exact:clip_grad_norm_"),
+    "samples": ("repro_project.data:Digits.__getitem__",),
+    "collating": ("torch.utils.data._utils.collate:default_collate",),
+    "batches: the rest of the loader": (
+        "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__",
+        "training.sampling:Plan.keys_of",
+    ),
+    "samples: seeds and generators": ("training.sampling:Seeded.__getitem__", "training.generators:seeded"),
+    "files that are opened": ("asked.opened:require_known",),
+    "shards: seeds": ("step:Step._seed",),
+    "gradients: rounded and added": ("training.parallel:OrderFree._take",),
+    "gradients: sums made zero": ("training.parallel:OrderFree.shards",),
+    "gradients: the means": ("training.parallel:OrderFree._give",),
+    "gradients: reduce": ("training.parallel:OrderFree.reduce",),
+    "gradients: are finite": ("training.parallel:nonfinite",),
+    "gradients: resolution": ("training.resolution:Resolution.take", "training.resolution:Resolution.begin"),
+    "buffers": tuple(f"training.buffers:Buffers.{name}" for name in ("begin", "restore", "add", "send", "reduce")),
+    "trace: digest of batches": ("training.digest:combined_digests",),
+    "trace: digests of gradients and weights": ("training.digest:held_digests",),
+    "trace: times of phases": ("training.timings:Timings.write", "training.timings:Timings.ends"),
+    "trace: its rows": ("training.trace:Trace._write",),
+    "trace: the rest": tuple(f"training.trace:Trace.{name}" for name in ("batch", "gradients", "step", "flush")),
+    "sums over the ranks": ("training.world:World.total", "training.world:World.sum"),
+    "log of metrics": ("run:Run.log",),
+    "attributes of modules": ("training.hidden:Hidden.look",),
+    "the rest of a step's end": ("run:Run._after",),
+    "updates are watched": ("training.updates:Updates._check", "training.updates:Updates.begin"),
+    "shapes": ("training.logged:Shapes._note",),
+}
+
+
+class Spent:
+    """Timers that know which one is at work: the time of a function within a function counts once."""
+
+    def __init__(self) -> None:
+        self.nanoseconds: Counter[str] = Counter()
+        self._stack, self._since = [OTHER], time.thread_time_ns()
+
+    def _turn(self) -> None:
+        now = time.thread_time_ns()
+        self.nanoseconds[self._stack[-1]] += now - self._since
+        self._since = now
+
+    def enter(self, item: str) -> None:
+        """What is spent from here on is the item's."""
+        self._turn()
+        self._stack.append(item)
+
+    def leave(self) -> None:
+        """And no longer."""
+        self._turn()
+        self._stack.pop()
+
+    def timed(self, item: str, function: Any) -> Any:
+        """The function with a timer; of a generator, of each of its values."""
+
+        @functools.wraps(function)
+        def call(*words: Any, **named: Any) -> Any:
+            self.enter(item)
+            try:
+                found = function(*words, **named)
+            finally:
+                self.leave()
+            return self._each(item, found) if hasattr(found, "gi_frame") else found
+
+        return call
+
+    def _each(self, item: str, values: Any) -> Any:
+        while True:
+            self.enter(item)
+            try:
+                value = next(values)
+            except StopIteration:
+                return
+            finally:
+                self.leave()
+            yield value
+
+    def watch(self) -> list[str]:
+        """Time all ITEMS, wherever they were imported to; those that are not there."""
+        missing = []
+        for item, functions in ITEMS.items():
+            for path in functions:
+                module, _, name = path.partition(":")
+                package = module.startswith(("torch", "repro_project"))
+                held: Any = importlib.import_module(module if package else f"repro_project.repro.{module}")
+                *outer, last = name.split(".")
+                for each in outer:
+                    held = getattr(held, each)
+                function = getattr(held, last, None)
+                if function is None:
+                    missing.append(path)
+                    continue
+                timed = self.timed(item, function)
+                places = [held] if outer else [*map(vars, list(sys.modules.values()))]
+                for place in places:
+                    if outer:
+                        setattr(place, last, timed)
+                    elif place.get(last) is function:
+                        place[last] = timed
+        return missing
+
+
+class Counted:
+    """In place of a pace: so many steps, and what was spent in them, as JSON."""
+
+    steps, spent = 0, Spent()
+
+    def __init__(self, slower: float) -> None:
+        missing = Counted.spent.watch()  # before hooks are made of the functions
+        assert not missing, missing
+        self._step, self._out = 0, os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+
+    def begins(self) -> None:
+        """A step begins."""
+        spent = Counted.spent
+        if self._step == WARM:
+            spent._turn()
+            spent.nanoseconds.clear()
+        if self._step == WARM + Counted.steps:
+            spent._turn()
+            found = {item: number / 1000 / Counted.steps for item, number in spent.nanoseconds.items()}
+            json.dump(found, self._out)
+            self._out.flush()
+            os._exit(0)
+        self._step += 1
+
+
+def spent(project: Path, script: str, workload: str, steps: int) -> dict[str, float]:
+    """Microseconds per step of each item."""
+    out = project / "build" / f"spent-{script}"
+    settings = [*ALWAYS, *WORKLOADS[workload].settings]
+    command = [VENV / "bin" / "python", __file__, "--within", str(steps), script, "0", out, *settings]
+    done = subprocess.run(
+        list(map(str, command)), cwd=project, env=environment(project, 0, 1, 0), text=True, capture_output=True
+    )
+    if done.returncode or not done.stdout:
+        raise SystemExit(done.stderr[-2000:])
+    return json.loads(done.stdout)
+
+
+def main() -> None:
+    """Print a table for each workload, the largest differences first."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=WORKLOADS, help="this workload alone; repeatable")
+    parser.add_argument("--steps", type=int, default=100)
+    asked = parser.parse_args()
+    with prepared(peers=False) as project:
+        for workload in asked.only or WORKLOADS:
+            ours, plain = (spent(project, script, workload, asked.steps) for script in ("ours", PINNED))
+            items = sorted({*ours, *plain}, key=lambda item: plain.get(item, 0) - ours.get(item, 0))
+            print(f"{workload:42}{'project':>10}{'plain':>10}{'more':>10}")
+            for item in items:
+                one, other = ours.get(item, 0.0), plain.get(item, 0.0)
+                print(f"  {item:40}{one:10.0f}{other:10.0f}{one - other:+10.0f}")
+            print(f"  {'all':40}{sum(ours.values()):10.0f}{sum(plain.values()):10.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--within"]:
+        Counted.steps = int(sys.argv[2])
+        del sys.argv[1:3]
+        peers.Pace = rank.Pace = Counted
+        rank.main()
+    else:
+        main()

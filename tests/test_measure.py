@@ -1,0 +1,130 @@
+"""`make measure` and `make bench-check`: ratios with intervals, and a slow-down that is seen."""
+
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bake import ROOT
+from baked import InstalledProject, run
+
+MEASURE = ROOT / "measure"
+SMALLEST = "convnet"
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(MEASURE)
+
+
+def planted(factor: float) -> list[float]:
+    """Return seconds, `factor` times those of `planted(1)`: both share some noise, and have some of their own."""
+    shared = [0.010, 0.012, 0.011, 0.030, 0.010, 0.013, 0.010, 0.011, 0.012]  # the fourth round met other work
+    own = [1.00, 1.02, 0.98, 1.01, 0.99, 1.03, 0.97, 1.00, 1.01] if factor != 1 else [1.0] * 9
+    return [factor * one * other for one, other in zip(shared, own, strict=True)]
+
+
+def test_a_ratio_is_of_pairs() -> None:
+    """Work that hits both of a round leaves it alone; too few rounds, and what is no time, are refused."""
+    from ratios import Ratio, ratio
+
+    found = ratio(planted(1.5), planted(1))
+    assert found.low < 1.5 < found.high and found.high - found.low < 0.1
+    assert abs(found.middle - 1.5) < 0.01
+    assert ratio(planted(1), planted(1)) == Ratio(1.0, 1.0, 1.0)
+    with pytest.raises(ValueError, match="5 rounds seen, 6 or more wanted"):
+        ratio([1.0] * 5, [1.0] * 5)
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="not finite and above zero"):
+            ratio([1.0] * 8 + [wrong], [1.0] * 9)
+
+
+def test_only_a_slow_down_beyond_noise_counts() -> None:
+    """One of 30 % does; none, one of 10 %, and one whose interval reaches down, do not."""
+    from ratios import Ratio, has_grown, ratio
+
+    assert has_grown(ratio(planted(1.3), planted(1)), committed=1.0)
+    for factor in (1, 1.1):
+        assert not has_grown(ratio(planted(factor), planted(1)), committed=1.0)
+    assert not has_grown(Ratio(2.0, 1.1, 3.0), committed=1.0)
+    assert not has_grown(Ratio(0.5, 0.4, 0.6), committed=1.0)
+
+
+def test_rows_are_read_as_they_are_written() -> None:
+    """With the ratio beside the plain script; that script's own row has none."""
+    from ratios import HEAD, read, rows
+    from rounds import PINNED, PLAIN, Taken
+
+    times = {PLAIN: 1.0, PINNED: 1.1, "step": 1.5}
+    taken = {name: Taken(planted(factor), 3 << 20) for name, factor in times.items()}
+    lines = rows(SMALLEST, 1, taken)
+    assert read("\n".join(["# Text", HEAD, *lines, "| another | table |"])) == {
+        (SMALLEST, 1, PINNED): 1.1,
+        (SMALLEST, 1, "step"): 1.5,
+    }
+    assert all(line.count("|") == HEAD.splitlines()[0].count("|") and line.endswith("| 3 |") for line in lines)
+
+
+def test_the_committed_table_is_whole() -> None:
+    """It has a ratio of each way, workload and number of processes that `make bench-check` looks at."""
+    from document import MARKS, RESULT
+    from ratios import read
+    from rounds import CELLS, PLAIN, ways_of
+
+    text = RESULT.read_text()
+    wanted = {(workload, ranks, name) for workload, ranks in CELLS.values() for name in ways_of(ranks)}
+    assert read(text).keys() == {cell for cell in wanted if cell[2] != PLAIN}
+    assert [text.count(mark) for mark in MARKS] == [1, 1]
+
+
+def test_a_planted_slow_down_is_seen(
+    project: InstalledProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In trainings that run: `make bench-check` fails where each step takes three times as long; equal code passes.
+
+    So much more, that a busy machine does not hide it; how little is seen, the planted numbers above say.
+    """
+    import check
+    from ratios import rows
+    from rounds import PINNED, PLAIN, WAYS, WORKLOADS, Way, measured, prepared
+
+    assert project.python.is_file()  # of the environment that the trainings use
+    slower = replace(WAYS["step"], slower=2.0)
+    ways = {PLAIN: WAYS[PLAIN], "step": WAYS["step"], "again": WAYS["step"], "slower": slower}
+    with prepared(peers=False) as folder:
+        taken = measured(folder, ways, WORKLOADS[SMALLEST], 1, rounds=9)
+    document = tmp_path / "peers.md"
+    committed = {PLAIN: taken[PLAIN], PINNED: taken[PLAIN], "step": taken["step"]}
+    document.write_text("\n".join(rows(SMALLEST, 1, committed)))
+
+    def already(project: Path, asked: dict[str, Way], *how: object) -> dict[str, object]:
+        """Return what was measured of the same ways."""
+        assert asked.keys() == {PLAIN, "step"} and asked["step"] in (WAYS["step"], slower)
+        return {PLAIN: taken[PLAIN], "step": taken["slower" if asked["step"] == slower else "again"]}
+
+    def checked(*words: str) -> tuple[int, str]:
+        only = ["--only", f"{SMALLEST}-1", "--way", "step", "--document", str(document)]
+        monkeypatch.setattr(sys, "argv", ["check.py", *only, *words])
+        return check.main(), capsys.readouterr().out
+
+    monkeypatch.setattr(check, "prepared", lambda peers: nullcontext(folder))
+    monkeypatch.setattr(check, "measured", already)
+    for words, code, verdict in ((["--slower", "2.0"], 1, "SLOWER"), ([], 0, "holds")):
+        found, printed = checked(*words)
+        assert (found, verdict in printed) == (code, True), printed
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--only", "convnet-3"), "invalid choice: 'convnet-3'"),
+        (("--rounds", "5"), "--rounds 5 seen, 6 or more wanted"),
+        (("--document", "nowhere.md"), "nowhere.md: no ratio of convnet-1 off seen"),
+        (("--way", "plain"), "invalid choice: 'plain'"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(words: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    """Before anything is made."""
+    done = run(sys.executable, MEASURE / "check.py", *words, cwd=tmp_path, check=False)
+    assert done.returncode == 2 and told in done.stdout and "Traceback" not in done.stdout
