@@ -43,7 +43,9 @@ class Buffers:
         """A step begins: every shard will begin with what the buffers hold now."""
         self._held = [getattr(owner, name) for _, owner, name in self._places]
         self._before = [tensor.detach().clone() for tensor in self._held]
-        self._start, self._numbers = self._flat(self._before)
+        (self._now, self._numbers_now), self._rooms = self._make_rooms()
+        self._look(self._before)
+        self._start, self._numbers = self._now.clone(), self._numbers_now.clone()
         self._nan = self._start.isnan()
         self._limbs = self._start.new_zeros(len(self._units), self._start.numel())
         self._counts = torch.zeros_like(self._numbers)
@@ -73,10 +75,10 @@ class Buffers:
                     f"buffer {label}: {tuple(before.shape)}, {before.dtype} before a shard, {tuple(value.shape)}, "
                     f"{value.dtype} after it. Keep shape and dtype: the ranks add up what the shards change"
                 )
-        now, numbers = self._flat(after)
-        self._counts += numbers - self._numbers
-        alike = (now == self._start) | (now.isnan() & self._nan)  # infinities that stay are no change
-        change = (now - self._start).masked_fill_(alike, 0.0)
+        self._look(after)
+        self._counts += self._numbers_now - self._numbers
+        alike = (self._now == self._start) | (self._now.isnan() & self._nan)  # infinities that stay are no change
+        change = (self._now - self._start).masked_fill_(alike, 0.0)
         # each limb is what its unit makes visible beyond the limb above: multiples of 2**49 units, and a difference of
         # them, are exact
         rounded = (change / self._units).round_().mul_(self._units)
@@ -125,15 +127,22 @@ class Buffers:
                     f"fractions. Let every shard change it alike, or make it float32"
                 )
 
-    def _flat(self, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """All floating-point numbers as float64, all others as int64: two vectors on the world's device."""
-        groups = (tensors[: self._in_limbs], torch.float64), (tensors[self._in_limbs :], torch.int64)
-        none = [torch.empty(0, device=self._world.device)]
-        floats, numbers = (
-            torch.cat([_real(t).reshape(-1).to(self._world.device, dtype) for t in group] or none).to(dtype)
-            for group, dtype in groups
-        )
-        return floats, numbers
+    def _make_rooms(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Two vectors for all floating-point numbers, as float64, and all others, as int64; and each buffer's place."""
+        vectors, rooms = [], []
+        for held, dtype in (
+            (self._before[: self._in_limbs], torch.float64),
+            (self._before[self._in_limbs :], torch.int64),
+        ):
+            sizes = [_real(tensor).numel() for tensor in held]
+            vectors.append(torch.empty(sum(sizes), dtype=dtype, device=self._world.device))
+            rooms += [room.view_as(_real(tensor)) for room, tensor in zip(vectors[-1].split(sizes), held, strict=True)]
+        return vectors, rooms
+
+    def _look(self, tensors: list[Tensor]) -> None:
+        """Bring the values of all buffers into these vectors."""
+        if tensors:
+            torch._foreach_copy_(self._rooms, [_real(tensor) for tensor in tensors])
 
 
 def _real(tensor: Tensor) -> Tensor:
