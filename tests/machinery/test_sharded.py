@@ -65,12 +65,12 @@ def content(out: Path) -> str:
 
 
 QUICK = [("full", 3, "transformer")]
-WORLDS = {"optimizer": (2, 3, 8), "full": (2, 3, 4, 8)}
+WORLDS = {"none": (4,), "optimizer": (2, 3, 4, 8), "full": (2, 3, 4, 8)}
 SLOW = [
     pytest.param(shard, ranks, model, marks=pytest.mark.long)
     for model in MODELS
     for shard, worlds in WORLDS.items()
-    for ranks in (worlds if model != "bfloat16" else worlds[1:2])
+    for ranks in worlds
     if (shard, ranks, model) not in QUICK
 ]
 
