@@ -68,8 +68,8 @@ hashing: $(TOOLS)/.locked  ## measure what checking 10^5 files, or 10 GB, costs 
 portability: $(TOOLS)/.locked  ## measure which operations of torch give one result on all CPUs; twenty minutes
 	@$(IN_TOOLS) python tools/portability.py
 
-stock: $(TOOLS)/.locked  ## measure a plain script's bits beside this project's, on CPU; five minutes
-	@$(IN_TOOLS) python tools/stock.py
+stock: $(TOOLS)/.locked  ## measure the bits of plain PyTorch, Fabric and Accelerate beside this project's, on CPU; five minutes
+	@$(IN_TOOLS) python measure/bits.py
 
 measure: $(TOOLS)/.locked  ## measure steps of a project beside plain PyTorch, Fabric and Accelerate, on CPU; eight minutes
 	@$(IN_TOOLS) python measure/document.py

@@ -215,13 +215,13 @@ def prepared(peers: bool = True) -> Iterator[Path]:
         project = bake(Path(folder))
         make_venv(project)
         if peers:
-            _make_peers_venv()
+            make_peers_venv()
         command = [VENV / "bin" / "python", "-m", f"{PACKAGE}.prepare"]
         subprocess.run(command, cwd=project, env=in_venv(project), check=True, stdout=subprocess.DEVNULL)
         yield project
 
 
-def _make_peers_venv() -> None:
+def make_peers_venv() -> None:
     """An environment that sees all packages of the project's, torch among them, and has the peers beside."""
     mark = PEERS_VENV / ".requirements"
     if mark.is_file() and mark.read_text() == REQUIREMENTS.read_text():
