@@ -54,6 +54,8 @@ def measure(name: str) -> dict[str, Any]:
     import torch
     from repro_project.model import build
     from repro_project.repro.training import agreement, world
+    from repro_project.repro.training.exact import clip_grad_norm_
+    from repro_project.repro.training.optimizers import Optimizers
     from repro_project.repro.training.parallel import OrderFree
     from repro_project.repro.training.seeds import derive, seed_everything
     from repro_project.repro.training.trace import Trace
@@ -79,7 +81,7 @@ def measure(name: str) -> dict[str, Any]:
 
     traces = {level: Armed(level, Path(tempfile.mkdtemp(dir=FOLDER)), ranks) for level in ("off", "step", "tensor")}
     for trace in traces.values():
-        trace.begin(model, optimizer, 0, outputs=True)
+        trace.begin(model, Optimizers(optimizer), 0, outputs=True)
     share = settings.shards // ranks.size
     mine = range(ranks.rank * share, (ranks.rank + 1) * share)
     size = settings.global_batch // settings.shards
@@ -103,7 +105,7 @@ def measure(name: str) -> dict[str, Any]:
                 partial(loss_of, step, shard), twice=variant == "recompute" and shard == step % settings.shards
             )
         trace.gradients(gradients.reduce())
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if VARIANTS[variant][1] == "flag" or variant == "flag":
             _, *shares = ranks.total(0, *trace.contribution())
