@@ -41,6 +41,17 @@ class Table(nn.Module):
         return (self.weight * given[0]).sum() + (self.bias * given[0].mean(1)).sum()
 
 
+class Loose(nn.Module):
+    """A weight that torch's own module uses, which autocast rounds, and perhaps the model itself, in float32."""
+
+    def __init__(self, uses: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.uses = nn.Linear(WIDTH, ROWS), uses
+
+    def forward(self, given: Tensor) -> Tensor:
+        return self.linear(given[0]).float().sum() + self.uses(self.linear.weight)
+
+
 def nothing(repro: Callable[[str], Any]) -> None:
     """No fault."""
 
@@ -102,6 +113,21 @@ def missing_pass(repro: Callable[[str], Any]) -> None:
         return given
 
     full.shards = fewer
+
+
+def own_module(repro: Callable[[str], Any]) -> None:
+    """No fault: the module uses its weight."""
+    globals()["Table"] = lambda: Loose(lambda weight: torch.zeros(()))
+
+
+def penalty(repro: Callable[[str], Any]) -> None:
+    """The model uses the weight, too."""
+    globals()["Table"] = lambda: Loose(lambda weight: weight.square().sum())
+
+
+def told_only(repro: Callable[[str], Any]) -> None:
+    """It does so for a part of the loss that gives no gradient."""
+    globals()["Table"] = lambda: Loose(lambda weight: weight.detach().square().sum())
 
 
 def main(package: str, fault: str, folder: Path, overrides: list[str]) -> None:

@@ -206,8 +206,8 @@ class Echo(World):
 
 
 def test_gather_sends_half_of_what_autocast_rounds_and_all_bits_of_the_rest():
-    world, backward = Echo(0, 2, CPU), False
-    gather = Gather(world, [32, 64, 32], [True, False, True], lambda: backward)
+    world, backward, whole = Echo(0, 2, CPU), False, False
+    gather = Gather(world, [32, 64, 32], [True, False, True], lambda: backward, lambda: whole)
     weights = torch.rand(128) + torch.tensor([1.0, torch.nan]).repeat(64) * 0.1
     rounded_too = torch.cat([weights[:32].bfloat16().float(), weights[32:96], weights[96:].bfloat16().float()])
 
@@ -223,6 +223,9 @@ def test_gather_sends_half_of_what_autocast_rounds_and_all_bits_of_the_rest():
         assert torch.equal(gathered(), twice(rounded_too)) and world.sent.nbytes == 4 * 64 + 2 * 64
         with torch.autocast("cpu", enabled=False):
             assert torch.equal(gathered(), twice(weights)) and world.sent.nbytes == 4 * 128
+        whole = True  # as the first pass of a run
+        assert torch.equal(gathered(), twice(weights)) and world.sent.nbytes == 4 * 128
+        whole = False
         gathered()
     backward = True  # as the forward pass before it
     assert torch.equal(gathered(), twice(rounded_too))
@@ -232,7 +235,7 @@ def test_gather_sends_half_of_what_autocast_rounds_and_all_bits_of_the_rest():
 
 def test_weight_that_was_sent_in_bfloat16_is_refused_where_autocast_is_off():
     linear = nn.Linear(4, 4)
-    gather = Gather(Echo(0, 2, CPU), [16], [True], lambda: False)
+    gather = Gather(Echo(0, 2, CPU), [16], [True], lambda: False, lambda: False)
     watch = gather.watch(linear, "head.weight")
     x = torch.ones(1, 4)
     linear(x)
@@ -249,10 +252,12 @@ def test_weight_that_was_sent_in_bfloat16_is_refused_where_autocast_is_off():
 SCRIPT = Path(__file__).with_name("cutting.py")
 
 
-def cut(folder: Path, prepared: Path, fault: str, ranks: int | None, shard: str = "full") -> tuple[int, str, str]:
+def cut(
+    folder: Path, prepared: Path, fault: str, ranks: int | None, shard: str = "full", *more: str
+) -> tuple[int, str, str]:
     """Exit code, output, and the digest of the weights of a training whose sums are hard."""
     keys = ("tracking.enabled=false", f"data.prepared={prepared}", f"parallel.global_batch={SAMPLES}")
-    keys += (f"parallel.shards={SAMPLES}", f"parallel.shard={shard}", "parallel.timeout_seconds=20")
+    keys += (f"parallel.shards={SAMPLES}", f"parallel.shard={shard}", "parallel.timeout_seconds=20", *more)
     out, told = folder / f"{shard}-{ranks}", folder / f"{shard}-{ranks}.err"
     code = Warm(PACKAGE, fault, str(out), *keys, out=told, err=told, ranks=ranks, script=SCRIPT).wait()
     digest = out / "weights.json"
@@ -286,6 +291,30 @@ LINES = {
 def test_fault_that_can_be_seen_is_refused_in_a_line(fault: str, shard: str, prepared: Path, tmp_path: Path):
     code, told, digest = cut(tmp_path, prepared, fault, 2, shard)
     assert code == 1 and not digest and LINES[fault] in told and "Traceback" not in told, told  # 2, the launcher's is 1
+
+
+SHORT = "compute.precision=bfloat16", "parallel.gather=bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("penalty", "the gradient differs in linear.weight. The model uses a weight beside its own module; set "),
+        pytest.param("told_only", "the loss differs. The model uses a weight", marks=pytest.mark.long),
+    ],
+)
+def test_weight_that_the_model_uses_itself_is_not_sent_in_bfloat16(
+    fault: str, told: str, prepared: Path, tmp_path: Path
+):
+    code, said, digest = cut(tmp_path, prepared, fault, 2, "full", *SHORT)
+    beside = f"parallel.gather=bfloat16: where all weights are sent in float32, {told}"
+    assert code == 1 and not digest and beside in said and "Traceback" not in said, said  # 2, the launcher's is 1
+
+
+@pytest.mark.long
+def test_weight_that_its_module_alone_uses_is_sent_in_bfloat16(prepared: Path, tmp_path: Path):
+    code, said, digest = cut(tmp_path, prepared, "own_module", 2, "full", *SHORT)
+    assert code == 0 and digest == cut(tmp_path, prepared, "own_module", None, "none", SHORT[0])[2], said
 
 
 @pytest.mark.long

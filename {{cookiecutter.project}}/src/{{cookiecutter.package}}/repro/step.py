@@ -109,7 +109,7 @@ class Step:
             )
         every = training.config.integrity.compare_every
         measures = bool(every) and self.number % every == 0
-        rechecked = self._rechecked()
+        rechecked = 0 if training.gradients.doubted else self._rechecked()
         shards = training.gradients.shards(training.plan.mine(training.world), measures, rechecked is not None)
         for shard in shards:
             with training.operations.paused():  # nor are workers to inherit the watch

@@ -2,7 +2,8 @@
 
 With `parallel.gather: bfloat16` it sends half as much: weights that only a module of torch uses, and that autocast
 rounds for it, are rounded before they are sent. Rounding twice is rounding once, so no bit changes. All other weights,
-such as those of embeddings, travel as they are.
+such as those of embeddings, travel as they are. A model may use a weight in other places as well, in float32. So the
+first step of a run computes a shard in both ways, and compares the gradients.
 """
 
 from collections import Counter
@@ -55,19 +56,21 @@ class Gather(Room):
         widths: how many elements of each parameter a rank sends, in FSDP2's order.
         short: of each parameter, whether it may be sent in bfloat16; empty: none may.
         backward: whether a backward pass is under way. It gathers as the forward pass before it did.
+        whole: whether this pass is to gather all in float32.
     """
 
     world: World
     widths: Sequence[int]
     short: Sequence[bool]
     backward: Callable[[], bool]
+    whole: Callable[[], bool]
     in_short: bool = False
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: object, async_op: bool = False
     ) -> dist.Work | None:
         if not self.backward():
-            self.in_short = any(self.short) and rounds(self.world.device)
+            self.in_short = any(self.short) and rounds(self.world.device) and not self.whole()
         if not self.in_short:
             return self.world.join(input_tensor, output_tensor, async_op)
         parts = input_tensor.split(list(self.widths))

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..asked.settings import Parallel
-from ..errors import Disagreement
+from ..errors import Disagreement, Failure
 from .buffers import Buffers
 from .digest import tensor_digest
 from .pieces import Piece, gradient_of, local
@@ -51,6 +51,7 @@ class OrderFree:
     in_pieces = False  # whether a rank holds only a piece of each gradient
     replicas = ALONE  # the ranks that hold the same pieces
     early = True  # whether a bucket is sent as soon as the last shard has added to it
+    doubted = False  # whether the next step is to add its first shard twice over, as `rechecks` does
 
     def __init__(self, module: nn.Module, settings: Parallel, world: World) -> None:
         self.module, self.world, self.total_shards = module, world, settings.shards
@@ -116,12 +117,12 @@ class OrderFree:
         self._trial = self._twice = twice
         if twice:
             self._digests: dict[Tensor, Tensor] = {}
-            self._backpropagate(compute)
+            first = self._backpropagate(compute)
             self.buffers.restore()
             self._trial, seen, self._digests = False, self._digests, {}
-        self._losses[self._shard] = self._backpropagate(compute)
+        loss = self._losses[self._shard] = self._backpropagate(compute)
         if twice:
-            self._require_equal(seen, self._digests)
+            self._require_equal([tensor_digest(each) for each in (first, loss)], seen, self._digests)
         self.buffers.add()
 
     def _backpropagate(self, compute: Callable[[], Tensor]) -> Tensor:
@@ -132,15 +133,19 @@ class OrderFree:
         self._add_small()
         return loss.detach()
 
-    def _require_equal(self, first: dict[Tensor, Tensor], second: dict[Tensor, Tensor]) -> None:
+    def _require_equal(self, losses: list[Tensor], first: dict[Tensor, Tensor], second: dict[Tensor, Tensor]) -> None:
         numbers = [{tensor: digest.item() for tensor, digest in digests.items()} for digests in (first, second)]
         names = [n for n, p in self.module.named_parameters() if numbers[0].get(p) != numbers[1].get(p)]
-        if names:
-            raise Disagreement(
-                f"shard {self._shard}: computed twice on {self.world.place}, the gradient differs in "
-                f"{', '.join(names)}: this hardware computes wrong, or an operation is not repeatable",
-                local=True,
-            )
+        if losses[0] != losses[1] or names:
+            raise self._difference(f"the gradient differs in {', '.join(names)}" if names else "the loss differs")
+
+    def _difference(self, seen: str) -> Failure:
+        """What it means that a shard that was computed twice differs."""
+        return Disagreement(
+            f"shard {self._shard}: computed twice on {self.world.place}, {seen}: this hardware computes wrong, or an "
+            f"operation is not repeatable",
+            local=True,
+        )
 
     def reduce(self) -> Tensor:
         """Sum over the ranks; leave the means in `.grad` and the buffers; return the mean loss (float64).

@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..asked.settings import Parallel
 from ..differences import some
-from ..errors import Refused
+from ..errors import Failure, Refused
 from .digest import tensor_digest
 from .divisible import kept_whole, require_own, require_untied
 from .gather import Gather, Room, rounded
@@ -127,14 +127,68 @@ class Full(OrderFree):
         require_untied(module, units)
         self._within, self.replicas = world.split(settings.replicas, timedelta(seconds=settings.timeout_seconds))
         short = rounded(module) if settings.gather == "bfloat16" else {}
-        made = _shard(module, units, self._within, optimizers, self._reduce, short, lambda: self._turns.propagating)
+        self.doubted, self._made = bool(short), 0
+        watches = self._cut_units(module, units, optimizers, short)
         super().__init__(module, settings, world)
         self._cut = [p for p in module.parameters() if p.requires_grad and isinstance(p, DTensor)]
         self._hooks += [parameter.register_post_accumulate_grad_hook(self._take_piece) for parameter in self._cut]
-        self._hooks += [watch for unit in made for watch in unit.watches]
+        self._hooks += watches
         self._updated = optimizers.cut({parameter: piece_of(parameter) for parameter in self._cut})
         if world.leads:
             print(_told(module, units), file=sys.stderr, flush=True)
+
+    def _cut_units(
+        self, module: nn.Module, units: Sequence[nn.Module], optimizers: Optimizers, short: Mapping[nn.Module, str]
+    ) -> list[RemovableHandle]:
+        """Apply FSDP2 to each unit, and to what the module holds beside them; a model on the CPU moves unit by unit.
+
+        Returns:
+            What watches the modules whose weights travel in bfloat16, which are `short`.
+        """
+        world, whole = self._within, kept_whole(module)
+        for tensor in [*whole, *module.buffers()]:
+            tensor.data = tensor.data.to(world.device)
+        mesh = DeviceMesh.from_group(cast(dist.ProcessGroup, world.group or dist.group.WORLD), world.device.type)
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.float64)
+        watches = []
+        for unit in [*units, module]:
+            names = [
+                (owner, name) for owner, name, p in _managed(unit) if p not in whole and not isinstance(p, DTensor)
+            ]
+            if not names and unit is not module:
+                continue
+            before = [getattr(owner, name) for owner, name in names]
+            sent = {getattr(owner, name): name == "weight" and owner in short for owner, name in names}
+            widths = [-(-p.shape[0] // world.size) * (p.numel() // p.shape[0]) for p in sent]
+            gather = Gather(
+                world,
+                widths,
+                list(sent.values()),
+                lambda: self._turns.propagating,
+                lambda: self.doubted and self._made == 1,
+            )
+            watches += [
+                gather.watch(owner, short[owner]) for owner, name in names if name == "weight" and owner in short
+            ]
+            try:
+                sharded = fully_shard(
+                    unit, mesh=mesh, reshard_after_forward=True, mp_policy=policy, ignored_params=whole
+                )
+            except ValueError as error:  # such as a container that cannot be called
+                said = " ".join(str(error).split())[:120]
+                raise Refused(f"parallel.shard=full: {said}; set shard=optimizer") from None
+            # nothing may hold the whole ones any longer
+            optimizers.replace({old: getattr(owner, name) for old, (owner, name) in zip(before, names, strict=True)})
+            del before, sent
+            parameters = dict.fromkeys(getattr(owner, name) for owner, name in names)
+            trainable = {p: width for p, width in zip(parameters, widths, strict=True) if p.requires_grad}
+            reduction = _Unit(self._reduce, list(trainable), list(trainable.values()))
+            sharded.set_custom_reduce_scatter(cast(Any, reduction))
+            sharded.set_custom_all_gather(cast(Any, gather))
+            sharded.set_gradient_divide_factor(1.0)  # the loss is divided; and another factor divides float64 twice
+            sharded.set_force_sum_reduction_for_comms(True)
+        sharded.set_reduce_scatter_unused_params(True)
+        return watches
 
     def shards(self, mine: Sequence[int], measures: bool = False, rechecks: bool = False) -> Iterator[int]:
         """As `OrderFree.shards`."""
@@ -182,7 +236,17 @@ class Full(OrderFree):
         while self._made < self._passes:
             self.buffers.restore()
             self._backpropagate(self._latest)
+        self.doubted = False
         return super().reduce()
+
+    def _difference(self, seen: str) -> Failure:
+        if not self.doubted:
+            return super()._difference(seen)
+        return Refused(
+            f"parallel.gather=bfloat16: where all weights are sent in float32, {seen}. The model uses a weight beside "
+            f"its own module; set parallel.gather=float32",
+            local=True,
+        )
 
     def _give(self) -> None:
         super()._give()
@@ -202,63 +266,18 @@ class _Unit(Room):
         reduce: does the work.
         parameters: the trainable ones, in FSDP2's order.
         widths: how many elements of each a rank holds, or would if the last rank had as many.
-        watches: on modules whose weights travel in bfloat16.
         sum: this rank's part, over the passes of the step so far.
     """
 
     reduce: Callable[["_Unit", Tensor, Tensor], None]
     parameters: list[Tensor]
     widths: list[int]
-    watches: list[RemovableHandle]
     sum: Tensor | None = None
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
         self.reduce(self, input_tensor, output_tensor)
-
-
-def _shard(
-    module: nn.Module,
-    units: Sequence[nn.Module],
-    world: World,
-    optimizers: Optimizers,
-    reduce: Callable[[_Unit, Tensor, Tensor], None],
-    short: Mapping[nn.Module, str],
-    backward: Callable[[], bool],
-) -> list[_Unit]:
-    """Apply FSDP2 to each unit, and to what the module holds beside them; a model on the CPU moves unit by unit."""
-    whole = kept_whole(module)
-    for tensor in [*whole, *module.buffers()]:
-        tensor.data = tensor.data.to(world.device)
-    mesh = DeviceMesh.from_group(cast(dist.ProcessGroup, world.group or dist.group.WORLD), world.device.type)
-    policy = MixedPrecisionPolicy(reduce_dtype=torch.float64)
-    made: list[_Unit] = []
-    for unit in [*units, module]:
-        names = [(owner, name) for owner, name, p in _managed(unit) if p not in whole and not isinstance(p, DTensor)]
-        if not names and unit is not module:
-            continue
-        before = [getattr(owner, name) for owner, name in names]
-        sent = {getattr(owner, name): name == "weight" and owner in short for owner, name in names}
-        widths = [-(-p.shape[0] // world.size) * (p.numel() // p.shape[0]) for p in sent]
-        gather = Gather(world, widths, list(sent.values()), backward)
-        watches = [gather.watch(owner, short[owner]) for owner, name in names if name == "weight" and owner in short]
-        try:
-            sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=True, mp_policy=policy, ignored_params=whole)
-        except ValueError as error:  # such as a container that cannot be called
-            raise Refused(f"parallel.shard=full: {' '.join(str(error).split())[:120]}; set shard=optimizer") from None
-        # nothing may hold the whole ones any longer
-        optimizers.replace({old: getattr(owner, name) for old, (owner, name) in zip(before, names, strict=True)})
-        del before, sent
-        parameters = dict.fromkeys(getattr(owner, name) for owner, name in names)
-        trainable = {p: width for p, width in zip(parameters, widths, strict=True) if p.requires_grad}
-        made.append(_Unit(reduce, list(trainable), list(trainable.values()), watches))
-        sharded.set_custom_reduce_scatter(cast(Any, made[-1]))
-        sharded.set_custom_all_gather(cast(Any, gather))
-        sharded.set_gradient_divide_factor(1.0)  # the loss is divided; and another factor divides float64 twice
-        sharded.set_force_sum_reduction_for_comms(True)
-    sharded.set_reduce_scatter_unused_params(True)
-    return made
 
 
 def _managed(unit: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
