@@ -263,7 +263,7 @@ def test_runs_recorded_at_two_commits_lead_to_the_commit(
 
 
 @pytest.mark.long
-def test_interrupted_bisect_of_commits_leaves_the_repository_as_it_was(repository: Repository):
+def test_interrupted_bisect_of_commits_leaves_the_repository_as_it_was(repository: Repository, tmp_path: Path):
     from server import until
 
     root = repository.root
@@ -271,7 +271,7 @@ def test_interrupted_bisect_of_commits_leaves_the_repository_as_it_was(repositor
     (root / "src" / PACKAGE / "model.py").write_text("")  # the command itself must start
     before = state(root)
     words = ["-m", PACKAGE, "bisect", "--commits", "HEAD~4", "HEAD", "--set", "train.epochs=1"]
-    process = trainings.start(project_in(root), [sys.executable, *words])
+    process = trainings.start(project_in(root), [sys.executable, *words], tmp_path / "log")
     until(lambda: process.poll() is not None or list((root / "build").glob("bisect/tree/data/prepared/*")))
     assert process.poll() is None, "it ended by itself"
     process.send_signal(signal.SIGINT)

@@ -322,7 +322,7 @@ def test_verify_tells_the_operations_of_its_first_training(
 ):
     from project.repro.lab import verify
 
-    def train(project: Project, way: verify.Way, settings: Any, steps: int = 0) -> verify.Row:
+    def train(project: Project, way: verify.Way, settings: Any, start: Any, steps: int = 0) -> verify.Row:
         folder = project.root / way.folder
         folder.mkdir(parents=True)
         (folder / names.METRICS).write_text('{"steps": 3}')
@@ -333,5 +333,5 @@ def test_verify_tells_the_operations_of_its_first_training(
     monkeypatch.setattr(verify, "_train", train)
     told: list[str] = []
     project = Project(tmp_path / "src" / "tides")
-    list(verify.train_in_all_ways(project, config, 1, {}, told.append, verify.chosen(["once more"])))
+    list(verify.train_in_all_ways(project, config, 1, None, {}, told.append, verify.chosen(["once more"])))
     assert told == (["\n".join(opening.told_of(met))] if met else [])

@@ -10,11 +10,10 @@ from clone import command
 from conftest import PACKAGE
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.errors import Failure, Refused
+from project.repro.errors import Refused
 from project.repro.lab import trainings
 from project.repro.lab import verify as verify_module
-from project.repro.lab.verify import ONCE, VARIED, WAYS, Row, chosen, train_in_all_ways
-from project.repro.project import Project
+from project.repro.lab.verify import ONCE, VARIED, WAYS, Row, Way, chosen, train_in_all_ways
 from warm import Warm
 
 Verify = Callable[..., dict[str, Row]]
@@ -26,25 +25,14 @@ def verified(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest
     """A function that verifies with warm trainings, one rank of which may be at fault; the rows by name."""
     fault: list[str] = []
 
-    def start(project: Project, words: list[str]) -> Warm:
-        ranks = [int(word.partition("=")[2]) for word in words if word.startswith("--nproc-per-node=")]
-        arguments = words[words.index(f"{PACKAGE}.train") + 1 :]
-        if "--ranks" in arguments:  # which would start them cold
-            at = arguments.index("--ranks")
-            ranks, arguments[at : at + 2] = [int(arguments[at + 1])], []
+    def start(way: Way, settings: Mapping[str, Any]) -> Warm:
         script = Path(__file__).with_name("faulty.py") if fault else None
         before = [*fault, str(tmp_path), PACKAGE] if fault else []
-        files = {"out": tmp_path / "out", "err": tmp_path / "err"}
-        return Warm(*before, *arguments, **files, ranks=ranks[0] if ranks else None, script=script)
-
-    def run(project: Project, words: list[str]) -> str:
-        if start(project, words).wait():
-            raise Failure((tmp_path / "err").read_text())
-        return ""
+        arguments = ["--out", str(way.folder), *trainings.overrides(settings)]
+        ranks = way.ranks if way.ranks > 1 else None
+        return Warm(*before, *arguments, out=way.log, err=way.log, ranks=ranks, script=script)
 
     monkeypatch.setattr(verify_module, "FOLDER", tmp_path / "verify")
-    monkeypatch.setattr(trainings, "start", start)
-    monkeypatch.setattr(trainings, "run", run)
 
     def verified(
         *at_fault: str,
@@ -56,7 +44,7 @@ def verified(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest
     ) -> dict[str, Row]:
         fault[:] = at_fault
         asked = {"train.epochs": 1, "data.prepared": str(prepared)} | keys
-        rows = train_in_all_ways(OURS, settings, places, asked, lambda text: None, chosen(ways), vary)
+        rows = train_in_all_ways(OURS, settings, places, start, asked, lambda text: None, chosen(ways), vary)
         return {row.name: row for row in rows}
 
     yield verified

@@ -3,8 +3,9 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,8 +14,8 @@ from project import PROJECT
 from project.config import Config
 from project.repro.cli import Ours, main
 from project.repro.errors import Failure, Refused
-from project.repro.lab import trainings, verify
-from project.repro.lab.verify import WAYS, chosen
+from project.repro.lab import verify
+from project.repro.lab.verify import WAYS, Way, chosen
 from project.repro.records import names
 
 
@@ -54,7 +55,6 @@ def test_shortening_that_does_not_fit_the_config_is_refused_by_name():
 
 PIECES = "optimizer in pieces on 2 ranks"
 REFUSAL = "parallel.shard: Adafactor does not update each element by itself, so use another one"
-LOST = "rank 1 on host (process 7) was ended by SIGKILL: if nobody sent it, the host ran out of memory"
 
 
 @pytest.mark.parametrize(
@@ -63,20 +63,23 @@ LOST = "rank 1 on host (process 7) was ended by SIGKILL: if nobody sent it, the 
         (PIECES, 2, ["told before", REFUSAL], f"not tried: {REFUSAL}"),
         (PIECES, 2, ["\x1b[2Jone" + 40 * " more"], r"not tried: \x1b[2Jone" + 17 * " more" + " …"),
         (PIECES, 2, [], "not tried: refused without a word"),
-        (PIECES, 2, [REFUSAL, LOST], "FAILED: "),
-        (PIECES, 1, [REFUSAL], "FAILED: "),
-        ("2 ranks", 2, [REFUSAL], "FAILED: "),
+        (PIECES, 1, [REFUSAL], f"FAILED: it ended with 1:\n{REFUSAL}"),
+        (PIECES, -9, [], "FAILED: it ended with -9:"),
+        ("2 ranks", 2, [str(line) for line in range(20)], f"FAILED: it ended with 2:\n8\n9\n{'%s'}"),
     ],
 )
 def test_refusal_of_pieces_alone_is_no_failure(
-    way: str, code: int, said: list[str], verdict: str, monkeypatch: pytest.MonkeyPatch
+    way: str, code: int, said: list[str], verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def run(project: object, words: list[str]) -> str:
-        raise trainings.Ended(words, code, said)
+    monkeypatch.setattr(verify, "FOLDER", tmp_path)
 
-    monkeypatch.setattr(trainings, "run", run)
-    row = verify._train(PROJECT, *chosen([way]), {})
-    assert row.verdict.startswith(verdict) if verdict == "FAILED: " else row.verdict == verdict
+    def start(way: Way, settings: Mapping[str, Any]) -> "subprocess.Popen[bytes]":
+        way.log.write_text("".join(f"{line}\n" for line in said))
+        end = f"import os; os._exit({code})" if code >= 0 else f"import os; os.kill(os.getpid(), {-code})"
+        return subprocess.Popen([sys.executable, "-c", end])
+
+    row = verify._train(PROJECT, *chosen([way]), {}, start)
+    assert row.verdict == verdict.replace("%s", "\n".join(str(line) for line in range(10, 20)))
     assert not row.weights
 
 
@@ -101,17 +104,18 @@ def test_way_that_is_not_tried_counts_for_nothing(
 
 # ---- the kill: a training in place of which a script runs, which writes rows and then ends or waits
 
-Start = Callable[..., list[int]]
+Started = tuple[list[int], Callable[[], "subprocess.Popen[bytes]"]]
+Start = Callable[..., Started]
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+def start(tmp_path: Path) -> Start:
     """A function that has trainings end by themselves, one after another with these codes, the last one never."""
 
-    def start(*codes: int) -> list[int]:
+    def start(*codes: int) -> Started:
         started: list[int] = []
 
-        def training(project: object, words: list[str]) -> "subprocess.Popen[bytes]":
+        def training() -> "subprocess.Popen[bytes]":
             code = codes[len(started)] if len(started) < len(codes) else None
             rows = tmp_path / "run" / names.STEP_ROWS
             text = f"import pathlib, sys, time; rows = pathlib.Path({str(rows)!r}); rows.parent.mkdir(parents=True); "
@@ -119,29 +123,28 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
             started.append(0 if code is None else 1)
             return subprocess.Popen([sys.executable, "-c", text], start_new_session=True)
 
-        monkeypatch.setattr(trainings, "start", training)
-        return started
+        return started, training
 
     return start
 
 
 @pytest.mark.parametrize("quick", range(3))
 def test_training_that_is_too_quick_for_a_kill_is_started_again(start: Start, quick: int, tmp_path: Path):
-    started = start(*[0] * quick)
-    verify._kill(PROJECT, [], tmp_path / "run", 12, signal.SIGKILL)
+    started, training = start(*[0] * quick)
+    verify._kill(training, tmp_path / "run", 12, signal.SIGKILL)
     assert started == [1] * quick + [0]
     assert (tmp_path / "run" / names.STEP_ROWS).is_file()
 
 
 def test_training_that_is_always_too_quick_is_told(start: Start, tmp_path: Path):
-    started = start(0, 0, 0)
+    started, training = start(0, 0, 0)
     with pytest.raises(Failure, match=r"ended before it was killed: make it longer, see verify\.shorten"):
-        verify._kill(PROJECT, [], tmp_path / "run", 12, signal.SIGKILL)
+        verify._kill(training, tmp_path / "run", 12, signal.SIGKILL)
     assert len(started) == 3
 
 
 def test_training_that_fails_is_not_started_again_to_be_killed(start: Start, tmp_path: Path):
     """The next start, without a kill, says why it fails."""
-    started = start(3)
-    verify._kill(PROJECT, [], tmp_path / "run", 12, signal.SIGKILL)
+    started, training = start(3)
+    verify._kill(training, tmp_path / "run", 12, signal.SIGKILL)
     assert len(started) == 1

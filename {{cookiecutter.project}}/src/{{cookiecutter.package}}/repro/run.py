@@ -30,6 +30,7 @@ from .records.signature import require_key, sign
 from .records.tracking import Follower
 from .step import Step, Training
 from .training import agreement, checkpoint, final, logged, pieces, sampling, snapshot, world
+from .training.metrics import Metrics
 from .training.optimizers import Given, Optimizers
 from .training.promise import Promise
 from .training.sampling import Indexed
@@ -51,6 +52,7 @@ class Run:
     def __init__(self, project: Project, config: Settings, out: Path) -> None:
         self.project, self.config, self.out = project, config, out
         self._latest: dict[str, float] = {}
+        self._metrics = Metrics()
         self._results: dict[str, str] = {}
         self._lock = RunLock(out)
         self._record: Record | None = None
@@ -228,9 +230,11 @@ class Run:
         kept = 0 <= self.config.trace.values < done  # the step that was asked for
         ends = self._terminated or kept
         writing = self._saver is not None and self._saver.writing
-        preempted, failed, writes, *sums = self.world.total(
-            ends, failure is not None, writing, *self._trace.contribution()
+        told = ends, failure is not None, writing
+        (preempted, failed, writes, *sums), read = self.world.totals(
+            told, self._trace.contribution(), self._metrics.tensors
         )
+        self._write_metrics(read)
         if failed:
             raise failure or Failure("another rank could not write a checkpoint")
         if self._saver and not writes:
@@ -252,9 +256,15 @@ class Run:
                 raise failure
 
     def log(self, step: int, /, **metrics: float | torch.Tensor) -> None:
-        """Record numbers of a step that is done (counted from 0)."""
+        """Record numbers of a step (counted from 0). They are read when the step ends, with all else that is."""
         if self._record:
-            numbers = {name: float(as_number(name, value)) for name, value in metrics.items()}
+            self._metrics.take(step, metrics)
+
+    def _write_metrics(self, read: Sequence[float] | None = None) -> None:
+        """Write what was logged; `read` holds its numbers that are tensors, where they are known."""
+        values = [float(number) for number in self._metrics.tensors] if read is None else read
+        for step, numbers in self._metrics.rows(values):
+            assert self._record
             self._latest |= numbers
             self._record.log(step, numbers)
 
@@ -272,6 +282,7 @@ class Run:
         self.world.together(stages.require_still)
         self._finished = True
         self.log(self._stop - 1, **{"epoch": self._plan.epoch(self._stop), **numbers})
+        self._write_metrics()
         whole = final.gathered(self._model, self.out, self.world) if self._in_pieces else self._model
         self.world.together(self._finish_saving)
         if not self._record:
@@ -312,6 +323,7 @@ class Run:
         if self._record:
             if isinstance(error, Failure):
                 with suppress(Failure):
+                    self._write_metrics()
                     self._trace.flush()  # the last whole step
             tags = {f"repro.{name}": self._results[name] for name in ("weights", "trace", "receipt") if self._results}
             self._record.end("KILLED" if preempted else "FAILED" if error else "FINISHED", tags)

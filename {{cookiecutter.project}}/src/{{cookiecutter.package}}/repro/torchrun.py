@@ -50,7 +50,7 @@ def torchrun(module: str, arguments: Sequence[str], ranks: int, environ: Mapping
     }
     for rank, failure in died.items():
         _tell(f"rank {rank} on {socket.gethostname()} {_end(failure)}")
-    return _exit_code([*chosen.values(), *(1 for _ in died)], whole=len(chosen) == ranks, stop=stop)
+    return exit_code([*chosen.values(), *(1 for _ in died)], whole=len(chosen) == ranks, stop=stop)
 
 
 def _launched(words: Sequence[str], ranks: int) -> tuple[Mapping[int, "ProcessFailure"], int | None]:
@@ -110,7 +110,7 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
             signal.signal(number, old)
 
 
-def _exit_code(codes: Sequence[int], whole: bool, stop: int | None) -> int:
+def exit_code(codes: Sequence[int], whole: bool, stop: int | None = None) -> int:
     """One exit code from those of the ranks; `whole`: every rank has chosen one."""
     failed = sorted(set(codes) - {0, STOPPED})
     if failed:

@@ -33,7 +33,7 @@ def require_installed(project: Project, unhashed: Sequence[str]) -> None:
         return
     held = {name: getattr(module, "__dict__", {}) for name, module in list(sys.modules.items())}
     modules = {name: file for name, found in held.items() if (file := found.get("__file__"))}  # a lazy one stays so
-    files = {name: Path(file) for name, file in sorted(modules.items()) if name.partition(".")[0] not in unhashed}
+    files = {name: file for name, file in sorted(modules.items()) if name.partition(".")[0] not in unhashed}
     places = sorted({Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")})
     scripts = Path(sysconfig.get_path("scripts")).resolve()
     strange = _strange(files, [*places, scripts, project.root.resolve(), *_compiled()])
@@ -58,33 +58,35 @@ def _compiled() -> list[Path]:
     return [Path(made).resolve()] if made and "torch._inductor.codecache" in sys.modules else []
 
 
-def _strange(files: dict[str, Path], ours: list[Path]) -> list[str]:
+def _strange(files: dict[str, str], ours: list[Path]) -> list[str]:
     """Names of modules that lie neither below `ours` nor among Python's own, packages of other Pythons left out."""
     python = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
 
-    @cache
-    def known(folder: Path) -> bool:
-        folder = folder.resolve()  # of a file that is a link the name counts: Debian's own are links
+    @cache  # there are thousands of modules in some hundred folders
+    def known(at: str) -> bool:
+        folder = Path(at).resolve()  # of a file that is a link the name counts: Debian's own are links
         if any(folder.is_relative_to(place) for place in ours):
             return True
         inside = [folder.relative_to(place).parts for place in python if folder.is_relative_to(place)]
         return any(not INSTALLED & set(parts) for parts in inside)
 
-    return [name for name, file in files.items() if not known(file.parent)]
+    return [name for name, file in files.items() if not known(os.path.split(file)[0])]
 
 
-def _unlocked(project: Project, folder: Path, files: dict[str, Path]) -> Iterator[tuple[str, str]]:
+def _unlocked(project: Project, folder: Path, files: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Top-level modules below `folder` that no lock has, each with the package that it is of."""
     locked = locked_files(project.root, folder)
+    places = {at: Path(at) for at in {os.path.split(file)[0] for file in files.values()}}
+    below = {at: place.relative_to(folder) for at, place in places.items() if place.is_relative_to(folder)}
     seen = set()
     for name, file in files.items():
-        top = name.partition(".")[0]
-        if top in seen or PATHFINDERS.match(top) or not file.is_relative_to(folder):
+        top, (at, leaf) = name.partition(".")[0], os.path.split(file)
+        if top in seen or PATHFINDERS.match(top) or at not in below:
             continue
-        path = file.relative_to(folder).as_posix()
-        if path not in locked and file.is_file():  # torch names files that do not exist
+        path = leaf if below[at] == Path() else f"{below[at]}/{leaf}"
+        if path not in locked and Path(file).is_file():  # torch names files that do not exist
             seen.add(top)
-            yield top, _owner(folder, path) or file.as_posix()
+            yield top, _owner(folder, path) or file
 
 
 @cache  # a process does not change its environment; one that changes beside it is met by the next

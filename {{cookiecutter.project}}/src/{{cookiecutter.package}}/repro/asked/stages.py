@@ -142,13 +142,19 @@ def _require_files(project: Project, stage: Stage | None, whole: bool, unhashed:
 
 def _loaded(project: Project) -> set[str]:
     """The files below the project's root that modules came from, named from there."""
-    named = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
-    folders = {folder: folder.resolve() for folder in {file.parent for file in named}}
-    # a file that is a link keeps its name; torch names files that do not exist
-    files = [folders[file.parent] / file.name for file in named if file.is_file()]
+    named = {
+        os.path.split(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))
+    }
     root, environment = project.root.resolve(), Path(sys.prefix).resolve()
-    ours = [file for file in files if file.is_relative_to(root) and not file.is_relative_to(environment)]
-    names = {file.relative_to(root).as_posix() for file in ours}
+    folders = {folder: Path(folder).resolve() for folder in {folder for folder, _ in named}}  # few, for many modules
+    ours = {
+        folder: place.relative_to(root).as_posix()
+        for folder, place in folders.items()
+        if place.is_relative_to(root) and not place.is_relative_to(environment)
+    }
+    # a file that is a link keeps its name; torch names files that do not exist
+    files = [(folder, name) for folder, name in named if folder in ours and Path(folder, name).is_file()]
+    names = {Path(ours[folder], name).as_posix() for folder, name in files}
     return {name for name in names if not name.startswith(ASIDE)}
 
 

@@ -6,11 +6,25 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..asked.stages import VARIABLE as STAGE
 from ..errors import Failure
 from ..project import Project
+
+
+class Process(Protocol):
+    """A training that runs, as subprocess.Popen or `warm` has started it."""
+
+    @property
+    def pid(self) -> int:
+        """The number of its process, and of the group that its processes are in."""
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
 
 
 class Ended(Failure):
@@ -53,12 +67,12 @@ def environment(project: Project) -> dict[str, str]:
     return kept | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-def start(project: Project, words: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """Start a command in `project`, in a session of its own and silent."""
-    quiet = subprocess.DEVNULL
-    return subprocess.Popen(
-        words, cwd=project.root, env=environment(project), stdout=quiet, stderr=quiet, start_new_session=True
-    )
+def start(project: Project, words: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
+    """Start a command in `project`, in a session of its own; it writes what it prints to the end of `log`."""
+    with log.open("ab") as said:
+        return subprocess.Popen(
+            words, cwd=project.root, env=environment(project), stdout=said, stderr=said, start_new_session=True
+        )
 
 
 def run(

@@ -123,13 +123,14 @@ def verify(ours: Ours, overrides: tuple[str, ...], ranks: int | None, only: tupl
     It reports EQUAL or DIFFERS for each way, by its NAME, or why it was not tried. The trainings are shortened as
     `verify.shorten` in params.yaml says.
     """
-    from .verify import chosen, places_here, shortened, train_in_all_ways
+    from .verify import chosen, places_here, shortened, starting, train_in_all_ways
 
     ways, (settings, asked, vary) = chosen(only), shortened(ours.schema, overrides)
     places, verdicts = ranks or places_here(settings.device), []
-    for row in train_in_all_ways(ours.project, settings, places, asked, click.echo, ways, vary):
-        verdicts.append(row.verdict)
-        click.echo(f"{row.name:30}  {row.weights[:16]:16}  {(row.trace or '')[:16]:16}  {row.verdict}")
+    with starting(ours.project, settings.determinism) as start:
+        for row in train_in_all_ways(ours.project, settings, places, start, asked, click.echo, ways, vary):
+            verdicts.append(row.verdict)
+            click.echo(f"{row.name:30}  {row.weights[:16]:16}  {(row.trace or '')[:16]:16}  {row.verdict}")
     tried = [verdict for verdict in verdicts if not verdict.startswith("not tried")]
     holds = all(verdict == "EQUAL" for verdict in tried) and len(tried) > 1
     said = "EQUAL" if holds else "NOT COMPARED" if tried == ["EQUAL"] else "DIFFERS"

@@ -1,22 +1,22 @@
 """The contract proved for this model and this data: short trainings in many ways must all give the same bits."""
 
 import os
-import re
 import shutil
 import signal
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..asked.params import PARAMS, load
-from ..asked.settings import Settings
+from ..asked.settings import Determinism, Settings
 from ..differences import differences
 from ..errors import Failure, Refused
 from ..files import read_json
+from ..machine.switches import missing_variables
 from ..project import Project
 from ..records.chain import LINK, STEP
 from ..records.names import METRICS, STEP_ROWS
@@ -24,14 +24,16 @@ from ..records.opening import told_of, unproven
 from ..records.receipt import read
 from ..shape import plain
 from . import trainings
+from .warm import Warm
 
 S = TypeVar("S", bound=Settings)
+Start = Callable[["Way", Mapping[str, Any]], trainings.Process]  # of a training in this way, with these keys
 NOTHING: Mapping[str, Any] = {}
 FOLDER = Path("build", "verify")
 ROW = STEP.itemsize + LINK  # bytes
 SHARD = "parallel.shard"
-DIED = re.compile(r"rank \d+ on ")  # so the launcher's line on a rank that crashed begins
 LINE = 100  # characters of a refusal that are shown
+LINES = 12  # of what a training that failed has printed
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Way:
     settings: Mapping[str, Any] = field(default_factory=dict)
     ranks: int = 1
     ended: signal.Signals | None = None  # by what, on the way; then it is started again
+    cold: bool = False  # whether it starts as a user starts it, by torchrun where it has several ranks
 
     @property
     def in_pieces(self) -> bool:
@@ -53,13 +56,18 @@ class Way:
         """Its run directory."""
         return FOLDER / self.name.replace(" ", "-")
 
+    @property
+    def log(self) -> Path:
+        """What it printed."""
+        return self.folder.with_suffix(".log")
 
-ONCE, VARIED = Way("one process"), Way("neutral keys varied")
+
+ONCE, VARIED = Way("one process", cold=True), Way("neutral keys varied")
 WAYS = (
     Way("once more"),
     Way("1 loader worker", {"loader.workers": 1}),
     Way("2 loader workers", {"loader.workers": 2}),
-    Way("2 ranks", ranks=2),
+    Way("2 ranks", ranks=2, cold=True),
     Way("3 ranks, 1 worker", {"loader.workers": 1}, ranks=3),
     Way("4 ranks", ranks=4),
     Way("optimizer in pieces on 2 ranks", {SHARD: "optimizer"}, ranks=2),
@@ -133,10 +141,35 @@ def _values(settings: Settings, overrides: Sequence[str]) -> dict[str, Any]:
     return {key: settings.flat()[key] for key in (text.partition("=")[0] for text in overrides)}
 
 
+@contextmanager
+def starting(project: Project, determinism: Determinism) -> Iterator[Start]:
+    """Trainings in `project`: forks of a process that has torch loaded, or processes of their own where the way asks.
+
+    What a training prints goes to a file beside its folder.
+
+    Raises:
+        Refused: a variable contradicts the switches.
+    """
+    environ = trainings.environment(project)
+    environ |= missing_variables(determinism, environ)
+
+    def start(way: Way, settings: Mapping[str, Any]) -> trainings.Process:
+        arguments = ["--out", str(project.root / way.folder), *trainings.overrides(settings)]
+        log = project.root / way.log
+        # where no switch fixes the threads, torchrun gives a rank other ones, and a fork cannot change its own
+        if way.cold or (way.ranks > 1 and "OMP_NUM_THREADS" not in environ):
+            return trainings.start(project, trainings.command(project, ".train", {}, *arguments, ranks=way.ranks), log)
+        return warm.start(f"{project.name}.train", arguments, log, way.ranks)
+
+    with Warm(project, environ) as warm:
+        yield start
+
+
 def train_in_all_ways(
     project: Project,
     config: Settings,
     places: int,
+    start: Start,
     settings: Mapping[str, Any],
     tell: Callable[[str], None],
     ways: Sequence[Way] = WAYS,
@@ -149,7 +182,7 @@ def train_in_all_ways(
     shutil.rmtree(project.root / FOLDER, ignore_errors=True)
     (project.root / FOLDER).mkdir(parents=True)
     common = {"tracking.enabled": False, "trace.level": "step", "loader.workers": 0, **settings}
-    first = _train(project, ONCE, common)
+    first = _train(project, ONCE, common, start)
     if first.weights and (said := told_of(unproven(project.root / ONCE.folder))):
         tell("\n".join(said))
     yield first
@@ -162,7 +195,7 @@ def train_in_all_ways(
         elif way is VARIED and not vary:
             yield Row(way.name, "not tried: verify.vary in params.yaml names no key")
         else:
-            row = _train(project, way, {**common, **way.settings, **(vary if way is VARIED else {})}, steps)
+            row = _train(project, way, {**common, **way.settings, **(vary if way is VARIED else {})}, start, steps)
             if row.weights:
                 same = row.weights == first.weights and row.trace in (None, first.trace)
                 row = Row(row.name, "EQUAL" if same else "DIFFERS", row.weights, row.trace)
@@ -171,32 +204,27 @@ def train_in_all_ways(
             yield row
 
 
-def _train(project: Project, way: Way, settings: Mapping[str, Any], steps: int = 0) -> Row:
-    out = project.root / way.folder
+def _train(project: Project, way: Way, settings: Mapping[str, Any], start: Start, steps: int = 0) -> Row:
+    out, log = project.root / way.folder, project.root / way.log
     try:
         if way.ended:
             settings = {**settings, "checkpoint.every": max(1, steps // 6)}
-            _kill(project, trainings.command(project, ".train", settings, "--out", out), out, steps // 3, way.ended)
-        # torchrun ends with 1 whatever its ranks say; the project's own launcher ends with 2 where they refuse
-        ranks, own = (1, ("--ranks", str(way.ranks))) if way.in_pieces else (way.ranks, ())
-        trainings.run(project, trainings.command(project, ".train", settings, "--out", out, *own, ranks=ranks))
+            _kill(lambda: start(way, settings), out, steps // 3, way.ended)
+        log.unlink(missing_ok=True)
+        code = start(way, settings).wait()
     except Failure as failure:
-        if way.in_pieces and (refusal := _refusal(failure)):
-            return Row(way.name, f"not tried: {textwrap.shorten(plain(refusal), LINE, placeholder=' …')}")
         return Row(way.name, f"FAILED: {failure}")
+    if code:
+        said = log.read_text(errors="replace").splitlines()[-LINES:]
+        if way.in_pieces and code == Refused.exit_code:
+            refusal = plain(said[-1]) if said else "refused without a word"
+            return Row(way.name, f"not tried: {textwrap.shorten(refusal, LINE, placeholder=' …')}")
+        return Row(way.name, "\n".join([f"FAILED: it ended with {code}:", *said]))
     receipt = read(out)
     return Row(way.name, "EQUAL", receipt.weights, receipt.stated["trace"])
 
 
-def _refusal(failure: Failure) -> str:
-    """The line by which a training refused what it was asked for; nothing where it failed otherwise."""
-    if not isinstance(failure, trainings.Ended) or failure.code != Refused.exit_code:
-        return ""
-    line = failure.said[-1] if failure.said else "refused without a word"
-    return "" if DIED.match(line) else line
-
-
-def _kill(project: Project, words: list[str], out: Path, after: int, by: signal.Signals) -> None:
+def _kill(start: Callable[[], trainings.Process], out: Path, after: int, by: signal.Signals) -> None:
     """Start a training and end it with this signal once its trace holds more than `after` steps.
 
     On a busy machine the kill may come too late; then it is tried again, sooner. A training that fails is left to the
@@ -208,7 +236,7 @@ def _kill(project: Project, words: list[str], out: Path, after: int, by: signal.
     rows = out / STEP_ROWS
     for steps in (after, after // 2, 0):
         shutil.rmtree(out, ignore_errors=True)
-        process = trainings.start(project, words)
+        process = start()
         while process.poll() is None and (not rows.is_file() or rows.stat().st_size < (steps + 1) * ROW):
             time.sleep(0.005)
         with suppress(ProcessLookupError):

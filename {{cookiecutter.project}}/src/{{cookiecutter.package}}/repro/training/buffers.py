@@ -105,13 +105,17 @@ class Buffers:
         for real, value in zip(reals, values, strict=True):
             real.copy_(value.view_as(real))
 
-    def sound(self) -> list[tuple[str, Tensor]]:
-        """By name, whether a buffer came out of the step without a new infinity or NaN: scalars, not synchronised."""
-        floats = list(zip(self._places, self._held, self._before, strict=True))[: self._in_limbs]
-        return [
-            (f"buffer {label}", (_real(tensor.detach()).isfinite() | ~_real(before).isfinite()).all())
-            for (label, _, _), tensor, before in floats
-        ]
+    def sound(self) -> Tensor:
+        """Whether all buffers came out of the step without a new infinity or NaN: a scalar, not synchronised."""
+        self._look([tensor.detach() for tensor in self._held])
+        return (self._now.isfinite() | ~self._start.isfinite()).all()
+
+    def unsound(self) -> list[str]:
+        """The buffers that did not, by name."""
+        sizes = [_real(tensor).numel() for tensor in self._held[: self._in_limbs]]
+        found = (~self._now.isfinite() & self._start.isfinite()).split(sizes)
+        labels = [label for label, _, _ in self._places[: self._in_limbs]]
+        return [f"buffer {label}" for label, here in zip(labels, found, strict=True) if here.any()]
 
     def even(self) -> Tensor:
         """Whether the mean change of all integers is whole: a scalar, not synchronised."""

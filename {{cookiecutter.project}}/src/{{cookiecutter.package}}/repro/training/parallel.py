@@ -276,14 +276,13 @@ def nonfinite(module: nn.Module, buffers: Buffers) -> list[str]:
     sound = torch.stack([buffers.even(), *(local(gradient).sum().isfinite() for _, gradient in held)])
     bad = (~sound).sum()
     world.sum(bad)
-    found = buffers.sound()
-    if torch.stack([bad == 0, *(flag for _, flag in found)]).all():  # one synchronisation, not one each
+    if torch.stack([bad == 0, buffers.sound()]).all():  # one synchronisation, not one each
         return []
     buffers.require_even()
     counts = torch.stack([(~local(gradient).isfinite()).any() for _, gradient in held]).to(torch.int64)
     world.sum(counts)
     names = [name for (name, _), count in zip(held, counts, strict=True) if count]
-    return [*names, *(name for name, flag in found if not flag)]
+    return [*names, *buffers.unsound()]
 
 
 def one_nan(module: nn.Module) -> None:

@@ -126,7 +126,7 @@ class Trace:
         self._take_outputs()
         self._timings.ends("compute")
         digests = combined_digests(list(self._batches.values()))
-        places = torch.tensor([shard + 1 for shard in self._batches], device=digests.device)
+        places = torch.tensor([shard + 1 for shard in self._batches]).to(digests.device, non_blocking=True)
         self._sums[0] = mix(digests, places).sum()
         if self.kept.active:
             self.kept.take({"loss": loss} | _whole(self._gradients_by_name(), "gradient"))

@@ -5,7 +5,7 @@ import gc
 import os
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -13,6 +13,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -128,12 +129,21 @@ class World:
         if work:
             work.wait()
 
-    def total(self, *numbers: int | Tensor) -> list[int]:
-        """Sums over all ranks, modulo 2**64 and signed; all ranks get the same. One synchronisation."""
-        scalars = [torch.as_tensor(number, dtype=torch.int64, device=self.device) for number in numbers]
-        totals = torch.stack(scalars)
-        self.sum(totals)
-        return totals.tolist()
+    def total(self, *numbers: int) -> list[int]:
+        """Sums over all ranks, modulo 2**64 and signed; all ranks get the same."""
+        return self.totals(numbers, torch.zeros(0, dtype=torch.int64), [])[0]
+
+    def totals(self, numbers: Sequence[int], more: Tensor, mine: Sequence[Tensor]) -> tuple[list[int], list[float]]:
+        """Sums over all ranks of `numbers` and of `more`, as `total`; and `mine`, scalars of this rank alone.
+
+        A GPU is waited for once: nothing is sent to it but in the order of its work, and all comes back together.
+        """
+        asked = torch.tensor(numbers, dtype=torch.int64).to(self.device, non_blocking=True)
+        sums = torch.cat([asked, more.to(self.device)])
+        self.sum(sums)
+        own = [number.detach().to(self.device, torch.float64, non_blocking=True).reshape(1) for number in mine]
+        read = torch.cat([sums, *(number.view(torch.int64) for number in own)]).tolist()
+        return read[: len(sums)], np.array(read[len(sums) :], np.int64).view(np.float64).tolist()
 
     @_together
     def from_lead(self, value: Any) -> Any:

@@ -1,0 +1,76 @@
+"""How often a step waits for a GPU: at each reading of a tensor. A CPU can count them."""
+
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attempt import inside
+from conftest import PACKAGE
+from project import train as train_module
+from project.config import Config
+from project.repro.run import Run
+from project.repro.step import Step
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+READ = {Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__}
+SENT = {torch.tensor, torch.as_tensor}  # which wait as well, where they are given a device
+COUNTED = 6  # a step in which nothing is due
+ALWAYS = {
+    "parallel.py": 1,  # whether the gradient is finite, before the update
+    "world.py": 1,  # the sums over the ranks, and with them the loss and the norm
+    "trace.py": 1,  # digests of the step before: right after the others, so nothing is left to wait for
+}
+shard_loss = train_module.shard_loss
+
+
+class Waits(TorchFunctionMode):
+    """Counts them by the file of the package that reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts, self.found = False, Counter[str]()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do what is asked, and note who asks."""
+        kwargs = kwargs or {}
+        if self.counts and (function in READ or (function in SENT and "device" in kwargs)):
+            files = [Path(frame.filename) for frame in traceback.extract_stack() if f"/{PACKAGE}/" in frame.filename]
+            self.found[files[-1].name] += 1
+        return function(*args, **kwargs)
+
+
+def read_twice(network: nn.Module, batch: list[Tensor]) -> Tensor:
+    """A loss function that looks at its loss: a planted fault."""
+    loss = shard_loss(network, batch)
+    assert float(loss.detach()) > 0 and loss.item() > 0
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("function", "found"), [(shard_loss, ALWAYS), (read_twice, ALWAYS | {"step.py": 16})], ids=["shipped", "planted"]
+)
+def test_step_waits_once_beside_the_reading_of_its_loss(
+    function: Any,
+    found: dict[str, int],
+    config: Config,
+    prepared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    waits, steps = Waits(), Run.steps
+
+    def counted(*given: Any, **more: Any) -> Iterator[Step]:
+        for step in steps(*given, **more):
+            waits.counts = step.number == COUNTED
+            yield step
+
+    monkeypatch.setattr(Run, "steps", counted)
+    monkeypatch.setattr(train_module, "shard_loss", function)
+    with waits:
+        train_module.train(inside(config, prepared), tmp_path / "run")
+    assert waits.found == found
