@@ -11,7 +11,7 @@ export GIT_CEILING_DIRECTORIES := $(abspath build)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader sharding hashing portability stock measure bench-check picture page gpu-bundle gpu clean
+.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader sharding hashing portability stock measure bench-check times picture page gpu-bundle gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -71,8 +71,11 @@ portability: $(TOOLS)/.locked  ## measure which operations of torch give one res
 stock: $(TOOLS)/.locked  ## measure the bits of plain PyTorch, Fabric and Accelerate beside this project's, on CPU; five minutes
 	@$(IN_TOOLS) python measure/bits.py
 
-measure: $(TOOLS)/.locked  ## measure steps of a project beside plain PyTorch, Fabric and Accelerate, on CPU; eight minutes
+measure: $(TOOLS)/.locked  ## measure steps of a project beside plain PyTorch, Fabric and Accelerate, on CPU; 15 minutes
 	@$(IN_TOOLS) python measure/document.py
+
+times: $(TOOLS)/.locked  ## measure how long commands let a user wait; six minutes
+	@$(IN_TOOLS) python measure/times.py
 
 bench-check: $(TOOLS)/.locked  ## say whether a project has become slower beside plain PyTorch than docs/peers.md says
 	@$(IN_TOOLS) python measure/check.py

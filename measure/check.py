@@ -14,7 +14,7 @@ from pathlib import Path
 
 from document import RESULT
 from ratios import FEWEST, WORSE, Cell, has_grown, ratio, read
-from rounds import CELLS, PLAIN, ROUNDS, WAYS, WORKLOADS, Taken, measured, prepared, ways_of
+from rounds import CELLS, PLAIN, ROUNDS, WAYS, WORKLOADS, Taken, by_recipe, measured, prepared, ways_of
 
 OURS = [name for name, way in WAYS.items() if way.script == "ours"]
 
@@ -46,7 +46,7 @@ def main() -> int:
     ways = {
         cell: {
             name: replace(way, slower=asked.slower)
-            for name, way in ways_of(CELLS[cell][1]).items()
+            for name, way in ways_of(cell).items()
             if name in (asked.way or OURS)
         }
         for cell in asked.only or CELLS
@@ -55,13 +55,15 @@ def main() -> int:
     if missing:
         parser.error(f"{asked.document}: no ratio of {' '.join(missing[0])} seen; write it with: make measure")
     slower = False
-    with prepared(peers=False) as project:
-        for cell, chosen in ways.items():
-            workload, ranks = CELLS[cell]
-            both = {PLAIN: WAYS[PLAIN], **chosen}
-            lines, grown = compared(cell, measured(project, both, WORKLOADS[workload], ranks, asked.rounds), committed)
-            slower = slower or grown
-            print("\n".join(lines), flush=True)
+    for recipe, cells in by_recipe(ways).items():
+        with prepared(recipe, peers=False) as project:
+            for cell in cells:
+                workload, ranks = CELLS[cell]
+                both = {PLAIN: WAYS[PLAIN], **ways[cell]}
+                taken = measured(project, both, WORKLOADS[workload], ranks, asked.rounds)
+                lines, grown = compared(cell, taken, committed)
+                slower = slower or grown
+                print("\n".join(lines), flush=True)
     return 1 if slower else 0
 
 

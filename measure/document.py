@@ -8,12 +8,13 @@ import os
 import platform
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ratios import FEWEST, HEAD, rows
-from rounds import CELLS, ROOT, ROUNDS, VENV, WORKLOADS, measured, prepared, ways_of
+from rounds import CELLS, ROOT, ROUNDS, VENV, WORKLOADS, by_recipe, measured, prepared, ways_of
 
 RESULT = ROOT / "docs" / "peers.md"
 MARKS = "<!-- measured -->", "<!-- end -->"
@@ -33,13 +34,31 @@ def machine() -> str:
 def tables(only: Sequence[str] | None, rounds: int) -> Iterator[str]:
     """What stands between the marks, again after each part of the table."""
     lines: list[str] = []
-    with prepared() as project:
-        about = machine()
-        for cell in only or CELLS:
-            began, (workload, ranks) = time.monotonic(), CELLS[cell]
-            lines += rows(workload, ranks, measured(project, ways_of(ranks), WORKLOADS[workload], ranks, rounds))
-            print(f"{cell}: {time.monotonic() - began:.0f} s", flush=True)
-            yield "\n".join([MARKS[0], f"{about} {rounds} rounds.", "", HEAD, *lines, MARKS[1]])
+    about = ""
+    for recipe, cells in by_recipe(only or CELLS).items():
+        with prepared(recipe) as project:
+            about = about or machine()
+            for cell in cells:
+                began, (workload, ranks) = time.monotonic(), CELLS[cell]
+                lines += rows(workload, ranks, measured(project, ways_of(cell), WORKLOADS[workload], ranks, rounds))
+                print(f"{cell}: {time.monotonic() - began:.0f} s", flush=True)
+                yield "\n".join([f"{about} {rounds} rounds.", "", HEAD, *lines])
+
+
+BETWEEN = re.compile(".*?".join(map(re.escape, MARKS)), re.DOTALL)
+
+
+def marked(out: Path) -> str:
+    """The text of a document that a table has a place in; an empty one where there is none yet."""
+    text = out.read_text() if out.is_file() else "\n".join(MARKS) + "\n"
+    if not BETWEEN.search(text):
+        sys.exit(f"{out}: no lines {' and '.join(MARKS)} seen, between which the table is to stand")
+    return text
+
+
+def write(out: Path, made: str) -> None:
+    """Put what was measured into a document, between its marks."""
+    out.write_text(BETWEEN.sub(lambda _: "\n".join([MARKS[0], made, MARKS[1]]), marked(out)))
 
 
 def main() -> None:
@@ -51,12 +70,10 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.rounds < FEWEST:
         parser.error(f"--rounds {asked.rounds} seen, {FEWEST} or more wanted for an interval")
-    between, made = re.compile(".*?".join(map(re.escape, MARKS)), re.DOTALL), ""
-    text = asked.out.read_text() if asked.out.is_file() else "\n".join(MARKS) + "\n"
-    if not between.search(text):
-        parser.error(f"{asked.out}: no lines {' and '.join(MARKS)} seen, between which the table is to stand")
+    marked(asked.out)
+    made = ""
     for made in tables(asked.only, asked.rounds):  # an interrupted measurement leaves what it has
-        asked.out.write_text(between.sub(lambda _, made=made: made, text))
+        write(asked.out, made)
     print(made)
 
 

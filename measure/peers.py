@@ -1,7 +1,8 @@
-"""The peers: the same training as most people would write it. One loop; a peer is how its parts are made.
+"""The peers: the project's own loop, in which each step is made as most people would write it.
 
-All take model, samples, loss, optimizer, rate and length of gradients from the project. Only a plain script's pinned
-form uses a part of its machinery, the switches.
+train.py is left as it is, so model, samples, loss, optimizer and learning rate are the project's, or a recipe's. In
+place of its Run stands a `Peer`; a peer is how the parts of a step are made. Only a plain script's pinned form uses a
+part of the machinery, the switches.
 """
 
 import itertools
@@ -10,19 +11,21 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 
 from pace import Pace
 
 Config = Any  # the project's, which is not there before the project is generated
+ENDLESS = 10**6  # steps: more than are ever made
 
 
 @dataclass(frozen=True)
-class Peer:
-    """The parts of a training.
+class Parts:
+    """The parts of a step.
 
     Attributes:
-        network, optimizer: as they are to be called.
+        network: as it is to be called.
         batches: micro-batches, without end.
         backward: called with the loss of a micro-batch.
         clip: called with the largest length that gradients may have.
@@ -30,7 +33,6 @@ class Peer:
     """
 
     network: Any
-    optimizer: Any
     batches: Iterator[Any]
     backward: Callable[[Any], None]
     clip: Callable[[float], Any]
@@ -42,20 +44,12 @@ def world() -> tuple[int, int]:
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
-def parts(config: Config) -> tuple[Any, Any, Any, int]:
-    """Model, optimizer, dataset and samples per micro-batch."""
-    import torch
-    from repro_project import data
-    from repro_project.model import build
-    from repro_project.train import parameter_groups
+# ---- how each makes its parts: model, optimizer, dataset and samples per micro-batch are given
 
-    train_set, _ = data.load(config)
-    model = build(config)
-    optimizer = torch.optim.AdamW(parameter_groups(model, config.train.weight_decay), fused=True)
-    return model, optimizer, train_set, config.parallel.global_batch // config.parallel.shards
+Make = Callable[[Any, Any, Any, int], Parts]
 
 
-def plain(config: Config) -> Peer:
+def plain(config: Config) -> Make:
     """DistributedDataParallel, DistributedSampler and DataLoader."""
     import torch
     from torch import distributed, nn
@@ -66,27 +60,29 @@ def plain(config: Config) -> Peer:
     if ranks > 1:
         distributed.init_process_group("gloo")
     torch.manual_seed(config.seed)
-    model, optimizer, train_set, size = parts(config)
-    network = nn.parallel.DistributedDataParallel(model) if ranks > 1 else model
-    sampler = DistributedSampler(train_set, ranks, rank, seed=config.seed)
-    loader = DataLoader(train_set, size, sampler=sampler, drop_last=True)
 
-    def batches() -> Iterator[Any]:
-        for epoch in itertools.count():
-            sampler.set_epoch(epoch)
-            yield from loader
+    def make(model: Any, optimizer: Any, dataset: Any, size: int) -> Parts:
+        network = nn.parallel.DistributedDataParallel(model) if ranks > 1 else model
+        sampler = DistributedSampler(dataset, ranks, rank, seed=config.seed)
+        loader = DataLoader(dataset, size, sampler=sampler, drop_last=True)
 
-    return Peer(
-        network,
-        optimizer,
-        batches(),
-        lambda loss: loss.backward(),
-        lambda longest: nn.utils.clip_grad_norm_(model.parameters(), longest),
-        network.no_sync if ranks > 1 else nullcontext,
-    )
+        def batches() -> Iterator[Any]:
+            for epoch in itertools.count():
+                sampler.set_epoch(epoch)
+                yield from loader
+
+        return Parts(
+            network,
+            batches(),
+            lambda loss: loss.backward(),
+            lambda longest: nn.utils.clip_grad_norm_(model.parameters(), longest),
+            network.no_sync if ranks > 1 else nullcontext,
+        )
+
+    return make
 
 
-def pinned(config: Config) -> Peer:
+def pinned(config: Config) -> Make:
     """The plain script with the project's switches: variables, deterministic flags, one thread."""
     from repro_project.repro.machine.switches import apply
 
@@ -94,7 +90,7 @@ def pinned(config: Config) -> Peer:
     return plain(config)
 
 
-def fabric(config: Config) -> Peer:
+def fabric(config: Config) -> Make:
     """Lightning Fabric, with what its Trainer's `deterministic=True` does."""
     import torch
     from lightning_fabric import Fabric
@@ -105,20 +101,22 @@ def fabric(config: Config) -> Peer:
     fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto")
     fabric.launch()
     fabric.seed_everything(config.seed, workers=True)
-    model, optimizer, train_set, size = parts(config)
-    network, optimizer = fabric.setup(model, optimizer)
-    loader = fabric.setup_dataloaders(DataLoader(train_set, size, shuffle=True, drop_last=True))
-    return Peer(
-        network,
-        optimizer,
-        itertools.chain.from_iterable(itertools.repeat(loader)),
-        fabric.backward,
-        lambda longest: fabric.clip_gradients(network, optimizer, max_norm=longest),
-        lambda: fabric.no_backward_sync(network, enabled=ranks > 1),
-    )
+
+    def make(model: Any, optimizer: Any, dataset: Any, size: int) -> Parts:
+        network, wrapped = fabric.setup(model, optimizer)
+        loader = fabric.setup_dataloaders(DataLoader(dataset, size, shuffle=True, drop_last=True))
+        return Parts(
+            network,
+            itertools.chain.from_iterable(itertools.repeat(loader)),
+            fabric.backward,
+            lambda longest: fabric.clip_gradients(network, wrapped, max_norm=longest),
+            lambda: fabric.no_backward_sync(network, enabled=ranks > 1),
+        )
+
+    return make
 
 
-def accelerate(config: Config) -> Peer:
+def accelerate(config: Config) -> Make:
     """Accelerate, with `set_seed(..., deterministic=True)`."""
     from accelerate import Accelerator
     from accelerate.utils import set_seed
@@ -126,25 +124,81 @@ def accelerate(config: Config) -> Peer:
 
     accelerator = Accelerator(cpu=True)
     set_seed(config.seed, deterministic=True)
-    model, optimizer, train_set, size = parts(config)
-    loader = DataLoader(train_set, size, shuffle=True, drop_last=True)
-    network, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    return Peer(
-        network,
-        optimizer,
-        itertools.chain.from_iterable(itertools.repeat(loader)),
-        accelerator.backward,
-        lambda longest: accelerator.clip_grad_norm_(network.parameters(), longest),
-        lambda: accelerator.no_sync(network),
-    )
+
+    def make(model: Any, optimizer: Any, dataset: Any, size: int) -> Parts:
+        loader = DataLoader(dataset, size, shuffle=True, drop_last=True)
+        network, _, prepared = accelerator.prepare(model, optimizer, loader)
+        return Parts(
+            network,
+            itertools.chain.from_iterable(itertools.repeat(prepared)),
+            accelerator.backward,
+            lambda longest: accelerator.clip_grad_norm_(network.parameters(), longest),
+            lambda: accelerator.no_sync(network),
+        )
+
+    return make
 
 
-PEERS: dict[str, Callable[[Config], Peer]] = {
+PEERS: dict[str, Callable[[Config], Make]] = {
     "plain": plain,
     "pinned": pinned,
     "fabric": fabric,
     "accelerate": accelerate,
 }
+
+
+# ---- in place of the project's Run and Step
+
+
+class Peer:
+    """A run whose steps are a peer's. It goes on until the pace ends it."""
+
+    def __init__(self, make: Make, config: Config, pace: Pace) -> None:
+        import torch
+
+        self._make, self._pace = make, pace
+        self.share = config.parallel.shards // world()[1]  # micro-batches of this process
+        self._size = config.parallel.global_batch // config.parallel.shards
+        self.world = SimpleNamespace(device=torch.device("cpu"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is left to do."""
+
+    def steps(self, model: Any, optimizer: Any, dataset: Any, **more: Any) -> Iterator["Step"]:
+        """Steps without end; `more` is for the machinery."""
+        self.optimizer, self.parts = optimizer, self._make(model, optimizer, dataset, self._size)
+        for number in range(ENDLESS):
+            self._pace.begins()
+            yield Step(self, number)
+
+
+class Step:
+    """What the loop asks a step for."""
+
+    of, is_last = ENDLESS, False
+
+    def __init__(self, run: Peer, number: int) -> None:
+        self._run, self.number = run, number
+
+    def backward(self, compute: Callable[[Any, Any], Any]) -> Any:
+        """Leave the mean gradient of the global batch; the loss of the last micro-batch."""
+        run, parts = self._run, self._run.parts
+        run.optimizer.zero_grad()
+        for micro in range(run.share):
+            with nullcontext() if micro == run.share - 1 else parts.unsynced():
+                loss = compute(parts.network, next(parts.batches)) / run.share
+                parts.backward(loss)
+        return loss
+
+    def ends_epoch(self, every: int = 1) -> bool:
+        """Nothing is evaluated."""
+        return False
+
+    def log(self, **metrics: Any) -> None:
+        """Nothing is written."""
 
 
 def train(name: str, settings: list[str], slower: float) -> None:
@@ -158,19 +212,9 @@ def train(name: str, settings: list[str], slower: float) -> None:
 
         set_environment(config.determinism)  # before torch is imported
     pace = Pace(slower)
-    from repro_project.train import learning_rate, shard_loss
+    from repro_project import train as project
 
-    peer, asked = PEERS[name](config), config.train
-    share = config.parallel.shards // world()[1]
-    steps = asked.epochs * 1000  # more than are ever made
-    for step in range(steps):
-        pace.begins()
-        peer.optimizer.zero_grad()
-        for micro in range(share):
-            with nullcontext() if micro == share - 1 else peer.unsynced():
-                peer.backward(shard_loss(peer.network, next(peer.batches)) / share)
-        peer.clip(asked.clip_norm)
-        rate = learning_rate(step, steps, asked.learning_rate, asked.warmup, asked.decay)
-        for group in peer.optimizer.param_groups:
-            group["lr"] = rate
-        peer.optimizer.step()
+    peer = Peer(PEERS[name](config), config, pace)
+    project.Run = lambda *given: peer
+    project.clip_grad_norm_ = lambda parameters, longest: peer.parts.clip(longest)
+    project.train(config, Path("build", "nowhere"))

@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +14,15 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
-from bake import PACKAGE, ROOT, VENV, bake, in_venv, make_venv
+from bake import PACKAGE, ROOT, VENV, bake, in_venv, make_venv  # noqa: F401 (for those who import this file)
+from recipe import lay
 
-PEERS_VENV = ROOT / "build" / "venv-measure"
 REQUIREMENTS = ROOT / "measure" / "requirements.txt"
 RANK = ROOT / "measure" / "rank.py"
 ROUNDS, WARM = 15, 2  # the first ones warm up, and are not counted
 ALWAYS = (
     "device=cpu",
-    "train.epochs=1000",  # more than are ever made
-    "train.evaluate_every=1000",
+    "train.evaluate_every=1000000",
     "checkpoint.every=1000000",
     "tracking.enabled=false",
     "unhashed.modules=[all]",  # these scripts are not the project's
@@ -38,11 +37,13 @@ class Workload:
         title: as the table names it.
         settings: keys of params.yaml.
         steps: of a turn. The first one is not counted, for the others have used the caches meanwhile.
+        recipe: what is laid over the project; "" for none.
     """
 
     title: str
     settings: tuple[str, ...]
     steps: int
+    recipe: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Way:
         script: a name of peers.PEERS, or `ours`.
         settings: keys of params.yaml.
         alone: whether one process can train so, too.
+        recipes: whether recipes are trained so, too.
         slower: a planted fault: each step sleeps for this share of its own time.
     """
 
@@ -61,6 +63,7 @@ class Way:
     script: str = "ours"
     settings: tuple[str, ...] = ()
     alone: bool = True
+    recipes: bool = True
     slower: float = 0.0
 
 
@@ -72,15 +75,18 @@ class Taken:
     memory: int
 
 
+EPOCHS = "train.epochs=10000"  # more than are ever made
 WORKLOADS = {
-    "convnet": Workload("digits, convnet", (), 4),
-    "few": Workload("digits, convnet, 2 shards", ("parallel.shards=2",), 4),
-    "transformer": Workload("digits, transformer", ("model.name=transformer",), 4),
+    "convnet": Workload("digits, convnet", (EPOCHS,), 4),
+    "few": Workload("digits, convnet, 2 shards", (EPOCHS, "parallel.shards=2"), 4),
+    "transformer": Workload("digits, transformer", (EPOCHS, "model.name=transformer"), 4),
     "large": Workload(
         "digits, larger transformer",
-        ("model.name=transformer", "model.width=256", "model.depth=6", "parallel.global_batch=16"),
+        (EPOCHS, "model.name=transformer", "model.width=256", "model.depth=6", "parallel.global_batch=16"),
         2,
     ),
+    "images": Workload("recipe images, ResNet", (EPOCHS,), 4, "images"),
+    "language": Workload("recipe language, Llama", ("train.steps=1000000",), 2, "language"),
 }
 PLAIN, PINNED = "plain", "pinned"
 WAYS = {
@@ -90,14 +96,19 @@ WAYS = {
     "accelerate": Way("Accelerate, deterministic", "accelerate"),
     "off": Way("project, trace `off`", settings=("trace.level=off",)),
     "step": Way("project", settings=("trace.level=step",)),
-    "tensor": Way("project, trace `tensor`", settings=("trace.level=tensor",)),
+    "tensor": Way("project, trace `tensor`", settings=("trace.level=tensor",), recipes=False),
     "native": Way("project, cpu `native`", settings=("determinism.cpu=native",)),
-    "ddp": Way("project, reduce `ddp`", settings=("parallel.reduce=ddp",)),
-    "optimizer": Way("project, shard `optimizer`", settings=("parallel.shard=optimizer",), alone=False),
-    "full": Way("project, shard `full`", settings=("parallel.shard=full",), alone=False),
+    "ddp": Way("project, reduce `ddp`", settings=("parallel.reduce=ddp",), recipes=False),
+    "optimizer": Way("project, shard `optimizer`", settings=("parallel.shard=optimizer",), alone=False, recipes=False),
+    "full": Way("project, shard `full`", settings=("parallel.shard=full",), alone=False, recipes=False),
 }
 PROCESSES = (1, 2)
-CELLS = {f"{workload}-{ranks}": (workload, ranks) for workload in WORKLOADS for ranks in PROCESSES}  # of the table
+CELLS = {  # of the table
+    f"{name}-{ranks}": (name, ranks)
+    for name, workload in WORKLOADS.items()
+    for ranks in PROCESSES
+    if ranks == PROCESSES[-1] or not workload.recipe
+}
 
 
 class Group:
@@ -105,7 +116,7 @@ class Group:
 
     def __init__(self, project: Path, way: Way, workload: Workload, ranks: int, place: Path) -> None:
         self._log = place.with_suffix(".log")
-        python = (PEERS_VENV if way.script in ("fabric", "accelerate") else VENV) / "bin" / "python"
+        python = venv(workload.recipe, peers=way.script in ("fabric", "accelerate")) / "bin" / "python"
         settings = [*ALWAYS, *workload.settings, *way.settings]
         command = [str(python), str(RANK), way.script, str(way.slower), str(place), *settings]
         port, self._ranks = _free_port(), []
@@ -202,38 +213,56 @@ def measured(
     return {name: Taken(seconds[name], memory[name]) for name in names}
 
 
-def ways_of(ranks: int) -> dict[str, Way]:
-    """The ways in which so many processes can train."""
-    return {name: way for name, way in WAYS.items() if ranks > 1 or way.alone}
+def ways_of(cell: str) -> dict[str, Way]:
+    """The ways in which a part of the table is trained."""
+    workload, ranks = CELLS[cell]
+    asked = [name for name, way in WAYS.items() if ranks > 1 or way.alone]
+    return {name: WAYS[name] for name in asked if WAYS[name].recipes or not WORKLOADS[workload].recipe}
+
+
+def by_recipe(cells: Iterable[str]) -> dict[str, list[str]]:
+    """The parts of the table by what they need: one generated project for each recipe, and one without."""
+    found: dict[str, list[str]] = {}
+    for cell in cells:
+        found.setdefault(WORKLOADS[CELLS[cell][0]].recipe, []).append(cell)
+    return found
+
+
+def venv(recipe: str, peers: bool = False) -> Path:
+    """The environment in which a project trains; `peers`: in which Fabric and Accelerate train it."""
+    return ROOT / "build" / f"venv{'-measure' * peers}{'-recipes' * bool(recipe)}"
 
 
 @contextmanager
-def prepared(peers: bool = True) -> Iterator[Path]:
+def prepared(recipe: str = "", peers: bool = True) -> Iterator[Path]:
     """A generated project with its data, for a while, and the environments; `peers`: theirs, too."""
     (ROOT / "build").mkdir(exist_ok=True)
     with TemporaryDirectory(dir=ROOT / "build", prefix="measure-") as folder:
         project = bake(Path(folder))
-        make_venv(project)
+        if recipe:
+            lay(recipe, project)
+        make = ["make", "--no-print-directory", "environment", f"VENV={venv(recipe)}"]
+        subprocess.run(make, cwd=project, env=os.environ | {"LOCKS_ONLY": "1"}, check=True)
         if peers:
-            make_peers_venv()
-        command = [VENV / "bin" / "python", "-m", f"{PACKAGE}.prepare"]
+            make_peers_venv(recipe)
+        command = [venv(recipe) / "bin" / "python", "-m", f"{PACKAGE}.prepare"]
         subprocess.run(command, cwd=project, env=in_venv(project), check=True, stdout=subprocess.DEVNULL)
         yield project
 
 
-def make_peers_venv() -> None:
+def make_peers_venv(recipe: str = "") -> None:
     """An environment that sees all packages of the project's, torch among them, and has the peers beside."""
-    mark = PEERS_VENV / ".requirements"
+    own, theirs = venv(recipe) / "bin" / "python", venv(recipe, peers=True) / "bin" / "python"
+    mark = venv(recipe, peers=True) / ".requirements"
     if mark.is_file() and mark.read_text() == REQUIREMENTS.read_text():
         return
-    python = PEERS_VENV / "bin" / "python"
-    subprocess.run([VENV / "bin" / "python", "-m", "venv", "--clear", PEERS_VENV], check=True)
+    subprocess.run([own, "-m", "venv", "--clear", mark.parent], check=True)
     asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
     there, here = (
         subprocess.run([one, "-c", asked], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
-        for one in (VENV / "bin" / "python", python)
+        for one in (own, theirs)
     )
     Path(here, "project.pth").write_text(f"{there}\n")
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    pip = [theirs, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([*pip, "--requirement", REQUIREMENTS], check=True)
     mark.write_text(REQUIREMENTS.read_text())

@@ -73,7 +73,7 @@ def test_the_committed_table_is_whole() -> None:
     from rounds import CELLS, PLAIN, ways_of
 
     text = RESULT.read_text()
-    wanted = {(workload, ranks, name) for workload, ranks in CELLS.values() for name in ways_of(ranks)}
+    wanted = {(*CELLS[cell], name) for cell in CELLS for name in ways_of(cell)}
     assert read(text).keys() == {cell for cell in wanted if cell[2] != PLAIN}
     assert [text.count(mark) for mark in MARKS] == [1, 1]
 
@@ -108,7 +108,7 @@ def test_a_planted_slow_down_is_seen(
         monkeypatch.setattr(sys, "argv", ["check.py", *only, *words])
         return check.main(), capsys.readouterr().out
 
-    monkeypatch.setattr(check, "prepared", lambda peers: nullcontext(folder))
+    monkeypatch.setattr(check, "prepared", lambda recipe, peers: nullcontext(folder))
     monkeypatch.setattr(check, "measured", already)
     for words, code, verdict in ((["--slower", "2.0"], 1, "SLOWER"), ([], 0, "holds")):
         found, printed = checked(*words)
