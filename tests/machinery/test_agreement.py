@@ -4,6 +4,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from project.config import Config
 from project.prepare import prepare
 from project.repro.asked import manifest
 from project.repro.differences import flatten
-from project.repro.training.agreement import blame, disagreements, ranges, table
+from project.repro.errors import Disagreement
+from project.repro.training.agreement import blame, disagreements, ranges, require_agreement, table
 
 # ---- the table
 
@@ -87,6 +89,31 @@ def test_long_values_are_shown_from_where_they_differ():
     lines = table(disagreements([{"x": p} for p in paths], list("abc"))).splitlines()
     assert [line.split()[1][-3:] for line in lines[1:]] == ["one", "two"]
     assert max(map(len, lines)) < 70
+
+
+@dataclass
+class Heard:
+    """A world of a thousand ranks, of which one hears what each sends; the last rank reports what `odd` holds, too."""
+
+    odd: dict[str, Any]
+    size, place = 1000, "host cpu"
+    sent: list[Any] = field(default_factory=list)
+
+    def gather(self, value: Any) -> list[Any]:
+        """What this rank sends, from all; the last one sends its own."""
+        self.sent.append(value)
+        other = (value[0], value[1] | self.odd) if isinstance(value, tuple) else "0" * 64 if self.odd else value
+        return [value] * (self.size - 1) + [other]
+
+
+def test_reports_are_sent_only_where_their_digests_differ():
+    whole = {f"field {number}": "x" * 64 for number in range(200)}
+    alike, apart = Heard({}), Heard({"field 7": "y"})
+    require_agreement(whole, alike, "before:")
+    assert [len(sent) for sent in alike.sent] == [64]
+    with pytest.raises(Disagreement, match=r"(?s)^before:.*field 7.*against the majority: rank 999 on host cpu$"):
+        require_agreement(whole, apart, "before:")
+    assert apart.sent[1] == ("host cpu", whole)
 
 
 def crowd(**odd: Any) -> list[dict[str, Any]]:
