@@ -7,6 +7,7 @@ alike. Commands that take minutes run once.
 """
 
 import argparse
+import json
 import shutil
 import statistics
 import subprocess
@@ -90,8 +91,43 @@ open(path, "wb").write(b"".join(rows))
 """
 
 
-def python(*words: str, ends: int = 0) -> float:
-    """Run the project's python to its end, which is to be of this exit code; the seconds that it took."""
+# A checkpoint of 24 matrices, 100 million parameters with AdamW: a step, the copy for which the next one waits, and the
+# writing, which it does not wait for.
+CHECKPOINT = """
+import json, statistics, time, torch
+from pathlib import Path
+from {package}.repro.asked.settings import Checkpoint
+from {package}.repro.training.checkpoint import Origin
+from {package}.repro.training.optimizers import Optimizers
+from {package}.repro.training.saver import Saver
+
+model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(24)))
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+origin, often = Origin("0" * 64, "0" * 64), Checkpoint(every=1, keep=1, on_error="stop")
+saver = Saver(Path("build/stall"), origin, often, lambda: None)
+steps, copies, writes = [], [], []
+
+def timed(times, function, *given):
+    began = time.perf_counter()
+    function(*given)
+    times.append(time.perf_counter() - began)
+
+def step():
+    optimizer.zero_grad()
+    model(torch.rand(64, 2048)).square().mean().backward()
+    optimizer.step()
+
+for number in range(5):
+    timed(steps, step)
+    timed(copies, saver.save, number, model, Optimizers(optimizer))
+    timed(writes, saver.wait)
+assert not saver.failure()
+print(json.dumps([steps, copies, writes]))
+"""
+
+
+def python(*words: str, ends: int = 0) -> tuple[float, str]:
+    """Run the project's python, which is to end with this exit code: the seconds that it took, and its output."""
     began = time.perf_counter()
     done = subprocess.run(
         [f"{VENV}/bin/python", *words], cwd=PROJECT, env=in_venv(PROJECT), text=True, capture_output=True
@@ -99,7 +135,7 @@ def python(*words: str, ends: int = 0) -> float:
     took = time.perf_counter() - began
     if done.returncode != ends:
         sys.exit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    return took
+    return took, done.stdout
 
 
 def prepare() -> None:
@@ -123,14 +159,23 @@ def seconds(wait: Wait) -> float:
         return time.perf_counter() - began
     shutil.rmtree(PROJECT / NEW, ignore_errors=True)
     (PROJECT / f"{NEW}.db").unlink(missing_ok=True)
-    return python(*wait.words, ends=wait.ends)
+    return python(*wait.words, ends=wait.ends)[0]
 
 
-def row(wait: Wait, taken: list[float]) -> str:
+def row(title: str, goal: float, taken: list[float]) -> str:
     """A line of the table."""
-    goal = f"{wait.goal:g}" if wait.goal else ""
-    middle = f"{statistics.median(taken):.2f}"
-    return f"| {wait.title} | {goal} | {middle} | {min(taken):.2f} … {max(taken):.2f} | {len(taken)} |"
+    middle, goal = f"{statistics.median(taken):.2f}", f"{goal:.3g}" if goal else ""
+    return f"| {title} | {goal} | {middle} | {min(taken):.2f} … {max(taken):.2f} | {len(taken)} |"
+
+
+def checkpoint() -> list[str]:
+    """The lines on a large checkpoint."""
+    steps, copies, writes = json.loads(python("-c", CHECKPOINT.replace("{package}", PACKAGE))[1])
+    return [
+        row("a step of 100 million parameters with AdamW, 64 samples, as a measure", 0, steps),
+        row("its checkpoint: the copy, for which the next step waits", statistics.median(steps), copies),
+        row("its checkpoint: the writing, while steps go on", 0, writes),
+    ]
 
 
 def main() -> None:
@@ -148,7 +193,8 @@ def main() -> None:
             if not (wait.once and number):
                 taken[wait.title].append(seconds(wait))
         print(f"round {number + 1} of {asked.rounds}", flush=True)
-    made = "\n".join([about, "", HEAD, *(row(wait, taken[wait.title]) for wait in WAITS)])
+    lines = [row(wait.title, wait.goal, taken[wait.title]) for wait in WAITS]
+    made = "\n".join([about, "", HEAD, *lines, *checkpoint()])
     write(asked.out, made)
     print(made)
 
