@@ -1,10 +1,10 @@
 """Ranks that differ are named before step 0: the table first, then real ranks with a fault planted in one."""
 
+import dataclasses
 import shutil
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +91,13 @@ def test_long_values_are_shown_from_where_they_differ():
     assert max(map(len, lines)) < 70
 
 
-@dataclass
+@dataclasses.dataclass
 class Heard:
     """A world of a thousand ranks, of which one hears what each sends; the last rank reports what `odd` holds, too."""
 
     odd: dict[str, Any]
     size, place = 1000, "host cpu"
-    sent: list[Any] = field(default_factory=list)
+    sent: list[Any] = dataclasses.field(default_factory=list)
 
     def gather(self, value: Any) -> list[Any]:
         """What this rank sends, from all; the last one sends its own."""
