@@ -17,6 +17,8 @@ from project.repro.errors import Failure, Refused
 from project.repro.lab import verify
 from project.repro.lab.verify import WAYS, Way, chosen
 from project.repro.records import names
+from server import until
+from warm import PATIENCE
 
 
 def test_all_ways_are_tried_unless_some_are_named():
@@ -148,3 +150,35 @@ def test_training_that_fails_is_not_started_again_to_be_killed(start: Start, tmp
     started, training = start(3)
     verify._kill(training, tmp_path / "run", 12, signal.SIGKILL)
     assert len(started) == 1
+
+
+# ---- who interrupts a verification
+
+INTERRUPTED = """
+import sys, time
+from pathlib import Path
+from {package} import PROJECT
+from {package}.repro.lab import trainings, verify
+from {package}.repro.lab.verify import ONCE, chosen
+
+def start(way, settings):
+    code = "import os, time; os.write(1, str(os.getpid()).encode()); time.sleep(3600)"
+    return trainings.start(PROJECT, [sys.executable, "-c", code], Path(sys.argv[1]))
+
+verify.FOLDER = Path(sys.argv[1]).parent
+verify._train(PROJECT, *chosen([sys.argv[2]]), {}, start, 20)
+"""
+
+
+@pytest.mark.parametrize("way", ["once more", "killed and resumed"])
+def test_interruption_ends_the_training_too(way: str, tmp_path: Path):
+    """Which does not get Ctrl-C itself."""
+    log = tmp_path / "log"
+    log.touch()
+    words = [sys.executable, "-c", INTERRUPTED.replace("{package}", PACKAGE), str(log), way]
+    lab = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    pid = int(until(log.read_text))
+    lab.send_signal(signal.SIGINT)
+    assert lab.wait(PATIENCE) != 0
+    stat = Path(f"/proc/{pid}/stat")
+    until(lambda: not stat.exists() or ") Z " in stat.read_text())

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ NOTHING: Mapping[str, Any] = {}
 FOLDER = Path("build", "verify")
 ROW = STEP.itemsize + LINK  # bytes
 SHARD = "parallel.shard"
+PAUSE = 0.005  # seconds between two looks at a training
 LINE = 100  # characters of a refusal that are shown
 LINES = 12  # of what a training that failed has printed
 
@@ -211,7 +213,7 @@ def _train(project: Project, way: Way, settings: Mapping[str, Any], start: Start
             settings = {**settings, "checkpoint.every": max(1, steps // 6)}
             _kill(lambda: start(way, settings), out, steps // 3, way.ended)
         log.unlink(missing_ok=True)
-        code = start(way, settings).wait()
+        code = _wait(start(way, settings))
     except Failure as failure:
         return Row(way.name, f"FAILED: {failure}")
     if code:
@@ -222,6 +224,26 @@ def _train(project: Project, way: Way, settings: Mapping[str, Any], start: Start
         return Row(way.name, "\n".join([f"FAILED: it ended with {code}:", *said]))
     receipt = read(out)
     return Row(way.name, "EQUAL", receipt.weights, receipt.stated["trace"])
+
+
+def _holds(path: Path, least: int) -> bool:
+    """Whether a file has so many bytes."""
+    return path.is_file() and path.stat().st_size >= least
+
+
+def _wait(process: trainings.Process, enough: Callable[[], bool] = lambda: False) -> int | None:
+    """The exit code of a training that has ended; None as soon as there is `enough` of it.
+
+    Who interrupts this ends the training, too: it is in a session of its own, where Ctrl-C does not reach it.
+    """
+    try:
+        while (code := process.poll()) is None and not enough():
+            time.sleep(PAUSE)
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        raise
+    return code
 
 
 def _kill(start: Callable[[], trainings.Process], out: Path, after: int, by: signal.Signals) -> None:
@@ -237,8 +259,7 @@ def _kill(start: Callable[[], trainings.Process], out: Path, after: int, by: sig
     for steps in (after, after // 2, 0):
         shutil.rmtree(out, ignore_errors=True)
         process = start()
-        while process.poll() is None and (not rows.is_file() or rows.stat().st_size < (steps + 1) * ROW):
-            time.sleep(0.005)
+        _wait(process, partial(_holds, rows, (steps + 1) * ROW))
         with suppress(ProcessLookupError):
             os.killpg(process.pid, by)
         if process.wait():
