@@ -36,8 +36,9 @@ def meet():
 
 def say():
     mine = sorted(name for name in sys.modules if name.startswith("{package}.repro.lab"))
-    group = os.getpgrp() == os.getpid()
-    print(json.dumps([sys.argv[1:], sys.orig_argv[1:], __name__, mine, group, sys.stdin.read()]))
+    group, tasks = os.getpgrp() == os.getpid(), len(os.listdir("/proc/self/task"))
+    places = sorted(name for name in os.environ if name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    print(json.dumps([sys.argv[1:], sys.orig_argv[1:], __name__, mine, group, tasks, places, sys.stdin.read()]))
 
 def fail():
     rank = int(os.environ["RANK"])
@@ -90,7 +91,8 @@ def test_fork_is_started_as_a_process_of_its_own(warm: Warm, module: str, log: P
     assert warm.start(module, ["say", "--out", "a b"], log).wait() == 0
     before, said = log.read_text().splitlines()
     words = ["say", "--out", "a b"]
-    assert before == "before" and json.loads(said) == [words, ["-m", module, *words], "__main__", [], True, ""]
+    alone = [words, ["-m", module, *words], "__main__", [], True, 1, [], ""]
+    assert before == "before" and json.loads(said) == alone
 
 
 def test_code_is_that_of_the_moment_of_the_fork(warm: Warm, module: str, project: Project, tmp_path: Path):

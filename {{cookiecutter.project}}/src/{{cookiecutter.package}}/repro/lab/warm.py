@@ -136,8 +136,7 @@ def _start(words: list[str], log: str, ranks: int) -> list[int]:
         told, tells = os.pipe()
         pid = os.fork()
         if not pid:
-            os.environ.update({name: str(value) for name, value in place.items()})
-            _become(words, log, meeting, pids[:1], tells)
+            _become(words, log, {name: str(value) for name, value in place.items()}, meeting, pids[:1], tells)
         os.close(tells)
         with os.fdopen(told) as said:
             meeting = json.load(said)
@@ -151,17 +150,19 @@ def _poll(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if ended else None
 
 
-def _become(words: list[str], log: str, meeting: dict[str, str], first: list[int], tells: int) -> NoReturn:
-    """Run a module in this fork, as `python -m` would; say in `tells` by which variables the ranks meet."""
+def _become(
+    words: list[str], log: str, place: dict[str, str], meeting: dict[str, str], first: list[int], tells: int
+) -> NoReturn:
+    """Run a module in this fork, as `python -m` would; say in `tells` by which variables ranks meet."""
     end_with_launcher()
     os.setpgid(0, *first or [0])
-    if not meeting:
+    if place and not meeting:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         # the first rank holds the port from here on, so nobody else can take it
         store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
         meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
-    os.environ.update(meeting)
+    os.environ.update(place | meeting)
     with os.fdopen(tells, "w") as said:
         json.dump(meeting, said)
     for target, file in enumerate((os.devnull, log, log)):  # standard input, output and error
