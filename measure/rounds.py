@@ -14,7 +14,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
-from bake import PACKAGE, ROOT, VENV, bake, in_venv, make_venv  # noqa: F401 (for those who import this file)
+from bake import NAME, PACKAGE, ROOT, VENV, bake, in_venv, make_venv  # noqa: F401 (others find them by this file)
 from recipe import lay
 
 REQUIREMENTS = ROOT / "measure" / "requirements.txt"
@@ -241,8 +241,7 @@ def prepared(recipe: str = "", peers: bool = True) -> Iterator[Path]:
         project = bake(Path(folder))
         if recipe:
             lay(recipe, project)
-        make = ["make", "--no-print-directory", "environment", f"VENV={venv(recipe)}"]
-        subprocess.run(make, cwd=project, env=os.environ | {"LOCKS_ONLY": "1"}, check=True)
+        make_venv(project, venv(recipe))
         if peers:
             make_peers_venv(recipe)
         command = [venv(recipe) / "bin" / "python", "-m", f"{PACKAGE}.prepare"]

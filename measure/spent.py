@@ -22,6 +22,7 @@ import peers
 import rank
 from rounds import ALWAYS, PINNED, VENV, WORKLOADS, environment, prepared
 
+DIGITS = [name for name, workload in WORKLOADS.items() if not workload.recipe]
 WARM, OTHER = 20, "all else, in Python"
 # what is timed -> functions as module:name; those of the project's machinery without its package
 ITEMS: dict[str, tuple[str, ...]] = {
@@ -173,11 +174,11 @@ def spent(project: Path, script: str, workload: str, steps: int) -> dict[str, fl
 def main() -> None:
     """Print a table for each workload, the largest differences first."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=WORKLOADS, help="this workload alone; repeatable")
+    parser.add_argument("--only", action="append", choices=DIGITS, help="this workload alone; repeatable")
     parser.add_argument("--steps", type=int, default=100)
     asked = parser.parse_args()
     with prepared(peers=False) as project:
-        for workload in asked.only or WORKLOADS:
+        for workload in asked.only or DIGITS:
             ours, plain = (spent(project, script, workload, asked.steps) for script in ("ours", PINNED))
             items = sorted({*ours, *plain}, key=lambda item: plain.get(item, 0) - ours.get(item, 0))
             print(f"{workload:42}{'project':>10}{'plain':>10}{'more':>10}")

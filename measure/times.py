@@ -17,11 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from document import machine, marked, write
-from rounds import ROOT
-
-sys.path.insert(0, str(ROOT / "tools"))
-
-from bake import NAME, PACKAGE, VENV, bake, in_venv, make_venv
+from rounds import NAME, PACKAGE, ROOT, VENV, bake, in_venv, make_venv
 
 RESULT = ROOT / "docs" / "times.md"
 PROJECT = ROOT / "build" / "times" / NAME
@@ -94,7 +90,7 @@ open(path, "wb").write(b"".join(rows))
 # A checkpoint of 24 matrices, 100 million parameters with AdamW: a step, the copy for which the next one waits, and the
 # writing, which it does not wait for.
 CHECKPOINT = """
-import json, statistics, time, torch
+import json, time, torch
 from pathlib import Path
 from {package}.repro.asked.settings import Checkpoint
 from {package}.repro.training.checkpoint import Origin
@@ -164,8 +160,8 @@ def seconds(wait: Wait) -> float:
 
 def row(title: str, goal: float, taken: list[float]) -> str:
     """A line of the table."""
-    middle, goal = f"{statistics.median(taken):.2f}", f"{goal:.3g}" if goal else ""
-    return f"| {title} | {goal} | {middle} | {min(taken):.2f} … {max(taken):.2f} | {len(taken)} |"
+    wanted, middle = f"{goal:.2g}" if goal else "", f"{statistics.median(taken):.2f}"
+    return f"| {title} | {wanted} | {middle} | {min(taken):.2f} … {max(taken):.2f} | {len(taken)} |"
 
 
 def checkpoint() -> list[str]:

@@ -1,5 +1,6 @@
 """`make measure` and `make bench-check`: ratios with intervals, and a slow-down that is seen."""
 
+import json
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -128,3 +129,24 @@ def test_what_cannot_be_checked_is_refused(words: tuple[str, ...], told: str, tm
     """Before anything is made."""
     done = run(sys.executable, MEASURE / "check.py", *words, cwd=tmp_path, check=False)
     assert done.returncode == 2 and told in done.stdout and "Traceback" not in done.stdout
+
+
+# ---- the other tools, as short as can be: they name parts of the machinery, which may move
+
+
+def test_cost_of_a_step_is_measured(project: InstalledProject, tmp_path: Path) -> None:
+    """Each variant makes some steps."""
+    result = tmp_path / "result.json"
+    words = [ROOT / "tools" / "step_cost.py", "--model", "ConvNet", "--seconds", "0.5", "--result", result]
+    project.run(project.python, *words)
+    found = json.loads(result.read_text())
+    assert found["parameters"] > 10**4 and all(steps and min(steps) > 0 for steps in found["steps"].values())
+
+
+def test_time_of_a_step_is_told_by_functions(project: InstalledProject) -> None:
+    """All functions that are to be timed are there, and the gradients' sum takes some time in the project alone."""
+    from spent import spent
+
+    ours, plain = (spent(project.path, script, SMALLEST, 2) for script in ("ours", "pinned"))
+    assert ours["gradients: rounded and added"] > 0 and "gradients: rounded and added" not in plain
+    assert all(found["forward"] > 0 and found["backward"] > 0 for found in (ours, plain))

@@ -34,7 +34,7 @@ def in_venv(project: Path, environ: Mapping[str, str] = os.environ) -> dict[str,
     return {**environ, "PATH": f"{VENV}/bin:{environ['PATH']}", "PYTHONPATH": str(project / "src")}
 
 
-def make_venv(project: Path) -> None:
-    """Make the shared environment from the project's locks, unless it is already what they say."""
-    make = ["make", "--no-print-directory", "environment", f"VENV={VENV}"]
+def make_venv(project: Path, venv: Path = VENV) -> None:
+    """Make an environment from the project's locks, unless it is already what they say; by default the shared one."""
+    make = ["make", "--no-print-directory", "environment", f"VENV={venv}"]
     subprocess.run(make, cwd=project, env=os.environ | {"LOCKS_ONLY": "1"}, check=True)

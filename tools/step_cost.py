@@ -43,7 +43,7 @@ VARIANTS = {
 # ---- on each rank, under torchrun
 
 
-def measure(name: str) -> dict[str, Any]:
+def measure(name: str, seconds: float) -> dict[str, Any]:
     """Milliseconds of the steps of each variant, and the number of parameters."""
     from repro_project.config import Config
     from repro_project.repro.asked.params import load
@@ -79,6 +79,7 @@ def measure(name: str) -> dict[str, Any]:
             if now == self.level:
                 super()._output(*arguments)
 
+    FOLDER.mkdir(parents=True, exist_ok=True)
     traces = {level: Armed(level, Path(tempfile.mkdtemp(dir=FOLDER)), ranks) for level in ("off", "step", "tensor")}
     for trace in traces.values():
         trace.begin(model, Optimizers(optimizer), 0, outputs=True)
@@ -108,7 +109,7 @@ def measure(name: str) -> dict[str, Any]:
         clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if VARIANTS[variant][1] == "flag" or variant == "flag":
-            _, *shares = ranks.total(0, *trace.contribution())
+            (_, *shares), _ = ranks.totals([0], trace.contribution(), [])
             trace.step(step, shares, last=False)
         if variant == "compare":
             agreement.require_same_weights(model.state_dict(), step, ranks)
@@ -118,7 +119,7 @@ def measure(name: str) -> dict[str, Any]:
     steps: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     for variant in VARIANTS:
         run(0, variant)
-    end, number = time.monotonic() + SECONDS, 0
+    end, number = time.monotonic() + seconds, 0
     while ranks.total(time.monotonic() > end) == [0]:
         turn, order = number % len(VARIANTS), list(VARIANTS)
         for variant in order[turn:] + order[:turn]:
@@ -240,14 +241,15 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=argparse.SUPPRESS)
     parser.add_argument("--table", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.table:
         took, fields, text = thousand_ranks()
         print(json.dumps({"took": took, "fields": fields, "text": text}))
     elif arguments.model:
-        measured = measure(arguments.model)
-        if os.environ["RANK"] == "0":
+        measured = measure(arguments.model, arguments.seconds)
+        if os.environ.get("RANK", "0") == "0":
             arguments.result.write_text(json.dumps(measured))
     else:
         main()
