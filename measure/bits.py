@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rounds import ROOT, VENV, bake, in_venv, make_peers_venv, make_venv, venv
+from rounds import ROOT, VENV, about, bake, in_venv, make_peers_venv, make_venv, venv
 
 RESULT = ROOT / "docs" / "stock.md"
 EPOCHS, GLOBAL_BATCH, STOP = 2, 64, 30  # it is killed after STOP steps, in the middle of the second epoch
@@ -253,6 +253,7 @@ def main() -> None:
         project = bake(Path(folder))
         make_venv(project)
         make_peers_venv()
+        place = about()
         prepare = [VENV / "bin" / "python", "-m", "repro_project.prepare"]
         subprocess.run(prepare, cwd=project, env=in_venv(project), check=True)
         first = {kind: trained(project, Path(folder, kind), kind, {}) for kind in KINDS}
@@ -267,12 +268,14 @@ def main() -> None:
             print(lines[-1], flush=True)
     titles = ["another run", *(title for title, *_ in KINDS.values()), "this project"]
     head = f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}"
-    RESULT.write_text(DOCUMENT.format(table="\n".join([head, *lines])))
+    RESULT.write_text(DOCUMENT.format(place=place, table="\n".join([head, *lines])))
 
 
 DOCUMENT = """# What plain PyTorch, Fabric and Accelerate keep of their bits
 
-Written by `make stock`. The script trains the project's network on the project's data with DistributedDataParallel, on
+Written by `make stock`. {place}
+
+The script trains the project's network on the project's data with DistributedDataParallel, on
 CPU with one thread per process. For Lightning Fabric and Accelerate it is written as their documents say, with all that
 they offer for it; Accelerate's `skip_first_batches` leads into the middle of an epoch. The last column is
 `repro verify`. Each cell says whether the final weights are those of the first run: one process, no loader worker.

@@ -4,45 +4,31 @@ python measure/document.py [--only convnet-1] [--rounds N] [--out FILE]
 """
 
 import argparse
-import os
-import platform
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ratios import FEWEST, HEAD, rows
-from rounds import CELLS, ROOT, ROUNDS, VENV, WORKLOADS, by_recipe, measured, prepared, ways_of
+from rounds import CELLS, ROOT, ROUNDS, WORKLOADS, about, by_recipe, measured, prepared, ways_of
 
 RESULT = ROOT / "docs" / "peers.md"
 MARKS = "<!-- measured -->", "<!-- end -->"
 
 
-def machine() -> str:
-    """A line on the machine, torch and the commit that is measured."""
-    models = re.findall(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    asked = [VENV / "bin" / "python", "-c", "import torch; print(torch.__version__)"]
-    torch = subprocess.run(asked, check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
-    git = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True, capture_output=True)
-    cpu, commit = models[0] if models else platform.machine(), git.stdout.strip() or "unknown"
-    busy = os.getloadavg()[0]
-    return f"{os.cpu_count()} cores, {cpu}; torch {torch}; commit {commit}; load before it began: {busy:.1f}."
-
-
 def tables(only: Sequence[str] | None, rounds: int) -> Iterator[str]:
     """What stands between the marks, again after each part of the table."""
     lines: list[str] = []
-    about = ""
+    place = ""
     for recipe, cells in by_recipe(only or CELLS).items():
         with prepared(recipe) as project:
-            about = about or machine()
+            place = place or about()
             for cell in cells:
                 began, (workload, ranks) = time.monotonic(), CELLS[cell]
                 lines += rows(workload, ranks, measured(project, ways_of(cell), WORKLOADS[workload], ranks, rounds))
                 print(f"{cell}: {time.monotonic() - began:.0f} s", flush=True)
-                yield "\n".join([f"{about} {rounds} rounds.", "", HEAD, *lines])
+                yield "\n".join([f"{place} {rounds} rounds.", "", HEAD, *lines])
 
 
 BETWEEN = re.compile(".*?".join(map(re.escape, MARKS)), re.DOTALL)

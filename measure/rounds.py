@@ -14,7 +14,8 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
-from bake import NAME, PACKAGE, ROOT, VENV, bake, in_venv, make_venv  # noqa: F401 (others find them by this file)
+from about import about  # noqa: F401 (others find these by this file)
+from bake import NAME, PACKAGE, ROOT, VENV, bake, in_venv, make_venv  # noqa: F401
 from recipe import lay
 
 REQUIREMENTS = ROOT / "measure" / "requirements.txt"

@@ -16,8 +16,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from document import machine, marked, write
-from rounds import NAME, PACKAGE, ROOT, VENV, bake, in_venv, make_venv
+from document import marked, write
+from rounds import NAME, PACKAGE, ROOT, VENV, about, bake, in_venv, make_venv
 
 RESULT = ROOT / "docs" / "times.md"
 PROJECT = ROOT / "build" / "times" / NAME
@@ -182,7 +182,7 @@ def main() -> None:
     asked = parser.parse_args()
     marked(asked.out)
     prepare()
-    about = machine()
+    place = about()
     taken: dict[str, list[float]] = {wait.title: [] for wait in WAITS}
     for number in range(asked.rounds):
         for wait in WAITS:
@@ -190,7 +190,7 @@ def main() -> None:
                 taken[wait.title].append(seconds(wait))
         print(f"round {number + 1} of {asked.rounds}", flush=True)
     lines = [row(wait.title, wait.goal, taken[wait.title]) for wait in WAITS]
-    made = "\n".join([about, "", HEAD, *lines, *checkpoint()])
+    made = "\n".join([place, "", HEAD, *lines, *checkpoint()])
     write(asked.out, made)
     print(made)
 

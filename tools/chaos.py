@@ -24,6 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from about import about
 from bake import NAME, PACKAGE, ROOT, VENV, bake, in_venv, make_venv
 from chaos_calls import MISSED, section
 
@@ -120,7 +121,7 @@ def train(arguments: list[str], name: str, **options: Any) -> Any:
     return Victim(PROJECT / name, *arguments, **options)
 
 
-def chaos(kills: int, seed: int) -> str:
+def chaos(kills: int, seed: int, place: str) -> str:
     """Do it all; return the Markdown."""
     began, epochs = time.monotonic(), max(1, round(kills * STEPS_PER_KILL / STEPS_PER_EPOCH))
     settings = f"train.epochs={epochs}", f"checkpoint.every={EVERY}", "tracking.wait_seconds=300"
@@ -145,9 +146,9 @@ def chaos(kills: int, seed: int) -> str:
         sys.exit(victim.log.read_text()[-3000:])
     resumed = victim.log.read_text().count("resumed ")
     seconds = time.monotonic() - began
-    command = f"make chaos KILLS={kills} SEED={seed}"
+    command = f"`make chaos KILLS={kills} SEED={seed}` in {seconds / 60:.0f} minutes. {place}"
     contents = [content(out) | {"numbers in MLflow": tracked(out)} for out in (PROJECT / "alone", PROJECT / "killed")]
-    return markdown(struck, resumed, command, victim.rows(), *contents, seconds)
+    return markdown(struck, resumed, command, victim.rows(), *contents)
 
 
 def markdown(
@@ -157,7 +158,6 @@ def markdown(
     rows: int,
     alone: dict[str, str],
     killed: dict[str, str],
-    seconds: float,
 ) -> str:
     """The result as tables."""
     verdict = "EQUAL" if alone == killed else "DIFFERENT"
@@ -169,9 +169,10 @@ def markdown(
         f"One training, killed {struck.total()} times with SIGKILL and started again, against one left",
         f"alone on one process: **{verdict}**. {resumed} of the starts came so far as to resume it.",
         "",
-        f"Made by `{command}` in {seconds / 60:.0f} minutes on {os.cpu_count()} cores: {rows} logged rows,",
-        f"a checkpoint every {EVERY} steps, instants and world sizes drawn from the seed. In half of them",
-        "the uploading process was killed too. The phase is what the run directory showed after the kill.",
+        f"Made by {command}",
+        "",
+        f"{rows} logged rows, a checkpoint every {EVERY} steps; instants and world sizes drawn from the seed. In",
+        "half of them the uploading process was killed too. The phase is what the run directory showed after the kill.",
         "",
         "| killed | " + " | ".join(f"{size} rank{'s' * (size > 1)}" for size in SIZES) + " | all |",
         "|---|" + "---:|" * (len(SIZES) + 1),
@@ -207,7 +208,8 @@ def main() -> int:
     switches, settings = (import_module(f"{PACKAGE}.repro.{name}") for name in ("machine.switches", "asked.settings"))
     switches.set_environment(settings.Determinism(cpu="portable", relax=()))
     subprocess.run([sys.executable, "-m", f"{PACKAGE}.prepare"], cwd=PROJECT, check=True)
-    result = chaos(given.kills, given.seed) + "\n" + section(PROJECT, content)
+    place = about()
+    result = chaos(given.kills, given.seed, place) + "\n" + section(PROJECT, content)
     print(result)
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(result)

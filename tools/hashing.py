@@ -13,8 +13,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 
+from about import about
 from bake import NAME, ROOT, VENV, bake, make_venv
-from order import about, environ, number
+from order import environ, number
 
 PROJECT = ROOT / "build" / "hashing" / NAME
 FOLDER = PROJECT.parent / "files"
@@ -96,17 +97,18 @@ def rows() -> Iterator[str]:
 def main() -> None:
     """Measure everything and write the document."""
     make_venv(bake(PROJECT.parent))
-    lines = []
+    place, lines = about(), []
     for line in rows():
         print(line, flush=True)
         lines.append(line)
     shutil.rmtree(FOLDER)
-    RESULT.write_text(DOCUMENT.format(rows="\n".join(lines), machine=about(), repeats=REPEATS))
+    RESULT.write_text(DOCUMENT.format(rows="\n".join(lines), place=place, repeats=REPEATS))
 
 
 DOCUMENT = """# Checking the data at the start of a run
 
-Written by `make hashing`, on {machine}.
+Written by `make hashing`. {place}
+
 Seconds until a run knows that its files are those of its content address, imports included.
 
 | files | bytes of each | GB | each read, one by one | `every_byte` | `remembered`, and known |

@@ -9,7 +9,6 @@ that whatever else the machine does hits both alike.
 import argparse
 import itertools
 import json
-import os
 import random
 import statistics
 import subprocess
@@ -20,6 +19,7 @@ from timeit import repeat
 from typing import Any
 
 import recipe
+from about import about
 from bake import PACKAGE, ROOT, VENV, bake, in_venv, make_venv
 
 FOLDER = ROOT / "build" / "loader"
@@ -126,11 +126,12 @@ def rows(name: str, measured: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Measure both recipes and write the document."""
-    lines = []
+    place, lines = "", []
     for name in RECIPES:
         project = bake(FOLDER / name)
         make_venv(project)  # none of the two loads a package that its recipe adds
         recipe.lay(name, project)
+        place = place or about()
         env = in_venv(project)
         python = str(VENV / "bin" / "python")
         subprocess.run(
@@ -142,7 +143,7 @@ def main() -> None:
     RESULT.write_text(
         DOCUMENT.format(
             rows="\n".join(lines),
-            cores=os.cpu_count(),
+            place=place,
             many=KEYS,
             keys=measured["keys"],
             parts="; ".join(f"{name} {took:.1f}" for name, took in measured["parts"].items()),
@@ -153,8 +154,9 @@ def main() -> None:
 
 DOCUMENT = """# A run's loader beside a plain DataLoader
 
-Written by `make loader`, on a machine with {cores} cores. Samples per second, medians; the ratio is that of pairs
-measured one after the other, with its quartiles.
+Written by `make loader`. {place}
+
+Samples per second, medians; the ratio is that of pairs measured one after the other, with its quartiles.
 
 | recipe | samples per batch | workers | `DataLoader` | a run's loader | ratio |
 |---|---|---|---|---|---|

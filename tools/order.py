@@ -9,8 +9,6 @@ DataLoader whose items are their own indices, so that nothing is measured but wh
 import argparse
 import itertools
 import json
-import os
-import platform
 import re
 import statistics
 import subprocess
@@ -19,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from about import about
 from bake import NAME, ROOT, VENV, bake, in_venv, make_venv
 
 PROJECT = ROOT / "build" / "order" / NAME
@@ -154,32 +153,21 @@ def number(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def about() -> str:
-    """CPU, cores and versions."""
-    cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    version = [
-        VENV / "bin" / "python",
-        "-c",
-        "import platform as p, torch; print(p.python_version(), torch.__version__)",
-    ]
-    python, torch = subprocess.check_output(version, text=True).split()
-    return f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores, Python {python}, torch {torch}"
-
-
 def main() -> None:
     """Measure everything and write the document."""
     make_venv(bake(PROJECT.parent))
-    lines = []
+    place, lines = about(), []
     for line in rows():
         print(line, flush=True)
         lines.append(line)
-    facts = {"machine": about(), "batch": BATCH, "shards": SHARDS, "batches": BATCHES, "repeats": REPEATS}
+    facts = {"place": place, "batch": BATCH, "shards": SHARDS, "batches": BATCHES, "repeats": REPEATS}
     RESULT.write_text(DOCUMENT.format(rows="\n".join(lines), **facts))
 
 
 DOCUMENT = """# The order of samples, at scale
 
-Written by `make order`, on {machine}.
+Written by `make order`. {place}
+
 From nothing to the batch of {batch} samples in the middle of an epoch, as a resumed run begins, and the {batches}
 after it; alone, and through a DataLoader (no workers) whose items are their own indices.
 

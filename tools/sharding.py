@@ -8,7 +8,6 @@ own, on one model of 100 million parameters; CPU, gloo, one thread per rank.
 
 import argparse
 import json
-import os
 import re
 import resource
 import statistics
@@ -20,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from about import about
 from bake import ROOT, VENV, bake, in_venv, make_venv
 
 RESULT = ROOT / "docs" / "sharding.md"
@@ -138,6 +138,7 @@ def main() -> None:
     """Measure everything and write the tables into the document."""
     project = bake(ROOT / "build" / "sharding")
     make_venv(project)
+    place = about()
     parameters, lines = BLOCKS * WIDTH * WIDTH, []
     for ranks in RANKS:
         passes = -(-SHARDS // ranks)
@@ -150,7 +151,7 @@ def main() -> None:
                 f"{one['seconds'] / found['ddp']['seconds']:.2f}",
             )  # fmt: skip
             lines.append(f"| {' | '.join(map(str, cells))} |")
-    table = "\n".join([f"<!-- measured, on {os.cpu_count()} cores -->", HEAD, *lines, "<!-- end -->"])
+    table = "\n".join(["<!-- measured -->", place, "", HEAD, *lines, "<!-- end -->"])
     RESULT.write_text(re.sub(r"<!-- measured.*?<!-- end -->", lambda _: table, RESULT.read_text(), flags=re.DOTALL))
     print(table)
 

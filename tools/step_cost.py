@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from about import about
 from bake import NAME, PACKAGE, ROOT, VENV, bake, in_venv, make_venv
 
 FOLDER = ROOT / "build" / "cost"
@@ -185,6 +186,7 @@ def main() -> None:
     """Measure everything and write the document."""
     python = VENV / "bin" / "python"
     make_venv(bake(FOLDER))
+    place = about()
     lines = [line for model in MODELS for ranks in SIZES for line in rows(model, ranks, torchrun(ranks, model, python))]
     for stage in ("prepare", "train"):
         short = ["--set", "train.epochs=1", "--set", "tracking.enabled=false"] if stage == "train" else []
@@ -204,14 +206,15 @@ def main() -> None:
         stdout=subprocess.PIPE,
     ).stdout
     RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(DOCUMENT.format(rows="\n".join(lines), seconds=SECONDS, cores=os.cpu_count(), **json.loads(told)))
+    RESULT.write_text(DOCUMENT.format(rows="\n".join(lines), seconds=SECONDS, place=place, **json.loads(told)))
     print(RESULT.read_text())
 
 
 DOCUMENT = """# What agreement between ranks, and the trace, cost
 
-Written by `make step-cost`, on a machine with {cores} cores, one thread per rank,
-`determinism.cpu: portable`.
+Written by `make step-cost`. {place}
+
+One thread per rank, `determinism.cpu: portable`.
 
 | model | ranks | step without, ms | added | ms per step (quartiles) | every step | every 50th | rounds |
 |---|---|---|---|---|---|---|---|
