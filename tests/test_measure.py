@@ -150,3 +150,44 @@ def test_time_of_a_step_is_told_by_functions(project: InstalledProject) -> None:
     ours, plain = (spent(project.path, script, SMALLEST, 2) for script in ("ours", "pinned"))
     assert ours["gradients: rounded and added"] > 0 and "gradients: rounded and added" not in plain
     assert all(found["forward"] > 0 and found["backward"] > 0 for found in (ours, plain))
+
+
+def test_loaders_are_measured(project: InstalledProject) -> None:
+    """Both make samples, with each number of workers."""
+    words = [ROOT / "tools" / "loader.py", "--measure", "--rounds", "2", "--seconds", "0.01"]
+    found = json.loads(project.run(project.python, *words).splitlines()[-1])  # torch warns of more workers than cores
+    assert len(found["rates"]) == 6 and all(min(*pair) > 0 for pairs in found["rates"].values() for pair in pairs)
+    assert all(took > 0 for took in found["parts"].values())
+
+
+@pytest.mark.parametrize("words", [("plan", "--load"), ("torch",)])
+def test_orders_are_measured(words: tuple[str, ...], project: InstalledProject) -> None:
+    """Time of batches in the middle of an epoch."""
+    words = ("--samples", "100000", "--measure", *words)
+    found = json.loads(project.run(project.python, ROOT / "tools" / "order.py", *words).splitlines()[-1])
+    assert found["first"] > 0 and found["each"] > 0 and found["peak"] >= 0
+
+
+def test_checks_of_data_are_measured(project: InstalledProject, tmp_path: Path) -> None:
+    """Of a folder whose hash is known; of another one, the check fails."""
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "0.bin").write_bytes(b"0")
+    known = project.run(project.python, "-m", "repro_project", "hash-data", "--set", f"data.raw={files}").strip()
+    words = [project.python, ROOT / "tools" / "hashing.py", "--folder", files, "--measure"]
+    for way in ("one by one", "every byte", "remembered"):
+        (tmp_path / "files.sha256").write_text(known)
+        assert float(project.run(*words, way)) > 0
+    (tmp_path / "files.sha256").write_text("0" * 64)
+    done = run(*words, "every byte", cwd=project.path, env=project.env, check=False)
+    assert done.returncode and "0" * 64 in done.stdout, done.stdout
+
+
+def test_models_in_pieces_are_measured(project: InstalledProject, tmp_path: Path) -> None:
+    """A rank of two sends at least what the formula says."""
+    result = tmp_path / "result.json"
+    words = ["--way", "full bfloat16", "--width", "64", "--result", result]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=localhost", "--nproc-per-node=2"]
+    project.run(project.python, *launcher, ROOT / "tools" / "sharding.py", *words)
+    found = json.loads(result.read_text())
+    assert found["sent"] >= 24 * 64 * 64 * 12 and found["seconds"] > 0 and found["held"] >= 0

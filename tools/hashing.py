@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from about import about
 from bake import NAME, ROOT, VENV, bake, make_venv
@@ -28,22 +29,22 @@ OLD = 12  # seconds that the files rest, so that they are old enough to be remem
 # ---- in a process of its own
 
 
-def one_by_one() -> None:
-    """Each file read, one after another, as a run did before it remembered any."""
+def one_by_one(folder: Path, known: str) -> None:
+    """Each file of a folder read, one after another, as a run did before it remembered any."""
     from repro_project.repro.asked.manifest import sha256_file
 
-    for path in sorted(FOLDER.rglob("*")):
+    for path in sorted(folder.rglob("*")):
         if path.is_file():
             sha256_file(path)
 
 
-def checked(check: str) -> Callable[[], None]:
-    """The check at the start of a run."""
+def checked(check: str) -> Callable[[Path, str], None]:
+    """The check of a folder, whose hash is known, at the start of a run."""
 
-    def work() -> None:
+    def work(folder: Path, known: str) -> None:
         from repro_project.repro.asked import manifest
 
-        manifest.require(FOLDER, (PROJECT / "sha256").read_text(), "", check)
+        manifest.require(folder, known, "", check)
 
     return work
 
@@ -51,10 +52,11 @@ def checked(check: str) -> Callable[[], None]:
 WAYS = {"one by one": one_by_one, "every byte": checked("every_byte"), "remembered": checked("remembered")}
 
 
-def seconds(way: str) -> float:
+def seconds(way: str, folder: Path) -> float:
     """How long one way takes, its imports included."""
+    known = folder.with_suffix(".sha256").read_text()
     start = time.perf_counter()
-    WAYS[way]()
+    WAYS[way](folder, known)
     return time.perf_counter() - start
 
 
@@ -73,7 +75,7 @@ def fill(files: int, size: int) -> None:
     time.sleep(OLD)
     command = [VENV / "bin" / "python", "-m", "repro_project", "hash-data", "--set", f"data.raw={FOLDER}"]
     printed = subprocess.check_output(command, cwd=PROJECT, env=environment(), text=True)
-    (PROJECT / "sha256").write_text(printed.strip())
+    FOLDER.with_suffix(".sha256").write_text(printed.strip())
 
 
 def environment() -> dict[str, str]:
@@ -127,8 +129,9 @@ Seconds until a run knows that its files are those of its content address, impor
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
-        print(json.dumps(seconds(arguments.measure)))
+        print(json.dumps(seconds(arguments.measure, arguments.folder)))
     else:
         main()

@@ -35,7 +35,7 @@ CALLS = 20_000
 # ---- in the project
 
 
-def measure() -> dict[str, Any]:
+def measure(rounds: int, seconds: float) -> dict[str, Any]:
     """By workers and samples per shard, the samples per second of both loaders in each round; and the time of keys."""
     from repro_project.config import Config
     from repro_project.repro.asked.params import load
@@ -68,7 +68,7 @@ def measure() -> dict[str, Any]:
         for _ in range(8):  # the first ones wait for the workers to begin
             next(loader)
         begin, count = time.perf_counter(), 0
-        while (took := time.perf_counter() - begin) < SECONDS:
+        while (took := time.perf_counter() - begin) < seconds:
             next(loader)
             count += size
         return count / took
@@ -79,7 +79,7 @@ def measure() -> dict[str, Any]:
         return [rate(plain(size, workers), size), rate(ours(size, workers), size)][::-1]
 
     rates = {
-        f"{size} {workers}": [pair(turn, size, workers) for turn in range(ROUNDS)][1:]
+        f"{size} {workers}": [pair(turn, size, workers) for turn in range(rounds)][1:]
         for size, workers in itertools.product(SIZES, WORKERS)
     }
     plan, took = sampling.Plan(10**7, KEYS, 1, seed=0), []
@@ -174,7 +174,10 @@ Samples per second, medians; the ratio is that of pairs measured one after the o
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
-    if parser.parse_args().measure:
-        print(json.dumps(measure()))
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(json.dumps(measure(arguments.rounds, arguments.seconds)))
     else:
         main()

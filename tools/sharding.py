@@ -23,7 +23,7 @@ from about import about
 from bake import ROOT, VENV, bake, in_venv, make_venv
 
 RESULT = ROOT / "docs" / "sharding.md"
-WIDTH, BLOCKS, SHARDS, STEPS = 2048, 24, 4, 3  # the first step is not counted
+WIDTH, BLOCKS, SHARDS, STEPS = 2048, 24, 4, 3  # 100 million parameters; the first step is not counted
 RANKS = (2, 4)
 # way -> (title, bytes sent by a rank in a step for each parameter, as a formula and as a function of ranks and passes)
 SHARE = "(R-1)/R"
@@ -49,7 +49,7 @@ def sent() -> int:
     return int(line.split()[9])
 
 
-def measure(way: str) -> dict[str, Any] | None:
+def measure(way: str, width: int) -> dict[str, Any] | None:
     """Bytes per step and rank, the largest memory of the ranks in bytes, and the seconds of the steps; of the lead."""
     from repro_project.config import Config
     from repro_project.repro.asked.params import load
@@ -72,7 +72,7 @@ def measure(way: str) -> dict[str, Any] | None:
     ranks = world.join("cpu", parallel.model_copy(update=asked))
     torch.manual_seed(0)
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU()) for _ in range(BLOCKS)))
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(width, width, bias=False), nn.ReLU()) for _ in range(BLOCKS)))
     if way == "fsdp":
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -81,7 +81,7 @@ def measure(way: str) -> dict[str, Any] | None:
             fully_shard(block, mp_policy=short if precision else MixedPrecisionPolicy())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     mine = range(SHARDS * ranks.rank // ranks.size, SHARDS * (ranks.rank + 1) // ranks.size)
-    batch = torch.rand(SHARDS, 1, WIDTH)
+    batch = torch.rand(SHARDS, 1, width)
 
     def loss_of(network: nn.Module, shard: int) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=bool(ours and precision)):
@@ -161,11 +161,12 @@ parameter | beside FSDP2's | time beside DDP's |
 |---|---|---|---|---|---|---|---|---|"""
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--way")
-    parser.add_argument("--result", type=Path)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--width", type=int, default=WIDTH, help=argparse.SUPPRESS)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if not asked.way:
         main()
-    elif measured := measure(asked.way):
+    elif measured := measure(asked.way, asked.width):
         asked.result.write_text(json.dumps(measured))
