@@ -11,7 +11,7 @@ export GIT_CEILING_DIRECTORIES := $(abspath build)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader sharding hashing portability stock measure bench-check times picture page gpu-bundle gpu clean
+.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader sharding hashing portability stock measure bench-check times scaling picture page gpu-bundle gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -79,6 +79,9 @@ times: $(TOOLS)/.locked  ## measure how long commands let a user wait; six minut
 
 bench-check: $(TOOLS)/.locked  ## say whether a project has become slower beside plain PyTorch than docs/peers.md says
 	@$(IN_TOOLS) python measure/check.py
+
+scaling: $(TOOLS)/.locked  ## measure steps on 1, 2 and 4 processes, and the bytes that they send, on CPU; three minutes
+	@$(IN_TOOLS) python measure/scaling.py
 
 picture: $(TOOLS)/.locked  ## draw the README's picture from what commands print; two minutes
 	@$(IN_TOOLS) python tools/picture.py

@@ -17,6 +17,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
 from about import about  # noqa: F401 (others find these by this file)
 from bake import NAME, PACKAGE, ROOT, VENV, bake, in_venv, make_venv  # noqa: F401
 from recipe import lay
+from sharding import sent
 
 REQUIREMENTS = ROOT / "measure" / "requirements.txt"
 RANK = ROOT / "measure" / "rank.py"
@@ -58,6 +59,7 @@ class Way:
         alone: whether one process can train so, too.
         recipes: whether recipes are trained so, too.
         slower: a planted fault: each step sleeps for this share of its own time.
+        ranks: on how many processes; 0: as its part of the table says.
     """
 
     title: str
@@ -66,14 +68,22 @@ class Way:
     alone: bool = True
     recipes: bool = True
     slower: float = 0.0
+    ranks: int = 0
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What one way took: seconds per step, a number for each round; bytes of memory of its largest process."""
+    """What one way took.
+
+    Attributes:
+        seconds: per step, a number for each round.
+        memory: in bytes, of its largest process.
+        sent: bytes that a process sent to others in a step, where nothing else used the loopback interface.
+    """
 
     seconds: list[float]
     memory: int
+    sent: float = 0.0
 
 
 EPOCHS = "train.epochs=10000"  # more than are ever made
@@ -188,7 +198,7 @@ def _started(project: Path, ways: Mapping[str, Way], workload: Workload, ranks: 
     with ExitStack() as stack:
         groups = {}
         for name, way in ways.items():
-            groups[name] = Group(project, way, workload, ranks, runs / name)
+            groups[name] = Group(project, way, workload, way.ranks or ranks, runs / name)
             stack.callback(groups[name].end)
         yield groups
 
@@ -202,16 +212,19 @@ def measured(
         SystemExit: a training ended too early.
     """
     with _started(project, ways, workload, ranks) as groups:
-        seconds, memory = {name: list[float]() for name in ways}, dict[str, int]()
+        seconds, counted = ({name: list[float]() for name in ways} for _ in range(2))
+        memory = dict[str, int]()
         for group in groups.values():
             group.answers()
         names = list(ways)
         for turn in range(WARM + rounds):
             first = turn % len(names)
             for name in [*names[first:], *names[:first]]:
+                before = sent()
                 steps, memory[name] = groups[name].make(workload.steps)
+                counted[name].append((sent() - before) / workload.steps / (ways[name].ranks or ranks))
                 seconds[name] += [median(steps[1:])] if turn >= WARM else []
-    return {name: Taken(seconds[name], memory[name]) for name in names}
+    return {name: Taken(seconds[name], memory[name], median(counted[name])) for name in names}
 
 
 def ways_of(cell: str) -> dict[str, Way]:

@@ -131,6 +131,22 @@ def test_what_cannot_be_checked_is_refused(words: tuple[str, ...], told: str, tm
     assert done.returncode == 2 and told in done.stdout and "Traceback" not in done.stdout
 
 
+def test_steps_on_more_processes_stand_beside_those_of_one(project: InstalledProject) -> None:
+    """And the bytes beside those of the formula, which counts the numbers of the project's own model."""
+    from rounds import PINNED, Taken
+    from scaling import PROCESSES, rows, sizes
+
+    held = sizes(project.path, SMALLEST)
+    assert held.parameters > held.buffers > 0
+    times = {(way, ranks): factor / ranks for way, factor in ((PINNED, 1), ("step", 1.5)) for ranks in PROCESSES}
+    lines = list(rows(SMALLEST, held, {asked: Taken(planted(took), 0, 4321.0) for asked, took in times.items()}))
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert [cell[4].split()[0] for cell in cells] == ["1", "0.50", "0.25"] * 2
+    assert [cell[5].split()[0] for cell in cells] == ["1"] * 3 + ["1.50"] * 3
+    assert {cell[6] for cell in cells} == {"4.3"}
+    assert [cell[7] for cell in cells[:2]] == ["0.0", f"{4 * held.parameters / 1000:.1f}"]
+
+
 # ---- the other tools, as short as can be: they name parts of the machinery, which may move
 
 
