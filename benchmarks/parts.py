@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from trainings import ANYWHERE, Failed, Trainer, digests, mebibytes, milliseconds, resumed_after
+from trainings import ANYWHERE, PROJECTS_OWN, Failed, Trainer, digests, mebibytes, milliseconds, resumed_after
 
 Row = dict[str, Any]  # JSON values
 SIDE_BY_SIDE = max(1, min(4, len(os.sched_getaffinity(0)) // 4))  # trainings of which only the bits count
@@ -22,6 +22,7 @@ SIDE_BY_SIDE = max(1, min(4, len(os.sched_getaffinity(0)) // 4))  # trainings of
 class Part:
     """One row of the table.
 
+    `sides` are what `pairs` compares: each is trained by a script with settings.
     `measure` yields a row for each result, as soon as it is there, and is stopped after so many `seconds`.
     `settings` are keys of params.yaml; those `on_a_card` join them on a GPU only, for a CPU would take hours.
     """
@@ -31,12 +32,20 @@ class Part:
     measure: Callable[["Part", Trainer], Iterator[Row]]
     settings: tuple[str, ...] = ()
     on_a_card: tuple[str, ...] = ()
-    sides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    sides: Mapping[str, "Side"] = field(default_factory=dict)
     seconds: float = 450
 
     def asked(self, trainer: Trainer) -> tuple[str, ...]:
         """The settings on the trainer's device."""
         return (*self.settings, *(self.on_a_card if trainer.device == "cuda" else ()))
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two that are compared in time and memory."""
+
+    settings: tuple[str, ...] = ()
+    script: str = PROJECTS_OWN
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,8 @@ def pairs(part: Part, trainer: Trainer) -> Iterator[Row]:
         row: Row = {"pair": number}
         for side in list(part.sides)[:: 1 if number % 2 else -1]:
             # with workers, because loading would hide the step
-            out = trainer.train(f"{side}-{number}", *part.asked(trainer), *part.sides[side], "loader.workers=4")
+            settings, script = (*part.asked(trainer), *part.sides[side].settings), part.sides[side].script
+            out = trainer.train(f"{side}-{number}", *settings, "loader.workers=4", script=script)
             row[side] = {"ms": milliseconds(out), "MiB": mebibytes(out)}
             shutil.rmtree(out)  # a large model's checkpoints fill a disk
         yield row
@@ -129,22 +139,27 @@ CASES = {
     )
     for model, precision, (mode, switch) in product(("convnet", "transformer"), ("float32", "bfloat16"), MODES.items())
 }
+# as many parameters as GPT-2 small has in its 12 blocks, 85 million, in blocks whose perceptrons are half as wide
+FULL = ("parallel.global_batch=256", "parallel.shards=2", "train.epochs=6")
 LARGE = ("parallel.global_batch=256", "parallel.shards=2", "train.epochs=6", "model.depth=8")
 SIZES = {
+    "full": {"transformer": ("model.width=768", "model.depth=18", *FULL)},
     "large": {"convnet": ("model.width=256", *LARGE), "transformer": ("model.width=1024", *LARGE)},
     "small": {"convnet": (), "transformer": ()},  # as released
 }
 SIDES = {
-    "sum": {"order-free": (), "DDP": ("parallel.reduce=ddp",)},
-    "cost": {"strict": (), "relaxed": ("determinism.relax=[all]",)},
+    "sum": {"order-free": Side(), "DDP": Side(("parallel.reduce=ddp",))},
+    "cost": {"strict": Side(), "relaxed": Side(("determinism.relax=[all]",))},
+    "peer": {"project": Side(), "plain": Side(script="plain.py")},
 }
 
 
-def _pairs(kind: str, cases: Iterable[str]) -> list[Part]:
+def _pairs(kind: str, cases: Iterable[str], sizes: Iterable[str] = ("large", "small")) -> list[Part]:
     measured = f"{' against '.join(SIDES[kind])}: step time, peak memory"
     return [
-        Part(f"{kind}-{size}-{case}", measured, pairs, CASES[case], settings[case.split("-")[0]], SIDES[kind])
-        for (size, settings), case in product(SIZES.items(), cases)
+        Part(f"{kind}-{size}-{case}", measured, pairs, CASES[case], settings, SIDES[kind])
+        for size, case in product(sizes, cases)
+        if (settings := SIZES[size].get(case.split("-")[0])) is not None
     ]
 
 
@@ -153,6 +168,7 @@ PARTS = [
     Part("machine", "nvidia-smi, repro env", machine),
     *(Part(f"bits-{case}", f"the same bits: {', '.join(WAYS)}", bits, CASES[case]) for case in CASES),
     Part("verify", "repro verify; where mlflow is missing, its `tracked` uploads nothing", verify),
-    *_pairs("sum", ("convnet-float32-eager", "transformer-float32-eager")),
+    *_pairs("sum", ("convnet-float32-eager", "transformer-float32-eager"), SIZES),
+    *_pairs("peer", (case for case in CASES if case.endswith("eager")), SIZES),
     *_pairs("cost", CASES),
 ]

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
@@ -22,7 +23,6 @@ def main() -> None:
     project = import_module(package).PROJECT
     config, out = launch.begin(project, import_module(f"{package}.config").Config)  # before torch is imported
 
-    import torch
     import torch.distributed as dist
 
     init = dist.init_process_group
@@ -33,6 +33,13 @@ def main() -> None:
     if several:
         dist.init_process_group = through_gloo
     launch.call(project, import_module(f"{package}.train").train, config, out)
+    write_peak(out)
+
+
+def write_peak(out: Path) -> None:
+    """Write the peak of this process's GPU memory into a run directory, where there is a GPU and this is the lead."""
+    import torch
+
     if torch.cuda.is_initialized() and os.environ.get("RANK", "0") == "0":
         (out / "peak.json").write_text(json.dumps(torch.cuda.max_memory_allocated()))
 

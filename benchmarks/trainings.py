@@ -22,6 +22,7 @@ MARK, TOKEN = "BENCHMARK_OF", f"{os.getpid()}-{time.time_ns()}"  # in the enviro
 WARM_UP = 5  # steps of each run that are not timed
 LAST_LINES = 80  # of what a failed command said: torchrun's own come last, and are many
 ANYWHERE = "unhashed.modules=[all]"  # the packages lie beside the project, and torch wherever this machine has it
+PROJECTS_OWN = "sharing.py"  # the script that trains as the project does
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=localhost")
 
 
@@ -57,9 +58,17 @@ class Trainer:
         if not (PROJECT / "data" / "prepared").is_dir():
             self._ended(self._logged("prepare", ["-m", f"{PACKAGE}.prepare", "--set", ANYWHERE]), "prepare")
 
-    def train(self, name: str, *settings: str, ranks: int = 1, kernels: str = "kernels", anew: bool = True) -> Path:
+    def train(
+        self,
+        name: str,
+        *settings: str,
+        ranks: int = 1,
+        kernels: str = "kernels",
+        anew: bool = True,
+        script: str = PROJECTS_OWN,
+    ) -> Path:
         """Train, and return the run directory, made `anew` or gone on with; `kernels` is the compiler's cache."""
-        self._ended(self._training(name, settings, ranks, kernels, anew), name)
+        self._ended(self._training(name, settings, ranks, kernels, anew, script), name)
         return self.folder / name
 
     def killed(self, name: str, *settings: str) -> None:
@@ -88,7 +97,13 @@ class Trainer:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def _training(
-        self, name: str, settings: tuple[str, ...], ranks: int = 1, kernels: str = "kernels", anew: bool = True
+        self,
+        name: str,
+        settings: tuple[str, ...],
+        ranks: int = 1,
+        kernels: str = "kernels",
+        anew: bool = True,
+        script: str = PROJECTS_OWN,
     ) -> "subprocess.Popen[str]":
         out = self.folder / name
         if anew:
@@ -96,7 +111,7 @@ class Trainer:
         common = (f"device={self.device}", f"train.epochs={self.epochs}", "tracking.enabled=false", ANYWHERE)
         chosen = [word for setting in (*common, *settings) for word in ("--set", setting)]
         launcher = [*TORCHRUN, f"--nproc-per-node={ranks}"] if ranks > 1 else []
-        return self._logged(name, [*launcher, str(HERE / "sharing.py"), PACKAGE, *chosen, "--out", str(out)], kernels)
+        return self._logged(name, [*launcher, str(HERE / script), PACKAGE, *chosen, "--out", str(out)], kernels)
 
     def _logged(self, name: str, words: list[str], kernels: str = "kernels") -> "subprocess.Popen[str]":
         with (self.folder / f"{name}.log").open("w") as log:

@@ -6,9 +6,10 @@ part of the machinery, the switches.
 """
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from typing import Any, Self
 from pace import Pace
 
 Config = Any  # the project's, which is not there before the project is generated
-ENDLESS = 10**6  # steps: more than are ever made
+PLAIN = "plain"
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,17 @@ def plain(config: Config) -> Make:
 
     def make(model: Any, optimizer: Any, dataset: Any, size: int) -> Parts:
         network = nn.parallel.DistributedDataParallel(model) if ranks > 1 else model
+        network = torch.compile(network) if config.compute.compile else network
         sampler = DistributedSampler(dataset, ranks, rank, seed=config.seed)
-        loader = DataLoader(dataset, size, sampler=sampler, drop_last=True)
+        loader = DataLoader(
+            dataset,
+            size,
+            sampler=sampler,
+            drop_last=True,
+            num_workers=config.loader.workers,
+            persistent_workers=config.loader.workers > 0,
+            pin_memory=torch.cuda.is_available(),
+        )
 
         def batches() -> Iterator[Any]:
             for epoch in itertools.count():
@@ -140,7 +150,7 @@ def accelerate(config: Config) -> Make:
 
 
 PEERS: dict[str, Callable[[Config], Make]] = {
-    "plain": plain,
+    PLAIN: plain,
     "pinned": pinned,
     "fabric": fabric,
     "accelerate": accelerate,
@@ -150,16 +160,22 @@ PEERS: dict[str, Callable[[Config], Make]] = {
 # ---- in place of the project's Run and Step
 
 
+class Ended(Exception):
+    """The last step is made. What the project does after it is not a step."""
+
+
 class Peer:
-    """A run whose steps are a peer's. It goes on until the pace ends it."""
+    """A run whose steps are a peer's. It goes on until the pace ends it, or its last step."""
 
     def __init__(self, make: Make, config: Config, pace: Pace) -> None:
         import torch
 
         self._make, self._pace = make, pace
         self.share = config.parallel.shards // world()[1]  # micro-batches of this process
-        self._size = config.parallel.global_batch // config.parallel.shards
-        self.world = SimpleNamespace(device=torch.device("cpu"))
+        self._batch, self._shards = config.parallel.global_batch, config.parallel.shards
+        self.bfloat16 = config.compute.precision == "bfloat16"
+        on_card = config.device != "cpu" and torch.cuda.is_available()
+        self.world = SimpleNamespace(device=torch.device("cuda" if on_card else "cpu"))
 
     def __enter__(self) -> Self:
         return self
@@ -167,29 +183,42 @@ class Peer:
     def __exit__(self, *error: object) -> None:
         """Nothing is left to do."""
 
-    def steps(self, model: Any, optimizer: Any, dataset: Any, **more: Any) -> Iterator["Step"]:
-        """Steps without end; `more` is for the machinery."""
-        self.optimizer, self.parts = optimizer, self._make(model, optimizer, dataset, self._size)
-        for number in range(ENDLESS):
+    def steps(
+        self, model: Any, optimizer: Any, dataset: Any, epochs: int = 0, steps: int = 0, **more: Any
+    ) -> Iterator["Step"]:
+        """As many as the project's; `more` is for the machinery."""
+        self.optimizer, self.parts = optimizer, self._make(model, optimizer, dataset, self._batch // self._shards)
+        for number in range(of := steps or math.ceil(epochs * len(dataset) / self._batch)):
             self._pace.begins()
-            yield Step(self, number)
+            yield Step(self, number, of)
+        self._pace.begins()
+        raise Ended
+
+
+def moved(batch: Any, device: Any) -> Any:
+    """A tensor, or tensors in a sequence, on the device."""
+    return batch.to(device, non_blocking=True) if hasattr(batch, "to") else [moved(each, device) for each in batch]
 
 
 class Step:
     """What the loop asks a step for."""
 
-    of, is_last = ENDLESS, False
+    is_last = False
 
-    def __init__(self, run: Peer, number: int) -> None:
-        self._run, self.number = run, number
+    def __init__(self, run: Peer, number: int, of: int) -> None:
+        self._run, self.number, self.of = run, number, of
 
     def backward(self, compute: Callable[[Any, Any], Any]) -> Any:
         """Leave the mean gradient of the global batch; the loss of the last micro-batch."""
-        run, parts = self._run, self._run.parts
+        import torch
+
+        run, parts, device = self._run, self._run.parts, self._run.world.device
         run.optimizer.zero_grad()
         for micro in range(run.share):
+            batch = moved(next(parts.batches), device)
             with nullcontext() if micro == run.share - 1 else parts.unsynced():
-                loss = compute(parts.network, next(parts.batches)) / run.share
+                with torch.autocast(device.type, torch.bfloat16) if run.bfloat16 else nullcontext():
+                    loss = compute(parts.network, batch) / run.share
                 parts.backward(loss)
         return loss
 
@@ -214,7 +243,13 @@ def train(name: str, settings: list[str], slower: float) -> None:
     pace = Pace(slower)
     from repro_project import train as project
 
-    peer = Peer(PEERS[name](config), config, pace)
+    train_by(PEERS[name](config), config, pace, project)
+
+
+def train_by(make: Make, config: Config, pace: Any, project: Any) -> None:
+    """Run the project's own loop, its module `train`, with these parts in each step."""
+    peer = Peer(make, config, pace)
     project.Run = lambda *given: peer
     project.clip_grad_norm_ = lambda parameters, longest: peer.parts.clip(longest)
-    project.train(config, Path("build", "nowhere"))
+    with suppress(Ended):
+        project.train(config, Path("build", "nowhere"))

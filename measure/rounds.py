@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
 from about import about  # noqa: F401 (others find these by this file)
 from bake import NAME, PACKAGE, ROOT, VENV, bake, in_venv, make_venv  # noqa: F401
+from peers import PLAIN
 from recipe import lay
 from sharding import sent
 
@@ -99,7 +100,7 @@ WORKLOADS = {
     "images": Workload("recipe images, ResNet", (EPOCHS,), 4, "images"),
     "language": Workload("recipe language, Llama", ("train.steps=1000000",), 2, "language"),
 }
-PLAIN, PINNED = "plain", "pinned"
+PINNED = "pinned"
 WAYS = {
     PLAIN: Way("plain PyTorch", PLAIN),
     PINNED: Way("plain PyTorch, the project's switches", PINNED),

@@ -94,18 +94,19 @@ def test_without_a_gpu_it_is_said_what_was_not_measured(bundle: Bundle, folder: 
 @pytest.mark.long
 def test_with_torch_alone_parts_run_and_make_a_table(bundle: Bundle, folder: Path) -> None:
     """A training, too; the table says that a CPU is no GPU."""
-    parts = "machine", "sum-small-convnet-float32-eager"
+    parts = "machine", "sum-small-convnet-float32-eager", "peer-small-convnet-bfloat16-eager"
     done = bundle(*QUICK, *parts)
     assert done.returncode == 0, done.stdout
     for part in parts:
         header, row, end = rows(folder, part)
         assert header["device"] == "cpu" and header["torch"].startswith(header["locked_torch"])
         assert end["end"] == "whole"
-    assert row["order-free"]["ms"] > 0 and row["DDP"]["ms"] > 0
+        assert all(row[side]["ms"] > 0 for side in row if side in ("order-free", "DDP", "project", "plain"))
+    assert set(row) == {"pair", "project", "plain"}
     done = bundle("table")
     assert done.returncode == 0
     assert done.stdout.startswith("# A rehearsal on a CPU")
-    assert "| small | convnet | float32 | eager | " in done.stdout
+    assert all(f"| small | convnet | {precision} | eager | " in done.stdout for precision in ("float32", "bfloat16"))
 
 
 def test_a_project_knows_what_the_parts_ask_for(project: InstalledProject, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +114,9 @@ def test_a_project_knows_what_the_parts_ask_for(project: InstalledProject, monke
     monkeypatch.syspath_prepend(BENCHMARKS)
     from parts import PARTS
 
-    asked = [(*part.settings, *part.on_a_card, *chain(*part.sides.values())) for part in PARTS]
+    asked = [
+        (*part.settings, *part.on_a_card, *chain(*(side.settings for side in part.sides.values()))) for part in PARTS
+    ]
     words = [word for setting in dict.fromkeys(chain(*asked)) for word in ("--set", setting)]
     assert "model.width=1024" in words
     project.run(project.python, "-m", project.package, "address", *words)
