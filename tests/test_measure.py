@@ -1,6 +1,7 @@
 """`make measure` and `make bench-check`: ratios with intervals, and a slow-down that is seen."""
 
 import json
+import re
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -145,6 +146,16 @@ def test_steps_on_more_processes_stand_beside_those_of_one(project: InstalledPro
     assert [cell[5].split()[0] for cell in cells] == ["1"] * 3 + ["1.50"] * 3
     assert {cell[6] for cell in cells} == {"4.3"}
     assert [cell[7] for cell in cells[:2]] == ["0.0", f"{4 * held.parameters / 1000:.1f}"]
+
+
+def test_shards_cannot_share_a_pass(project: InstalledProject) -> None:
+    """One by one their gradients have the same bits each time; at once they have not, or vmap refuses the model."""
+    assert project.python.is_file()  # of the environment that the tool uses
+    told = run(sys.executable, MEASURE / "at_once.py").stdout
+    again = re.findall(r"^(\w+): one by one, and again: (\d+) of (\d+) ", told, re.MULTILINE)
+    assert [name for name, equal, of in again if equal == of] == ["transformer", "convnet"], told
+    at_once = re.search(r"^transformer: at once: (\d+) of (\d+)$", told, re.MULTILINE)
+    assert at_once and int(at_once[1]) < int(at_once[2]), told
 
 
 # ---- the other tools, as short as can be: they name parts of the machinery, which may move
