@@ -43,7 +43,7 @@ ITEMS: dict[str, tuple[str, ...]] = {
     "gradients: sums made zero": ("training.parallel:OrderFree.shards",),
     "gradients: the means": ("training.parallel:OrderFree._give",),
     "gradients: reduce": ("training.parallel:OrderFree.reduce",),
-    "gradients: are finite": ("training.parallel:nonfinite",),
+    "gradients: are finite": ("training.finite:nonfinite",),
     "gradients: resolution": ("training.resolution:Resolution.take", "training.resolution:Resolution.begin"),
     "buffers": tuple(f"training.buffers:Buffers.{name}" for name in ("begin", "restore", "add", "send", "reduce")),
     "trace: digest of batches": ("training.digest:combined_digests",),

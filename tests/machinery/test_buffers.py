@@ -9,7 +9,8 @@ import pytest
 import torch
 from project.repro.errors import Refused
 from project.repro.training.buffers import Buffers
-from project.repro.training.parallel import OrderFree, nonfinite
+from project.repro.training.finite import nonfinite
+from project.repro.training.parallel import OrderFree
 from project.repro.training.world import World
 from states import parallel_of
 from torch import Tensor, nn

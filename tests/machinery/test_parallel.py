@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from project.repro.errors import Refused
 from project.repro.training import parallel
-from project.repro.training.parallel import OrderFree, nonfinite, one_nan
+from project.repro.training.finite import nonfinite, one_nan
+from project.repro.training.parallel import OrderFree
 from project.repro.training.summing import gradients_of
 from project.repro.training.world import World
 from states import parallel_of

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .asked.settings import Settings
 from .errors import NonFinite, Refused
-from .training import parallel
+from .training.finite import nonfinite, one_nan
 from .training.fit import require_fit
 from .training.hidden import Hidden
 from .training.logged import Shapes
@@ -118,8 +118,8 @@ class Step:
             training.gradients.add(partial(self._loss, compute, batch, shard), twice=shard == rechecked)
         loss = training.gradients.reduce()  # now every rank holds the same gradients, to the last bit
         self._seed(training.plan.shards + 1)  # each rank ran other shards; after them all are to draw the same
-        if names := parallel.nonfinite(training.model, training.gradients.buffers):
-            parallel.one_nan(training.model)
+        if names := nonfinite(training.model, training.gradients.buffers):
+            one_nan(training.model)
         training.trace.gradients(torch.where(loss.isnan(), torch.nan, loss))
         if names:
             training.gradients.discard()

@@ -211,9 +211,9 @@ def _train(project: Project, way: Way, settings: Mapping[str, Any], start: Start
     try:
         if way.ended:
             settings = {**settings, "checkpoint.every": max(1, steps // 6)}
-            _kill(lambda: start(way, settings), out, steps // 3, way.ended)
+            _kill(partial(start, way, settings), out, steps // 3, way.ended)
         log.unlink(missing_ok=True)
-        code = _wait(start(way, settings))
+        _, code = _watched(partial(start, way, settings))
     except Failure as failure:
         return Row(way.name, f"FAILED: {failure}")
     if code:
@@ -231,19 +231,27 @@ def _holds(path: Path, least: int) -> bool:
     return path.is_file() and path.stat().st_size >= least
 
 
-def _wait(process: trainings.Process, enough: Callable[[], bool] = lambda: False) -> int | None:
-    """The exit code of a training that has ended; None as soon as there is `enough` of it.
+def _watched(
+    start: Callable[[], trainings.Process], enough: Callable[[], bool] = lambda: False
+) -> tuple[trainings.Process, int | None]:
+    """A training that is started here, and its exit code; None as soon as there is `enough` of it.
 
-    Who interrupts this ends the training, too: it is in a session of its own, where Ctrl-C does not reach it.
+    Who interrupts this ends the training, too: it is in a session of its own, where Ctrl-C does not reach it. An
+    exception might come while it is started, when nobody knows it yet; so Ctrl-C is noted, and heeded here.
     """
+    interrupted: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: interrupted.append(number))
     try:
-        while (code := process.poll()) is None and not enough():
+        process = start()
+        while (code := process.poll()) is None and not enough() and not interrupted:
             time.sleep(PAUSE)
-    except BaseException:
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
-        raise
-    return code
+        raise KeyboardInterrupt
+    return process, code
 
 
 def _kill(start: Callable[[], trainings.Process], out: Path, after: int, by: signal.Signals) -> None:
@@ -258,8 +266,7 @@ def _kill(start: Callable[[], trainings.Process], out: Path, after: int, by: sig
     rows = out / STEP_ROWS
     for steps in (after, after // 2, 0):
         shutil.rmtree(out, ignore_errors=True)
-        process = start()
-        _wait(process, partial(_holds, rows, (steps + 1) * ROW))
+        process, _ = _watched(start, partial(_holds, rows, (steps + 1) * ROW))
         with suppress(ProcessLookupError):
             os.killpg(process.pid, by)
         if process.wait():

@@ -36,9 +36,9 @@ def disagreements(reports: Sequence[Report], hosts: Sequence[str]) -> list[Group
         ranks_of: dict[str, list[int]] = defaultdict(list)
         values = {}
         for rank, report in enumerate(reports):
-            value = report.get(field)
-            ranks_of[repr(value)].append(rank)
-            values[repr(value)] = value
+            text = repr(value := report.get(field))
+            ranks_of[text].append(rank)
+            values[text] = value
         if len(ranks_of) > 1:
             for text, ranks in sorted(ranks_of.items(), key=lambda item: (-len(item[1]), item[1])):
                 names = tuple(dict.fromkeys(hosts[rank] for rank in ranks))

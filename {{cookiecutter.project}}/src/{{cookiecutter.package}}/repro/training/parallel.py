@@ -31,7 +31,6 @@ from ..asked.settings import Parallel
 from ..errors import Disagreement, Failure
 from .buffers import Buffers
 from .digest import tensor_digest
-from .pieces import Piece, gradient_of, local
 from .resolution import Resolution
 from .turns import Turns
 from .world import ALONE, World
@@ -262,35 +261,6 @@ def _factors(dtype: torch.dtype, settings: Parallel) -> list[Tensor]:
     up = top - settings.limit_exponent - settings.lsb
     ups = [up] if up < top else [top - 1, up - top + 1]
     return [torch.tensor(2.0**exponent, dtype=dtype) for exponent in (*ups, settings.limit_exponent - top)]
-
-
-def nonfinite(module: nn.Module, buffers: Buffers) -> list[str]:
-    """Names of the gradients and buffers that hold an infinity or a NaN after a reduction; the same on every rank.
-
-    Raises:
-        Refused: an integer buffer has no whole mean.
-    """
-    held = [(name, gradient) for name, p in module.named_parameters() if (gradient := gradient_of(p)) is not None]
-    world = next((gradient.world for _, gradient in held if isinstance(gradient, Piece)), ALONE)
-    # a sum that is finite has finite terms: to add takes a CPU a tenth of the time of a look at each
-    sound = torch.stack([buffers.even(), *(local(gradient).sum().isfinite() for _, gradient in held)])
-    bad = (~sound).sum()
-    world.sum(bad)
-    if torch.stack([bad == 0, buffers.sound()]).all():  # one synchronisation, not one each
-        return []
-    buffers.require_even()
-    counts = torch.stack([(~local(gradient).isfinite()).any() for _, gradient in held]).to(torch.int64)
-    world.sum(counts)
-    names = [name for (name, _), count in zip(held, counts, strict=True) if count]
-    return [*names, *buffers.unsound()]
-
-
-def one_nan(module: nn.Module) -> None:
-    """Make all NaN of the gradients one: which bits a NaN has depends on the order of the addition that made it."""
-    for parameter in module.parameters():
-        if (gradient := gradient_of(parameter)) is not None:
-            here = local(gradient)
-            here[here.isnan()] = torch.nan
 
 
 def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
