@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from about import commit
 from bake import PACKAGE, ROOT, VENV, bake, make_venv
 
 sys.path.insert(0, str(ROOT / "tests" / "hosts"))
@@ -67,7 +68,7 @@ TEXT = """\
 forward and backward, in float32, float64 and integers. To these it adds hard inputs for what works element by element:
 all exponents, subnormals, near 1, large arguments; contiguous, strided, transposed, with a scalar tail. Then come
 layers, losses, attention, optimizers and random draws, of the sizes of real models. Each call that reached ATen was
-observed, and calls with equal inputs were compared by their outputs, bit by bit.
+observed, and calls with equal inputs were compared by their outputs, bit by bit. Measured at commit {commit}.
 
 The CPU was {host}. CPUID faulting made it answer as each of the others, so that every library
 took the kernels that it has for that CPU; the instructions were still its own. QEMU computes the instructions, too:
@@ -161,6 +162,7 @@ def document(seen: dict[str, dict[str, Any]], result: dict[str, dict[str, tuple[
     derivable = set(seen[HERE]["differentiable"])
     return TEXT.format(
         torch=seen[HERE]["torch"],
+        commit=commit(),
         host="an Intel CPU" + " with AVX-512" * disguise.here_is("avx512f"),
         calls=sum(of[HERE][0] for of in result.values()),
         operations=len(table),
