@@ -26,7 +26,8 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """Return this environment with fixed dates, an empty home and no settings of git, cookiecutter or this pytest."""
     foreign = ("GIT_", "COOKIECUTTER_", "PYTEST_")
     kept = {name: os.environ[name] for name in os.environ if not name.startswith(foreign)}
-    return kept | DATES | {"HOME": str(tmp_path_factory.mktemp("home"))}
+    known = tmp_path_factory.mktemp("mypy")  # of the packages that all projects import
+    return kept | DATES | {"HOME": str(tmp_path_factory.mktemp("home")), "MYPY_CACHE_DIR": str(known)}
 
 
 @pytest.fixture(scope="session")
