@@ -19,6 +19,8 @@ LOG = """\
 8 <... write resumed>) = 1
 8 write(6</p/run/c/.000000008.part/.tmpXy>, "5", 1) = 1
 8 renameat(AT_FDCWD</p>, "/p/run/c/.000000008.part/.tmpXy", AT_FDCWD</p>, "/p/run/c/.000000008.part/m") = 0
+7 openat(AT_FDCWD</p>, "/p/run/.seen-Xy", O_RDWR|O_CREAT|O_EXCL, 0600) = 9</p/run/.seen-Xy>
+7 unlink("/p/run/.seen-Xy") = 0
 8 unlinkat(9</p/run/checkpoints/000000002-0a>, "m", 0) = 0
 """
 

@@ -21,7 +21,7 @@ ON_NAMES = "openat", "mkdir", "mkdirat", "rmdir", "rename", "renameat", "renamea
 ON_OPEN = "write", "pwrite64", "ftruncate", "fsync", "fdatasync"  # files and folders
 LINE = re.compile(r"(\d+) +(\w+)\((.*)")
 NUMBER = re.compile(r"\d{9}(-[0-9a-f]+)?")  # of a step, in the name of a checkpoint
-RANDOM = ".tmp"  # how safetensors names a file until it is whole
+RANDOM = ".tmp", ".seen-"  # how safetensors names a file until it is whole, and the lead one that others look for
 MISSED = "not met"  # a kill whose call did not come
 STEPS = 6
 SETTINGS = ("train.epochs=2", "parallel.global_batch=480", "checkpoint.every=2", "checkpoint.keep=1",
@@ -55,7 +55,7 @@ def points(log: str, out: Path) -> list[Point]:
         paths = dict.fromkeys(path for path in named(call, rest) if Path(path).is_relative_to(out))
         for path in paths:
             made[thread, call, path] += 1
-        stable = [path for path in paths if RANDOM not in path]
+        stable = [path for path in paths if not any(word in path for word in RANDOM)]
         if changes and stable:
             path = stable[0 if call == "rename" else -1]  # of rename, strace compares the first one alone
             found[call, path].append(Point(call, inside(path, out), made[thread, call, path]))
@@ -160,8 +160,8 @@ def markdown(outcomes: list[tuple[Point, bool, str]]) -> str:
         lines.append(f"| {file if ' ' in file else f'`{file}`'} | {calls} | {len(killed)} | {killed.count('EQUAL')} |")
     lines += [
         "",
-        "N is the number of a step. safetensors writes a file under a random name first: those calls are not in the",
-        "table, but for the rename that ends them.",
+        "N is the number of a step. safetensors writes a file under a random name first, and the lead makes an empty",
+        "one to learn which ranks see its disk: those calls are not in the table, but for a rename that ends them.",
         "",
     ]
     return "\n".join(lines)
