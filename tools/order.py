@@ -109,7 +109,7 @@ def measure(order: str, samples: int, load: bool) -> dict[str, float]:
         next(batches)
         times.append(time.perf_counter())
     later = [1000 * (end - start) for start, end in itertools.pairwise(times[1:])]
-    return {"first": times[1] - times[0], "each": statistics.median(later), "peak": mebibytes("VmHWM") - before}
+    return {"first": times[1] - times[0], "each": statistics.mean(later), "peak": mebibytes("VmHWM") - before}
 
 
 # ---- here
@@ -181,11 +181,12 @@ after it; alone, and through a DataLoader (no workers) whose items are their own
 - Each number is the median of {repeats} processes. Memory is the peak above what the process held once everything was
   imported; 0: no page more than Python had at hand. What needs more than half of the free memory is not measured.
   Where a machine has other work to do, differences within a factor of two say little.
-- Without a list each position costs arithmetic, in Python: some microseconds per sample, in the process that trains.
-  A rank computes its own shards' only; here one rank has all {shards}. The price is not quite the same for all n: the
-  network permutes a range of up to 2n, and a position that lands beyond n is walked on.
-- With the loader, `Plan`'s samples are also seeded, each for Python, numpy and torch, so that worker counts change no
-  bit; torch's order comes without that. Workers, where there are any, share that part.
+- Without a list each position costs arithmetic, in the process that trains. `Plan` computes some thousand at once, in
+  numpy, so the time per batch is the mean of all. A rank computes its own shards' only; here one rank has all {shards}.
+  The price is not quite the same for all n: the network permutes a range of up to 2n, and a position that lands beyond
+  n is walked on.
+- With the loader, each of `Plan`'s samples is also seeded, for torch and for what else it draws from, so that worker
+  counts change no bit; torch's order comes without that. Workers, where there are any, share that part.
 """
 
 
