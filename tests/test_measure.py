@@ -68,6 +68,13 @@ def test_rows_are_read_as_they_are_written() -> None:
     assert all(line.count("|") == HEAD.splitlines()[0].count("|") and line.endswith("| 3 |") for line in lines)
 
 
+@pytest.mark.parametrize("document", sorted({path.name for path in (ROOT / "docs").glob("*.md")} - {"contract.md"}))
+def test_a_measured_document_names_its_commit(document: str) -> None:
+    """Without a change beside it."""
+    found = re.findall(r"commit ([0-9a-f]{7,}\S*)", (ROOT / "docs" / document).read_text())
+    assert found and all(re.fullmatch("[0-9a-f]{7,40}[.;:]?", commit) for commit in found), found
+
+
 def test_the_committed_table_is_whole() -> None:
     """It has a ratio of each way, workload and number of processes that `make bench-check` looks at."""
     from document import MARKS, RESULT
