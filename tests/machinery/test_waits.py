@@ -21,7 +21,7 @@ READ = {Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.__bool__, Tensor.__float_
 SENT = {torch.tensor, torch.as_tensor}  # which wait as well, where they are given a device
 COUNTED = 6  # a step in which nothing is due
 ALWAYS = {
-    "parallel.py": 1,  # whether the gradient is finite, before the update
+    "finite.py": 1,  # whether the gradient is finite, before the update
     "world.py": 1,  # the sums over the ranks, and with them the loss and the norm
     "trace.py": 1,  # digests of the step before: right after the others, so nothing is left to wait for
 }
