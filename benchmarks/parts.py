@@ -139,11 +139,11 @@ CASES = {
     )
     for model, precision, (mode, switch) in product(("convnet", "transformer"), ("float32", "bfloat16"), MODES.items())
 }
-# as many parameters as GPT-2 small has in its 12 blocks, 85 million, in blocks whose perceptrons are half as wide
-FULL = ("parallel.global_batch=256", "parallel.shards=2", "train.epochs=6")
-LARGE = ("parallel.global_batch=256", "parallel.shards=2", "train.epochs=6", "model.depth=8")
+MANY = ("parallel.global_batch=256", "parallel.shards=2", "train.epochs=6")
+LARGE = (*MANY, "model.depth=8")
 SIZES = {
-    "full": {"transformer": ("model.width=768", "model.depth=18", *FULL)},
+    # as many parameters as GPT-2 small has in its 12 blocks, 85 million: perceptrons here are half as wide
+    "full": {"transformer": (*MANY, "model.width=768", "model.depth=18")},
     "large": {"convnet": ("model.width=256", *LARGE), "transformer": ("model.width=1024", *LARGE)},
     "small": {"convnet": (), "transformer": ()},  # as released
 }

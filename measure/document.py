@@ -7,7 +7,7 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ratios import FEWEST, HEAD, rows
@@ -47,17 +47,22 @@ def write(out: Path, made: str) -> None:
     out.write_text(BETWEEN.sub(lambda _: "\n".join([MARKS[0], made, MARKS[1]]), marked(out)))
 
 
-def main() -> None:
-    """Measure, and write the table into the document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=CELLS, help="this part of the table alone; repeatable")
+def arguments(description: str | None, parts: Iterable[str], out: Path) -> argparse.Namespace:
+    """What a command line asks for: parts of the table, rounds, and a document that has a place for it."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=parts, help="this part of the table alone; repeatable")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path, default=out)
     asked = parser.parse_args()
     if asked.rounds < FEWEST:
         parser.error(f"--rounds {asked.rounds} seen, {FEWEST} or more wanted for an interval")
     marked(asked.out)
-    made = ""
+    return asked
+
+
+def main() -> None:
+    """Measure, and write the table into the document."""
+    asked, made = arguments(__doc__, CELLS, RESULT), ""
     for made in tables(asked.only, asked.rounds):  # an interrupted measurement leaves what it has
         write(asked.out, made)
     print(made)

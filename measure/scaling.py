@@ -6,16 +6,15 @@ All numbers of processes take turns in one run, so ratios are of pairs. Bytes ar
 loopback interface, so run it alone.
 """
 
-import argparse
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from document import marked, write
-from ratios import FEWEST, ratio
-from rounds import PINNED, ROOT, ROUNDS, VENV, WAYS, WORKLOADS, Taken, about, in_venv, measured, prepared
+from document import arguments, write
+from ratios import ratio
+from rounds import PINNED, ROOT, VENV, WAYS, WORKLOADS, Taken, about, in_venv, measured, prepared
 
 RESULT = ROOT / "docs" / "scaling.md"
 ASKED = "convnet", "large"
@@ -83,14 +82,7 @@ def table(only: Sequence[str], rounds: int) -> str:
 
 def main() -> None:
     """Measure, and write the table into the document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=ASKED, help="this workload alone; repeatable")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--out", type=Path, default=RESULT)
-    asked = parser.parse_args()
-    if asked.rounds < FEWEST:
-        parser.error(f"--rounds {asked.rounds} seen, {FEWEST} or more wanted for an interval")
-    marked(asked.out)
+    asked = arguments(__doc__, ASKED, RESULT)
     made = table(asked.only or ASKED, asked.rounds)
     write(asked.out, made)
     print(made)
