@@ -59,6 +59,15 @@ elif __name__ == "__main__":
 
     if sys.argv[1] == "ranks":
         os.environ.pop("OMP_NUM_THREADS")  # at which torchrun would print its banner
+        agent = import_module("torch.distributed.elastic.agent.server.local_elastic_agent").LocalElasticAgent
+        watch = agent._monitor_workers
+
+        def watched(*given: object) -> object:
+            """Say that the launcher watches the ranks; while it starts them, it hands no signal on."""
+            Path(sys.argv[2], "watched").touch()
+            return watch(*given)
+
+        agent._monitor_workers = watched
     path = os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])
     torchrun = import_module(f"{PACKAGE}.repro.torchrun").torchrun
     sys.exit(torchrun(sys.argv[1], sys.argv[2:], 2, {"PYTHONPATH": path}))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import PACKAGE, python, training
 from project.repro.files import read_json
+from project.repro.torchrun import handling
 from project.repro.training import checkpoint
 from server import until
 from warm import PATIENCE, Warm
@@ -51,6 +52,10 @@ class Launched:
     def printed(self) -> str:
         """The text on standard output."""
         return self._out.read_text()
+
+    def all_wait(self) -> bool:
+        """Whether both ranks wait for a signal, and the launcher is ready to hand it on."""
+        return len(self.pids()) == 2 and (self.folder / "watched").exists()
 
     def pids(self) -> dict[int, int]:
         """The ranks that wait."""
@@ -142,32 +147,41 @@ def test_rank_that_crashes_is_named(launch: Launch):
     assert launched.said[-1].endswith("was ended by signal 7 (Bus error)")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGQUIT, 131)]
+)
 def test_signal_reaches_the_ranks_and_gives_the_exit_code(
     number: signal.Signals, code: int, launch: Launch, tmp_path: Path
 ):
-    """As SIGTERM, upon which they save."""
-    launched = launch(*["wait(signal.SIGTERM, 143)"] * 2)
-    launched.until(lambda: len(launched.pids()) == 2)
+    """As SIGTERM, upon which they save; only SIGQUIT as itself, which would end them."""
+    seen = number if number == signal.SIGQUIT else signal.SIGTERM
+    launched = launch(*[f"wait({seen:d}, 143)"] * 2)
+    launched.until(launched.all_wait)
     launched.process.send_signal(number)
     assert launched.end() == code
-    until(lambda: len(list(tmp_path.glob("?-saved"))) == 2)
-    assert launched.said == []
+    assert launched.said == [] and len(list(tmp_path.glob("?-saved"))) == 2
 
 
-def test_quit_ends_the_ranks_at_once(launch: Launch):
-    """By whichever signal: torch's launcher, where it still starts them, does not hand it on, and ends first."""
-    launched = launch("wait()", "wait()")
-    launched.until(lambda: len(launched.pids()) == 2 and all(launched.pids().values()))
-    launched.process.send_signal(signal.SIGQUIT)
-    assert launched.end() == 131
-    assert launched.said == []
-    until(lambda: not any(map(lives, launched.pids().values())))
+@pytest.mark.parametrize("before", [signal.SIG_IGN, signal.SIG_DFL])
+def test_signal_that_is_ignored_stays_ignored(before: signal.Handlers):
+    """As `nohup` asks for; any other one is handled, and as before afterwards."""
+
+    def handler(number: int, frame: object) -> None:
+        pass
+
+    old = signal.signal(signal.SIGHUP, before)
+    try:
+        with handling(handler):
+            assert signal.getsignal(signal.SIGHUP) is (before if before is signal.SIG_IGN else handler)
+            assert signal.getsignal(signal.SIGTERM) is handler
+        assert signal.getsignal(signal.SIGHUP) is before
+    finally:
+        signal.signal(signal.SIGHUP, old)
 
 
 def test_second_signal_does_not_cut_the_saving_short(launch: Launch, tmp_path: Path):
     launched = launch("impatient()", "impatient()")
-    launched.until(lambda: len(launched.pids()) == 2)
+    launched.until(launched.all_wait)
     launched.process.send_signal(signal.SIGTERM)
     assert launched.end() == 143
     assert len(list(tmp_path.glob("?-saved"))) == 2
@@ -175,7 +189,7 @@ def test_second_signal_does_not_cut_the_saving_short(launch: Launch, tmp_path: P
 
 def test_signal_that_comes_after_the_last_step_is_no_failure(launch: Launch):
     launched = launch(*["wait(signal.SIGTERM, 0)"] * 2)
-    launched.until(lambda: len(launched.pids()) == 2)
+    launched.until(launched.all_wait)
     launched.process.send_signal(signal.SIGTERM)
     assert launched.end() == 0
 

@@ -86,7 +86,7 @@ def _launched(words: Sequence[str], ranks: int) -> tuple[Mapping[int, "ProcessFa
 
     words = [word.replace("$", "$$") for word in words]  # `$` has a meaning for the launcher
     try:
-        with _handling(stop):
+        with handling(stop):
             elastic_launch(config, sys.executable)("-u", "-m", __name__, *words)
     except ChildFailedError as failed:
         return failed.failures, None
@@ -100,9 +100,15 @@ def _launched(words: Sequence[str], ranks: int) -> tuple[Mapping[int, "ProcessFa
 
 
 @contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Have the signals that end a training call `handler`."""
-    before = {number: signal.signal(number, handler) for number in STOPS}
+def handling(
+    handler: Callable[[int, FrameType | None], None], numbers: Sequence[signal.Signals] = STOPS
+) -> Iterator[None]:
+    """Have signals, by default those that end a training, call `handler`.
+
+    One that this process ignores stays ignored: `nohup` asks for that.
+    """
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heeded}
     try:
         yield
     finally:

@@ -24,6 +24,7 @@ from ..records.names import METRICS, STEP_ROWS
 from ..records.opening import told_of, unproven
 from ..records.receipt import read
 from ..shape import plain
+from ..torchrun import handling
 from . import trainings
 from .warm import Warm
 
@@ -240,17 +241,17 @@ def _watched(
     exception might come while it is started, when nobody knows it yet; so Ctrl-C is noted, and heeded here.
     """
     interrupted: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: interrupted.append(number))
-    try:
+    with handling(lambda number, frame: interrupted.append(number), [signal.SIGINT]):
         process = start()
-        while (code := process.poll()) is None and not enough() and not interrupted:
-            time.sleep(PAUSE)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if interrupted:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        raise KeyboardInterrupt
+        try:
+            while (code := process.poll()) is None and not enough():
+                if interrupted:
+                    raise KeyboardInterrupt
+                time.sleep(PAUSE)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            raise
     return process, code
 
 
