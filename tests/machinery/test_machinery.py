@@ -64,7 +64,6 @@ def removed(repro: Path) -> str:
 
 
 def bytecode_beside_sources(repro: Path) -> str:
-    """Python runs it once its source is gone."""
     append(repro / "lab" / "verify.pyc")
     return "lab/verify.pyc"
 

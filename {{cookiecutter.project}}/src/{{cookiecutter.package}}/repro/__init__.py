@@ -12,3 +12,5 @@ Each floor imports only from floors below it; `make lint` checks that:
 | asked | what was asked for: settings, content address, data manifest, stages (no torch) |
 | project, errors, files, differences, credentials, progress | small parts that every floor may use |
 """
+
+from . import loader as loader  # before any other module is imported

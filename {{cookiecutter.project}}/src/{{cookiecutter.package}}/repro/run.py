@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from . import progress
-from .asked import manifest, opened, stages
+from .asked import loaded, manifest, opened, stages
 from .asked.address import LOCKS, content_address
 from .asked.settings import Settings
 from .differences import flatten
@@ -89,6 +89,7 @@ class Run:
         )
         _let_read(data, self.config)
         self.address = content_address(self.project, self.config, data, self.world.size)
+        loaded.require_unchanged(self.project, self.address.preimage["code"])
         report = self.address.preimage | {"environment": self.environment}
         agreement.require_agreement(flatten(report), self.world, "the ranks disagree before step 0:")
         wanted = self._promise.watch.wanted

@@ -22,7 +22,7 @@ LOCKS = "requirements"
 # No run imports the lab or the command, so they cannot change one. MACHINERY is a list of digests.
 MACHINERY = "repro/machinery.sha256"
 OUTSIDE_THE_RUN = ("repro/lab/", "repro/cli.py", MACHINERY)
-# Files that editors and Python leave behind. Bytecode elsewhere counts: Python runs it where its source is gone.
+# Files that editors and Python leave behind.
 LEFT_BEHIND = re.compile(r"(^|/)(\.|__pycache__/)|~$")
 
 

@@ -20,7 +20,7 @@ from ..project import Project
 from . import opened
 from .address import LOCKS, code, locks
 from .installed import require_installed
-from .loaded import require_unchanged
+from .loaded import require_kept, require_unchanged
 from .params import PARAMS
 from .yaml_file import read_yaml
 
@@ -67,8 +67,8 @@ def watched(project: Project, sections: Sequence[str], whole: bool, unhashed: Se
 
     Raises:
         Refused: it loaded a module or opened a file of the project that the content address lacks, or loaded a module
-            from elsewhere. Or, under DVC, its entry in dvc.yaml lacks something, or something that the entry lists
-            changed while the stage ran.
+            from elsewhere; or a file of the package that is no source changed while it ran. Or, under DVC, its entry
+            in dvc.yaml lacks something, or something that the entry lists changed while the stage ran.
     """
     stage = _running(project)
     if stage:
@@ -78,12 +78,17 @@ def watched(project: Project, sections: Sequence[str], whole: bool, unhashed: Se
     files()
     require_unchanged(project)
     before = _state(project, stage)
-    _files.append(files)
+
+    def still() -> None:
+        files()
+        require_kept(project)
+
+    _files.append(still)
     try:
         yield
     finally:
-        _files.remove(files)
-    files()
+        _files.remove(still)
+    still()
     changed = [difference.field for difference in differences(before, _state(project, stage))]
     if stage and changed:
         raise Refused(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from ..asked import opened
+from ..asked import loaded, opened
 from ..asked.settings import Determinism, Settings
 from ..errors import Failure, Refused
 from ..machine import portable, switches
@@ -140,7 +141,7 @@ def loader(dataset: Indexed, plan: Plan, settings: Settings, world: World, start
         batch_sampler=Shards(plan, plan.mine(world), start, stop),
         num_workers=settings.loader.workers,
         timeout=settings.parallel.timeout_seconds if settings.loader.workers else 0,  # a worker may hang, too
-        worker_init_fn=partial(_set_switches, settings.determinism),
+        worker_init_fn=partial(_begin_worker, settings.determinism, loaded.begun()),
         pin_memory=world.device.type == "cuda",
         generator=torch.Generator(),  # without it the loader would draw from the global generator
     )
@@ -163,7 +164,8 @@ def batches(loader: DataLoader[Any], world: World) -> Iterator[Any]:
         ) from None
 
 
-def _set_switches(determinism: Determinism, worker: int) -> None:
+def _begin_worker(determinism: Determinism, begun: Mapping[Path, Mapping[str, str]], worker: int) -> None:
+    loaded.require_same(begun)
     switches.apply(determinism)
 
 
