@@ -139,7 +139,7 @@ def test_torchrun_in_the_image_gives_the_bits_of_one_process(image: Image, check
         "repro diff /tmp/one /tmp/three",
     )
     mounts = (f"{checkout / 'data'}:/work/data",)
-    assert image.run("sh", "-c", " && ".join(commands), mounts=mounts).startswith("EQUAL: 23 steps")
+    assert image.run("sh", "-c", " && ".join(commands), mounts=mounts).startswith("EQUAL: ")
 
 
 def test_contract_is_verified_in_the_image(image: Image, checkout: Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -15,19 +16,28 @@ import torch
 from attempt import Crash, inside
 from conftest import PACKAGE, PROJECT, Trained, python, trained, training
 from faulty import Faulty
+from handmade import HEX, write
+from pages import page
+from project import PROJECT as OURS
 from project import data as data_module
 from project import train as train_module
 from project.config import Config
 from project.model import build
 from project.repro import step as step_module
 from project.repro.asked import manifest
+from project.repro.asked.manifest import sha256_file
 from project.repro.asked.settings import Checkpoint
+from project.repro.errors import Refused
+from project.repro.files import read_json
 from project.repro.lab.diff import Place, Side, causes, first_place, load, report
+from project.repro.records import receipt
 from project.repro.records.chain import STEP
 from project.repro.training import checkpoint, saver
 from project.repro.training.sampling import Plan
 from project.repro.training.seeds import derive
 from project.repro.training.snapshot import Snapshot
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 SETTINGS = "tracking.enabled=false", "trace.level=tensor"
 Train = Callable[..., Path]
@@ -86,7 +96,9 @@ def test_equal_runs_are_called_equal(clean: Path, prepared: Path, tmp_path: Path
     again = faulty(tmp_path, prepared, "nothing", 0, 3)
     equal, lines = report(load(clean), load(again))
     root = json.loads((clean / "run.json").read_text())["tags"]["repro.trace"]
-    assert equal and lines == [f"EQUAL: 23 steps, trace root {root}"]
+    weights = sha256_file(clean / "model.safetensors")
+    said = f"have equal bits in all 23 steps, trace root {root}, weights {weights} and metrics"
+    assert equal and lines == [f"EQUAL: {clean} and {again} {said}"]
     told = command("diff", clean, again)
     assert (told.returncode, told.stdout.splitlines()) == (0, lines)
 
@@ -95,14 +107,75 @@ def test_run_that_ends_early_is_equal_as_far_as_it_goes(clean: Path, tmp_path: P
     shutil.copytree(clean, tmp_path / "short")
     for name, row in (("steps.bin", 64), ("tensors.bin", (clean / "trace" / "tensors.bin").stat().st_size // 23)):
         os.truncate(tmp_path / "short" / "trace" / name, 9 * row)
-    equal, lines = report(load(clean), load(tmp_path / "short"))
-    assert not equal and lines == [f"EQUAL for 9 steps: {clean} has 23, {tmp_path / 'short'} has 9"]
+    equal, (line,) = report(load(clean), load(tmp_path / "short"))
+    assert not equal and line.startswith("UNKNOWN: ") and "short: trace/steps.bin: not as the receipt states" in line
+    (tmp_path / "short" / "receipt.json").unlink()  # it has not come to its end
+    equal, (line,) = report(load(clean), load(tmp_path / "short"))
+    assert not equal and line.startswith("EQUAL SO FAR: ")
+    assert line.endswith(f"have equal bits for 9 steps: {clean} has 23, {tmp_path / 'short'} has 9")
 
 
-def test_run_without_a_trace_is_refused(clean: Path, tmp_path: Path):
+def test_folder_without_a_run_is_refused(clean: Path, tmp_path: Path):
     told = command("diff", clean, tmp_path)
-    assert told.returncode == 2 and "address.json: missing; a run directory with a trace is wanted" in told.stderr
+    assert told.returncode == 2 and "address.json: missing; a run directory, or a receipt, is wanted" in told.stderr
     assert len(told.stderr.splitlines()) == 1
+
+
+# ---- what the receipts state, and no step of a trace holds
+
+
+def stating(change: dict[str, Any], folder: Path, traced: bool = True) -> Path:
+    """A run made by hand: `change` is what `handmade.write` is given."""
+    run = write(folder, **change)
+    if not traced:
+        shutil.rmtree(run / "trace")
+    return run
+
+
+BEST = {"weights": "1" * 64}
+# Runs compared with one of 12 steps: how each is written, whether it has a trace, the verdict, and words of it.
+STATED: dict[str, tuple[dict[str, Any], bool, str, str]] = {
+    "the same": ({}, True, "EQUAL", "equal bits in all 12 steps, trace root "),
+    "kept weights": (BEST, True, "DIFFERENT", "equal bits in all 12 steps, trace root "),
+    "its receipt alone": (BEST, False, "DIFFERENT", "then other final weights: "),
+    "other metrics": ({"metrics": {"accuracy": 0.5}}, True, "DIFFERENT", "other metrics: accuracy: 0.975 |"),
+    "no number": ({"metrics": {"accuracy": math.nan}}, True, "DIFFERENT", "other metrics: accuracy: 0.975 | nan"),
+    "not finished": ({"status": "RUNNING"}, True, "EQUAL SO FAR", "not finished, so that no receipt"),
+    "without a trace": ({"rows": []}, False, "EQUAL", f"have equal weights {HEX} and metrics; no trace of both"),
+    "kept, without a trace": (BEST | {"rows": []}, False, "DIFFERENT", "different weights, and no trace of both"),
+}
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_what_a_receipt_states_is_compared_and_a_report_says_the_same(name: str, tmp_path: Path, in_a_folder: None):
+    change, traced, word, words = STATED[name]
+    one, other = write(Path("one")), stating(change, Path("other"), traced)
+    equal, lines = report(load(one), load(other))
+    assert lines[0].startswith(f"{word}: one and other ") and words in lines[0] and equal == (word == "EQUAL")
+    assert f"2 runs: {word}" in (found := page(one, other).text) and lines[0].removeprefix(f"{word}: ") in found
+
+
+def test_weights_changed_after_the_last_step_are_found_with_their_likely_cause(clean: Path, tmp_path: Path):
+    """A loop that keeps the best weights in a variable, and puts them back at its end; one run was resumed."""
+    one, other = clean, Path(shutil.copytree(clean, tmp_path / "kept"))
+    with safe_open(other / "model.safetensors", "pt") as file:
+        kept = {name: file.get_tensor(name) * 2 for name in file.keys()}  # noqa: SIM118
+    save_file(kept, other / "model.safetensors")
+    assert "kept: model.safetensors: not as the receipt states" in command("diff", one, other).stdout
+    (record := other / "run.json").write_text(json.dumps(read_json(record) | {"resumed": [7]}))
+    weights = sha256_file(other / "model.safetensors")
+    receipt.write(other, receipt.statement(OURS, other, weights, load(other).root))
+    done = command("diff", one, other)
+    lost = "was resumed after step 7: what its loop kept for itself was lost, if state= does not name it"
+    first, second = f"{sha256_file(one / 'model.safetensors')} | {weights}", done.stdout.splitlines()[2]
+    assert done.returncode == 1 and f", then other final weights: {first}\n" in done.stdout
+    assert second == f"  {other} {lost}"
+
+
+def test_run_with_neither_a_trace_nor_a_receipt_is_refused(tmp_path: Path, in_a_folder: None):
+    run = stating({"status": "RUNNING"}, Path("run"), traced=False)
+    with pytest.raises(Refused, match=r"neither a step of a trace .* nor a receipt seen: nothing to compare"):
+        load(run)
 
 
 # ---- what was asked for
@@ -267,9 +340,10 @@ def test_receipts_are_compared_by_their_roots(clean: Path, train: Train):
     other = train("other", seed=1)
     one, another = clean / "receipt.json", other / "receipt.json"
     root = json.loads((clean / "run.json").read_text())["tags"]["repro.trace"]
-    assert report(load(one), load(clean)) == (True, [f"EQUAL: trace root {root}"])
+    equal, lines = report(load(one), load(clean))
+    assert equal and f"in all 23 steps, trace root {root}, weights " in lines[0]
     equal, lines = report(load(one), load(another))
-    assert not equal and lines[0].startswith(f"DIFFERENT: {one} has trace root {root}, {another} has ")
+    assert not equal and lines[0].startswith(f"DIFFERENT: {one} and {another} have different trace roots: {root} | ")
     assert "  seed: 0 | 1: every random number is derived from the seed" in lines
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("in_a_folder")
 def test_equal_runs_are_called_equal():
     one, other = write(Path("one")), write(Path("other"), ranks=3)
     found = page(one, other)
-    assert "2 runs: EQUAL" in found.text and "one and other have equal bits in all 12 steps" in found.text
+    assert "2 runs: EQUAL" in found.text and "one and other have equal bits in all 12 steps, trace root " in found.text
     assert "Where the runs part" not in found.text and found.row("world size") == ["1", "3"]
     assert "One line: one, other." in found.picture("loss")
 
@@ -87,15 +87,15 @@ def test_runs_without_a_trace_are_compared_by_their_weights():
     for run in runs:
         shutil.rmtree(run / "trace")
     found = page(*runs)
-    assert "a and b have equal weights." in found.text
-    assert "a and c have different weights; no trace of both tells the step." in found.text
+    assert f"a and b have equal weights {'1' * 64} and metrics; no trace of both." in found.text
+    assert "a and c have different weights, and no trace of both: " in found.text
     assert "Time by rank" not in found.text and "Peak memory" not in found.text
 
 
 def test_receipts_alone_are_enough_for_the_verdict():
     one, other = write(Path("one")), write(Path("other"), rows=traced(12, part=3), weights="1" * 64)
     found = page(one / "receipt.json", other / "receipt.json")
-    assert "different weights" in found.text and "No numbers over steps are recorded." in found.text
+    assert "have different trace roots: " in found.text and "No numbers over steps are recorded." in found.text
     assert found.row("metric accuracy") == ["0.975"]
 
 

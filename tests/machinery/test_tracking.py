@@ -79,7 +79,7 @@ def test_artifacts_are_what_the_run_left_and_the_locks(server: Server, tracked: 
 def test_run_is_compared_by_its_id(server: Server, tracked: Trained, address: None):
     run = tracking.read_state(tracked.out)["run"]
     done = python("-m", PACKAGE, "diff", run, tracked.out)
-    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("EQUAL: 23 steps, trace root ")
+    assert (done.returncode, done.stderr) == (0, "") and "have equal bits in all 23 steps, trace root " in done.stdout
 
 
 @pytest.mark.long

@@ -1,25 +1,31 @@
 """The files beside a receipt, compared with what it states of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..asked.manifest import sha256_file
-from ..errors import Refused
+from ..differences import some
+from ..errors import Failure, Refused
 from ..files import read_json
 from ..records import chain
-from ..records.names import ADDRESS, METRICS, STEP_ROWS, WEIGHTS
-from ..records.receipt import Receipt
+from ..records.names import ADDRESS, METRICS, RECEIPT, STEP_ROWS, WEIGHTS
+from ..records.receipt import Receipt, read
 
 
-def _comparable(metrics: dict[str, Any]) -> dict[str, str]:
-    return {name: repr(float(value)) for name, value in metrics.items()}  # NaN is equal to none
+def comparable(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Metrics in words that are equal where their bits are: NaN is equal to no number, and a receipt has words for it.
+
+    Raises:
+        ValueError: one is no number.
+    """
+    return {name: repr(float(value)) for name, value in metrics.items()}
 
 
 # A file -> whether it is the one of which the receipt states something.
 FILES: dict[str, Callable[[Path, Receipt], bool]] = {
     WEIGHTS: lambda path, run: sha256_file(path) == run.weights,
-    METRICS: lambda path, run: _comparable(read_json(path)) == _comparable(run.stated["metrics"]),
+    METRICS: lambda path, run: comparable(read_json(path)) == comparable(run.stated["metrics"]),
     STEP_ROWS: lambda path, run: chain.root(path, chain.STEP.itemsize) == run.stated["trace"],
     ADDRESS: lambda path, run: read_json(path) == {name: run.stated[name] for name in ("address", "parts", "preimage")},
 }
@@ -32,3 +38,15 @@ def is_stated(run: Receipt, name: str) -> bool:
     # missing, or not what it once was
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, Refused):
         return False
+
+
+def held(folder: Path, but: Collection[str] = ()) -> tuple[Receipt | None, tuple[str, ...]]:
+    """The receipt in a run directory, if one is there, and what does not agree with it; some files are not compared."""
+    if not (folder / RECEIPT).is_file():
+        return None, ()
+    try:
+        run = read(folder)
+    except Failure as failure:  # a report tells of such a run, too
+        return None, (str(failure).replace(f"{folder}/", ""),)
+    others = [name for name in FILES if name not in but and (folder / name).is_file() and not is_stated(run, name)]
+    return run, (f"{some(others)}: not as the receipt states: altered, or of another run",) if others else ()

@@ -1,28 +1,37 @@
-"""The first difference of two runs: its step, its phase and its tensors, and the likely causes."""
+"""Whether two runs are equal, their first difference (its step, its phase and its tensors), and the likely causes."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..asked.address import fields
-from ..differences import Difference, differences, flatten
+from ..differences import Difference, differences, flatten, some
 from ..errors import Refused
 from ..machine.switches import SWITCHES
 from ..records import chain, names, receipt
 from ..records.reading import read_record
+from ..records.receipt import Receipt
+from .beside import comparable, held
 
 Rows = np.ndarray[Any, Any]
 ANYWHERE = "anywhere"  # a phase that nobody knows
+AFTER, MEASURING = "after the last step", "the final metrics"  # what no step of a trace holds
+EQUAL, SO_FAR, DIFFERENT, UNKNOWN = "EQUAL", "EQUAL SO FAR", "DIFFERENT", "UNKNOWN"
+_NO_STEPS = np.empty(0, np.dtype([*((name, chain.STEP[name]) for name in chain.STEP.names or ()), ("link", "V24")]))
 PHASES = ("batch", "output", "loss", "gradient", "weights", "optimizer")  # in the order of a step
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two runs: its records, and its trace (rows of digests)."""
+    """One of the two runs: its records, its trace (rows of digests), and what its receipt states, if it has one.
+
+    Attributes:
+        doubts: what is wrong with its records, a sentence of each.
+    """
 
     name: str
     address: Mapping[str, Any]
@@ -32,6 +41,9 @@ class Side:
     steps: Rows
     tensors: Rows | None
     columns: tuple[str, ...]
+    weights: str | None = None  # SHA-256
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,19 +61,38 @@ class Place:
         return f"step {self.step}, {self.phase}{named}{more}"
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """Whether two runs are equal: in a word, in words that follow their names, and where they differ."""
+
+    word: str
+    said: str
+    place: Place | None = None
+
+
 def load(path: Path, name: str = "") -> Side:
-    """The records and the trace in a run directory; of a lone receipt, only its statements.
+    """The records in a run directory: its trace as far as it goes, and its receipt; or a receipt alone.
 
     Raises:
-        Refused: something is missing.
+        Refused: there is neither, or a record is missing.
+        Failure: the lone receipt was altered.
     """
     name = name or str(path)
     if path.is_file():
         return _stated(receipt.read(path), name)
-    for needed in (names.ADDRESS, names.ENVIRONMENT, names.STEP_ROWS):
+    steps = chain.rows(path / names.STEP_ROWS, chain.STEP) if (path / names.STEP_ROWS).is_file() else _NO_STEPS
+    # the whole trace is not read: what two runs have in common is found by bisection
+    run, doubts = held(path, but=(names.STEP_ROWS,))
+    root = steps["link"][-1].tobytes().hex() if len(steps) else None
+    if run and root and root != run.stated["trace"]:
+        doubts += (f"{names.STEP_ROWS}: not as the receipt states: altered, cut, or of another run",)
+    if run and not (path / names.ADDRESS).is_file():
+        return _stated(run, name, doubts)
+    for needed in (names.ADDRESS, names.ENVIRONMENT):
         if not (path / needed).is_file():
-            raise Refused(f"{path / needed}: missing; a run directory with a trace is wanted (trace.level: step)")
-    steps = chain.rows(path / names.STEP_ROWS, chain.STEP)
+            raise Refused(f"{path / needed}: missing; a run directory, or a receipt, is wanted")
+    if not (len(steps) or run or doubts):
+        raise Refused(f"{path}: neither a step of a trace (trace.level: step) nor a receipt seen: nothing to compare")
     tensors, columns = path / names.TENSOR_ROWS, ()
     if tensors.is_file():
         columns = tuple(dict.fromkeys(read_record(path, names.TENSOR_COLUMNS)))
@@ -70,18 +101,55 @@ def load(path: Path, name: str = "") -> Side:
         fields(read_record(path, names.ADDRESS)["preimage"]),
         flatten(read_record(path, names.ENVIRONMENT)["preimage"]),
         receipt.resumes(path),
-        steps["link"][-1].tobytes().hex() if len(steps) else None,
+        root or (run.stated["trace"] if run else None),
         steps,
         chain.rows(tensors, np.dtype([(name, "<u8") for name in columns])) if columns else None,
         columns,
+        run.weights if run else None,
+        comparable(run.stated["metrics"]) if run else {},
+        doubts,
     )
 
 
-def _stated(whole: receipt.Receipt, name: str) -> Side:
-    stated = whole.stated
+def _stated(run: Receipt, name: str, doubts: tuple[str, ...] = ()) -> Side:
+    stated = run.stated
     address, environment = fields(stated["preimage"]), flatten(stated["environment"]["preimage"])
-    resumed = tuple(stated["informational"]["resumed"])
-    return Side(name, address, environment, resumed, stated["trace"], np.empty(0, chain.STEP), None, ())
+    resumed, metrics = tuple(stated["informational"]["resumed"]), comparable(stated["metrics"])
+    root = stated["trace"]
+    return Side(name, address, environment, resumed, root, _NO_STEPS, None, (), run.weights, metrics, doubts)
+
+
+def verdict(one: Side, other: Side) -> Verdict:
+    """Whether two runs are equal, by all that their traces and their receipts state."""
+    sides, lengths = (one, other), (len(one.steps), len(other.steps))
+    if doubts := [f"{side.name}: {doubt}" for side in sides for doubt in side.doubts]:
+        return Verdict(UNKNOWN, f"cannot be compared: {some(doubts)}")
+    if place := first_place(one, other):
+        return Verdict(DIFFERENT, f"first differ at {place}", place)
+    traced, finished = all(lengths), bool(one.weights and other.weights)
+    if traced and lengths[0] != lengths[1]:
+        counts = f"{one.name} has {lengths[0]}, {other.name} has {lengths[1]}"
+        return Verdict(SO_FAR, f"have equal bits for {min(lengths)} steps: {counts}")
+    if one.root and other.root and one.root != other.root:
+        roots = f"{one.root} | {other.root}; both run directories are needed to find the step"
+        return Verdict(DIFFERENT, f"have different trace roots: {roots}", Place(0, ANYWHERE, (), 0))
+    equal = f"equal bits in all {max(lengths)} steps" if any(lengths) else "equal steps"
+    equal = f"{equal}, trace root {one.root}" if one.root and one.root == other.root else ""
+    if finished and one.weights != other.weights:
+        said = f"have {equal}, then other final weights" if equal else "have different weights, and no trace of both"
+        phase = AFTER if equal else ANYWHERE
+        return Verdict(DIFFERENT, f"{said}: {one.weights} | {other.weights}", Place(max(lengths), phase, (), 0))
+    if finished and one.metrics != other.metrics:
+        found = [f"{d.field}: {d.one} | {d.other}" for d in differences(one.metrics, other.metrics)]
+        said = f"have equal weights ({one.weights}), but other metrics: {some(found)}"
+        return Verdict(DIFFERENT, said, Place(max(lengths), MEASURING, (), 0))
+    if finished:
+        ends = f"weights {one.weights} and metrics"
+        return Verdict(EQUAL, f"have {equal}, {ends}" if equal else f"have equal {ends}; no trace of both")
+    if equal:
+        running = " and ".join(side.name for side in sides if not side.weights)
+        return Verdict(SO_FAR, f"have {equal}; not finished, so that no receipt states its weights: {running}")
+    return Verdict(UNKNOWN, "cannot be compared: a trace of both, or a receipt of both, is wanted")
 
 
 def first_place(one: Side, other: Side) -> Place | None:
@@ -149,6 +217,11 @@ UNRECORDED = {
     "weights": "the gradients are the same, so the optimizer's state or the weights were changed: by memory or "
     "hardware, or by what code does outside the step",
 }
+UNRECORDED[AFTER] = (
+    "the steps are the same, so code between the last step and run.finish() changed the weights: by what the loop "
+    "keeps for itself (name it in run.steps(state=...)), or with randomness that nobody seeds"
+)
+UNRECORDED[MEASURING] = "the weights are the same, so the evaluation does not repeat, or a receipt was altered"
 UNRECORDED[ANYWHERE] = "nothing that is recorded differs: compare the run directories, whose traces tell the phase"
 UNRECORDED |= {"loss": UNRECORDED["output"], "optimizer": UNRECORDED["weights"]}
 
@@ -159,7 +232,10 @@ def causes(place: Place, one: Side, other: Side) -> list[str]:
     ranked = sorted(((_rank(place.phase, difference), difference) for difference in found), key=lambda pair: pair[0])
     sentences = [f"{d.field}: {_short(d.one)} | {_short(d.other)}: {_why(rank, d)}" for rank, d in ranked]
     for side in (one, other):
-        if place.step in side.resumed and place.phase != ANYWHERE:
+        if place.phase == AFTER and side.resumed:
+            lost = "what its loop kept for itself was lost, if state= does not name it"
+            sentences.insert(0, f"{side.name} was resumed after step {side.resumed[-1]}: {lost}")
+        elif place.phase in PHASES and place.step in side.resumed:
             sentences.insert(0, f"{side.name} was resumed just before step {place.step}: it went on from another state")
     return sentences or [UNRECORDED[place.phase]]
 
@@ -174,7 +250,7 @@ def _rank(phase: str, difference: Difference) -> int:
     fits = (
         rank
         for rank, (phases, field, _) in enumerate(CAUSES)
-        if (phase == ANYWHERE or re.fullmatch(phases, phase)) and re.match(field, difference.field)
+        if (phase not in PHASES or re.fullmatch(phases, phase)) and re.match(field, difference.field)
     )
     return next(fits, len(CAUSES))
 
@@ -192,29 +268,10 @@ def _short(value: Any, most: int = 40) -> str:
 
 def report(one: Side, other: Side) -> tuple[bool, list[str]]:
     """Whether the runs are equal, and the lines that say so: the verdict first."""
-    if not len(one.steps) or not len(other.steps):
-        return _roots(one, other)
-    place = first_place(one, other)
-    lengths = len(one.steps), len(other.steps)
-    if place:
-        header = f"DIFFERENT: {one.name} and {other.name} first differ at {place}"
-        before = f"equal before: {place.step} steps" if place.step else "no step before it"
-        return False, [header, before, "causes, likeliest first:", *(f"  {text}" for text in causes(place, one, other))]
-    if lengths[0] != lengths[1]:
-        verdict = f"EQUAL for {min(lengths)} steps: {one.name} has {lengths[0]}, {other.name} has {lengths[1]}"
-        return False, [verdict]
-    return True, [f"EQUAL: {lengths[0]} steps, trace root {one.root}"]
-
-
-def _roots(one: Side, other: Side) -> tuple[bool, list[str]]:
-    """The verdict where a side has no steps: it is a receipt alone, or a run that ended before its first step."""
-    if one.root and one.root == other.root:
-        return True, [f"EQUAL: trace root {one.root}"]
-    header = f"DIFFERENT: {one.name} has trace root {one.root}, {other.name} has {other.root}"
-    found = causes(Place(0, ANYWHERE, (), 0), one, other)
-    return False, [
-        header,
-        "both run directories are needed to find the step",
-        "causes, likeliest first:",
-        *(f"  {text}" for text in found),
-    ]
+    found = verdict(one, other)
+    lines = [f"{found.word}: {one.name} and {other.name} {found.said}"]
+    if place := found.place:
+        if place.phase in PHASES:
+            lines.append(f"equal before: {place.step} steps" if place.step else "no step before it")
+        lines += ["causes, likeliest first:", *(f"  {text}" for text in causes(place, one, other))]
+    return found.word == EQUAL, lines

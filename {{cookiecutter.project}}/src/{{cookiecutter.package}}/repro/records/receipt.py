@@ -103,7 +103,7 @@ class Stated(Made):
 
     address: Sha256
     environment: Environment
-    metrics: dict[str, int | float | str]
+    metrics: dict[str, int | float | Annotated[str, Field(pattern="^(-?inf|nan)$")]]
     trace: Annotated[str, Field(pattern="^[0-9a-f]{48}$")] | None
     informational: Informational
 

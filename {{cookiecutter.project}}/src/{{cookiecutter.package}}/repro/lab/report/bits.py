@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from ...differences import differences, some
 from .. import diff
-from ..diff import Place
+from ..diff import DIFFERENT, EQUAL, SO_FAR, UNKNOWN
 from .seen import Seen
 
-EQUAL, SO_FAR, DIFFERENT, UNKNOWN = "EQUAL", "EQUAL SO FAR", "DIFFERENT", "UNKNOWN"
 WORST = (DIFFERENT, UNKNOWN, SO_FAR, EQUAL)  # which word stands for several
 ALTERED = "a record is not as its receipt states"
 
@@ -42,30 +41,17 @@ def judge(runs: Sequence[Seen]) -> tuple[str, list[str]]:
 
 
 def compared(one: Seen, other: Seen) -> Bits:
-    """The verdict on two runs of one content address."""
+    """The verdict of `repro diff` on two runs of one content address, and what the contract says of it."""
     both = f"{one.name} and {other.name}"
-    if one.doubts or other.doubts:
-        return Bits(UNKNOWN, f"{both} cannot be compared: {ALTERED}.")
-    place, sides = first_place(one, other), (one.side, other.side)
-    if place:
-        return Bits(DIFFERENT, f"{both} first differ at {place}. {_why(one, other)}")
-    if one.weights and other.weights and one.weights != other.weights:
-        return Bits(DIFFERENT, f"{both} have different weights; no trace of both tells the step. {_why(one, other)}")
-    if sides[0] and sides[1] and len(sides[0].steps) != len(sides[1].steps):
-        least = min(len(side.steps) for side in sides if side)
-        lengths = f"{one.name} has {one.done}, {other.name} has {other.done}"
-        return Bits(SO_FAR, f"{both} have equal bits for {least} steps: {lengths}.")
-    if one.root and other.root and one.root != other.root:
-        said = "have different trace roots; both run directories tell the step"
-        return Bits(DIFFERENT, f"{both} {said}. {_why(one, other)}")
-    if one.root and one.root == other.root:
-        return Bits(EQUAL, f"{both} have equal bits in all {one.done} steps (one trace root).")
-    if one.weights and one.weights == other.weights:
-        return Bits(EQUAL, f"{both} have equal weights.")
-    return Bits(UNKNOWN, f"{both} cannot be compared: a trace or a receipt of both is wanted.")
+    if one.doubts or other.doubts or not (one.side and other.side):
+        why = ALTERED if one.doubts or other.doubts else "a trace or a receipt of both is wanted"
+        return Bits(UNKNOWN, f"{both} cannot be compared: {why}.")
+    found = diff.verdict(one.side, other.side)
+    why = f" {_why(one, other)}" if found.word == DIFFERENT else ""
+    return Bits(found.word, f"{both} {found.said}.{why}")
 
 
-def first_place(one: Seen, other: Seen) -> Place | None:
+def first_place(one: Seen, other: Seen) -> diff.Place | None:
     """The first difference of two traces; None where there is none, or a run has no trace."""
     return diff.first_place(one.side, other.side) if one.side and other.side else None
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ...differences import differences, flatten
 from ...shape import plain
+from .. import diff
 from . import bits, drawn, measured, page, plots, public
 from .seen import Seen
 
@@ -52,7 +53,7 @@ def report(runs: Sequence[Seen], extras: Extras = Extras()) -> str:
 
 
 def _title(count: str, word: str, sentences: Sequence[str], runs: Sequence[Seen]) -> str:
-    good = " good" if word in (bits.EQUAL, bits.SO_FAR) else ""
+    good = " good" if word in (diff.EQUAL, diff.SO_FAR) else ""
     said = f'{count}: <span class="word{good}">{word}</span>' if word else count
     doubts = [f"{run.name}: {public.words(doubt)}." for run in runs for doubt in run.doubts]
     items = "\n".join(f"<li>{page.text(sentence)}</li>" for sentence in [*doubts, *sentences])

@@ -5,7 +5,7 @@ import json
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from ...asked.address import fields
-from ...differences import flatten, some
+from ...differences import flatten
 from ...errors import Failure, Refused
 from ...files import REMEDY
 from ...records import names, receipt
 from ...records.reading import read_record
 from ...records.receipt import Receipt
-from .. import diff
-from ..beside import FILES, is_stated
+from .. import beside, diff
 from ..statistics import Numbers
 
 LARGEST = 2**53  # whole numbers below are exact in float64
@@ -80,12 +79,11 @@ class Seen:
 
     @cached_property
     def side(self) -> diff.Side | None:
-        """Its records and its trace, as `repro diff` compares them; None where it has no step of a trace."""
+        """Its records and its trace, as `repro diff` compares them; None where they do not suffice for that."""
         try:
-            side = diff.load(self.path, self.name)
+            return replace(diff.load(self.path, self.name), doubts=self.doubts)
         except Failure:
             return None
-        return side if len(side.steps) else None
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -123,7 +121,7 @@ class Seen:
     def done(self) -> int:
         """How many steps it is known to have made."""
         logged = max((int(curve.steps[-1]) + 1 for curve in self.curves.values() if len(curve.steps)), default=0)
-        return len(self.side.steps) if self.side else int(self.metrics.get("steps", logged))
+        return len(self.side.steps) if self.side and len(self.side.steps) else int(self.metrics.get("steps", logged))
 
     @property
     def seconds(self) -> float | None:
@@ -149,31 +147,19 @@ def look(path: Path, name: str) -> Seen:
     if path.is_file():
         return _stated(receipt.read(path), name)
     facts = read_record(path, names.RUN) if (path / names.RUN).is_file() else {}
-    held, doubts = _receipt(path)
+    held, doubts = beside.held(path)
     if not (facts or held or doubts or (path / names.ADDRESS).is_file()):
         raise Refused(f"{name}: no record of a run seen, a run directory, a receipt or an MLflow run id wanted")
     read = {each: read_record(path, each) for each in (names.ADDRESS, names.ENVIRONMENT) if (path / each).is_file()}
     address = read.get(names.ADDRESS) or (_of(held) if held else {})
     environment = read.get(names.ENVIRONMENT) or (_environment(held) if held else {})
-    beside = read_record(path, names.METRICS) if (path / names.METRICS).is_file() else {}
-    metrics = _numbers(beside or (held.stated["metrics"] if held else {}), path / names.METRICS)
+    metrics_there = read_record(path, names.METRICS) if (path / names.METRICS).is_file() else {}
+    metrics = _numbers(metrics_there or (held.stated["metrics"] if held else {}), path / names.METRICS)
     logged, table = path / names.METRIC_ROWS, path / names.CURVES
     curves = _of_rows(logged) if logged.is_file() else _of_table(table) if table.is_file() else {}
     files = sorted((path / names.TRACE).glob("rank*.jsonl"))
     ranks = tuple(rank for file in files if (rank := _rank(file)))
     return Seen(name, path, facts, address, environment, held, doubts, metrics, curves, ranks)
-
-
-def _receipt(folder: Path) -> tuple[Receipt | None, tuple[str, ...]]:
-    """The receipt in a run directory, and what does not agree with it."""
-    if not (folder / names.RECEIPT).is_file():
-        return None, ()
-    try:
-        held = receipt.read(folder)
-    except Failure as failure:  # a report tells of such a run, too
-        return None, (str(failure).replace(f"{folder}/", ""),)
-    others = [name for name in FILES if (folder / name).is_file() and not is_stated(held, name)]
-    return held, (f"{some(others)}: not as the receipt states: altered, or of another run",) if others else ()
 
 
 def _stated(held: Receipt, name: str) -> Seen:
