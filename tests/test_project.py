@@ -159,6 +159,7 @@ def test_other_arithmetic_is_told_and_compared_by_its_metrics(bake: Bake, projec
     shutil.copytree(project.path / "data" / "prepared", baked.path / "data" / "prepared")
     run("python", "-m", "repro_project.train", "--set", "determinism.cpu=native",
         "--set", "tracking.enabled=false", cwd=baked.path, env=env)  # fmt: skip
+    run("python", "-m", "repro_project.evaluate", "--set", "determinism.cpu=native", cwd=baked.path, env=env)
     check = ("python", "-m", "repro_project", "check")
     assert "(determinism.cpu: native then, portable now)" in run(*check, cwd=baked.path, env=env, check=False).stdout
     printed = run(*check, "--set", "determinism.cpu=native", cwd=baked.path, env=env).stdout

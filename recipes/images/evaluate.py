@@ -43,9 +43,9 @@ def stage(config: Config, out: Path) -> None:
     """Evaluate the weights in `out`."""
     world = alone(config)
     model = build(config).to(world.device)
-    load_weights(model, out)
+    weights = load_weights(model, out)
     _, test_set = data.load(config)
-    write_json(out / "evaluation.json", evaluate(model, test_set, config, world))
+    write_json(out / "evaluation.json", evaluate(model, test_set, config, world) | {"weights": weights})
 
 
 if __name__ == "__main__":

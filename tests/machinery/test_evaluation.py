@@ -23,6 +23,7 @@ def test_evaluation_gives_the_metrics_of_the_run(untracked: Trained, prepared: P
     assert done.returncode == 0, done.stderr
     found, metrics = read_json(untracked.out / "evaluation.json"), read_json(untracked.out / names.METRICS)
     assert sum(map(sum, found.pop("confusion"))) == 359
+    assert found.pop("weights") == untracked.weights
     assert found == {name: value for name, value in metrics.items() if name != "steps"}
 
 

@@ -4,7 +4,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from clone import git, project_in
 from conftest import PACKAGE, python
+from project.repro.lab import outputs
 
 STAGES = """
 stages:
@@ -54,6 +56,24 @@ def test_stages_are_named_and_nothing_else_is_said(project: Path):
     assert (project / "dvc.lock").is_file()
     again = repro(project)
     assert (again.returncode, again.stdout, again.stderr) == (0, "nothing has changed since dvc.lock\n", "")
+
+
+def test_outputs_are_compared_as_dvc_stores_them(project: Path):
+    """Files and folders, which may be links into DVC's cache."""
+    link = "mkdir -p second/deep && cp first second/deep/b && echo 2 > second/c"
+    write(project, link)
+    with (project / ".dvc" / "config").open("a") as config:
+        config.write("[cache]\n    type = symlink\n")
+    assert repro(project).returncode == 0 and (project / "second" / "c").is_symlink()
+    git(project, "add", ".")
+    git(project, "commit", "--quiet", "--message", "made")
+    ours = project_in(project)
+    said = "the outputs are those of the committed dvc.lock"
+    assert outputs.committed(ours, outputs.stages(ours)) == (True, said)
+    (project / "second" / "c").unlink()
+    (project / "second" / "c").write_text("3")
+    holds, told = outputs.committed(ours, outputs.stages(ours))
+    assert not holds and told.startswith("the outputs are not those of the committed dvc.lock: second: missing, alt")
 
 
 @pytest.mark.long

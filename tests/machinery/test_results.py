@@ -1,5 +1,6 @@
 """`repro check`: whether a run gave what the locks expect, in words and in the exit code."""
 
+import hashlib
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -27,7 +28,14 @@ METRICS = {"accuracy": 0.99, "test_loss": 0.05, "steps": 23}
 SOURCE = "a result from elsewhere"
 
 
-LOCK = "schema: '2.0'\nstages:\n  train:\n    outs: [{path: run/model.safetensors}]\n"
+LOCK = """schema: '2.0'
+stages:
+  train:
+    outs: [{path: run/model.safetensors, hash: md5, md5: %s}]
+  evaluate:
+    deps: [{path: run/model.safetensors, hash: md5, md5: %s}]
+    outs: [{path: run/evaluation.json, hash: md5, md5: %s}]
+"""
 
 
 @dataclass
@@ -67,6 +75,16 @@ class Case:
             write_json(self.run / f"{name}.json", record)
         weights = sha256_file(self.run / "model.safetensors")
         receipt.write(self.run, receipt.statement(self.project, self.run, weights, None))
+
+    def by_dvc(self) -> str:
+        """Write and commit dvc.lock as DVC would after these weights and their evaluation; returns it."""
+        write_json(self.run / "evaluation.json", {"accuracy": 0.99})
+        names = "model.safetensors", "model.safetensors", "evaluation.json"
+        lock = LOCK % tuple(hashlib.md5((self.run / name).read_bytes()).hexdigest() for name in names)
+        (self.project.root / "dvc.lock").write_text(lock)
+        git(self.project.root, "add", "dvc.lock")
+        git(self.project.root, "commit", "--quiet", "--allow-empty", "--message", "made")
+        return lock
 
     def expected(self, *parts: str) -> None:
         """Write a results.lock that expects this run; with `parts`, of an address in which these are others."""
@@ -108,10 +126,8 @@ def case(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.Mon
     (case.run / "model.safetensors").write_bytes(b"weights" * 100)
     case.finished(METRICS)
     case.expected()
-    (root / "dvc.lock").write_text(LOCK)
     git(root, "init", "--quiet")
-    git(root, "add", "dvc.lock")
-    git(root, "commit", "--quiet", "--message", "start")
+    case.by_dvc()
     return case
 
 
@@ -135,6 +151,7 @@ def test_one_flipped_bit_of_the_weights_differs(case: Case):
     expected = sha256_file(case.run / "model.safetensors")
     flip_one_bit(case.run / "model.safetensors")
     case.finished(METRICS)
+    case.by_dvc()
     holds, text = case.check()
     assert holds == [False, True]
     assert f"DIFFERS: weights {sha256_file(case.run / 'model.safetensors')}, expected {expected}" in text
@@ -157,6 +174,7 @@ def test_one_flipped_bit_of_the_weights_differs(case: Case):
 )
 def test_in_another_class_metrics_are_compared(case: Case, metrics: dict[str, float], holds: bool):
     flip_one_bit(case.run / "model.safetensors")
+    case.by_dvc()
     case.finished(metrics, OTHER_CLASS)
     verdicts, text = case.check()
     assert verdicts == [holds]
@@ -269,20 +287,19 @@ def test_altered_data_is_refused(case: Case):
 
 
 def test_dvc_lock_that_was_rewritten_is_found(case: Case):
-    (case.project.root / "dvc.lock").write_text(LOCK.replace("}", ", md5: 2}"))
+    (case.project.root / "dvc.lock").write_text(case.by_dvc().replace("md5: ", "md5: 2"))
     holds, text = case.check()
     assert holds == [True, False] and "the outputs are not those of the committed dvc.lock" in text
 
 
 def test_layout_of_dvc_lock_does_not_matter(case: Case):
-    (case.project.root / "dvc.lock").write_text(
-        "stages: {train: {outs: [{path: run/model.safetensors}]}}\nschema: '2.0'\n"
-    )
+    schema, stages = case.by_dvc().split("\n", 1)
+    (case.project.root / "dvc.lock").write_text(f"{stages}{schema}\n")
     assert case.check()[0] == [True, True]
 
 
 def test_run_elsewhere_has_nothing_to_do_with_dvc_lock(case: Case):
-    (case.project.root / "dvc.lock").write_text(LOCK.replace("run/", ""))
+    (case.project.root / "dvc.lock").write_text(case.by_dvc().replace("run/", ""))
     assert case.check()[0] == [True]
 
 
@@ -291,6 +308,43 @@ def test_dvc_lock_that_was_never_committed_is_found(case: Case):
     git(case.project.root, "commit", "--quiet", "--allow-empty", "--message", "without")
     holds, text = case.check()
     assert holds == [True, False] and "dvc.lock: not committed" in text
+
+
+def test_outputs_that_were_made_without_dvc_are_found(case: Case):
+    """Another learning rate, trained by hand into the folder; then its evaluation, by hand, too."""
+    flip_one_bit(case.run / "model.safetensors")
+    case.finished(METRICS)
+    case.expected("config")
+    holds, text = case.check()
+    _, stale, locked = text.splitlines()
+    assert holds == [True, False, False] and stale.startswith("STALE: run/evaluation.json: left from an older run, ")
+    assert locked.startswith("the outputs are not those of the committed dvc.lock: run/model.safetensors: missing, ")
+    write_json(case.run / "evaluation.json", {"accuracy": 0.5})
+    holds, text = case.check()
+    assert holds == [True, False] and "dvc.lock: run/model.safetensors, run/evaluation.json: missing, " in text
+    case.by_dvc()  # `make repro`
+    assert case.check()[0] == [True, True]
+
+
+def test_output_that_is_not_there_or_has_no_md5_is_named(case: Case):
+    lock = case.by_dvc()
+    (case.run / "evaluation.json").unlink()
+    holds, text = case.check()
+    assert holds == [True, False] and "committed dvc.lock: run/evaluation.json: missing, " in text
+    for word in ("add", "commit"):
+        (case.project.root / "dvc.lock").write_text(lock.replace("evaluation.json, hash: md5", "evaluation.json"))
+        git(case.project.root, word, *(["dvc.lock"] if word == "add" else ["--quiet", "--message", "older"]))
+    holds, text = case.check()
+    assert holds == [True, True] and "dvc.lock, but for run/evaluation.json, of which it has no MD5 to" in text
+
+
+@pytest.mark.parametrize(("weights", "stale"), [("0" * 64, True), ("", False), (0.25, False)])
+def test_evaluation_of_other_weights_is_stale_without_dvc(case: Case, weights: Any, stale: bool):
+    """It states the digest of the weights that were loaded; a metric of that name states none."""
+    (case.project.root / "dvc.lock").write_text(case.by_dvc().replace("run/", ""))
+    write_json(case.run / "evaluation.json", {"weights": weights or sha256_file(case.run / "model.safetensors")})
+    holds, text = case.check()
+    assert holds == [True, False][: 1 + stale] and stale == (f"STALE: {case.run / 'evaluation.json'}: left " in text)
 
 
 # ---- files of another run than the one whose receipt lies beside them: DVC and git bring back single files
@@ -429,6 +483,7 @@ def test_command_tells_by_its_exit_code(case: Case):
     case.finished(METRICS)
     done = case.command()
     assert done.returncode == 1 and "DIFFERS: weights" in done.stdout
+    assert len(done.stdout.splitlines()) == 3
 
     done = case.command("--set", "seed=1")
     assert done.returncode == 1 and done.stdout.startswith("STALE: ") and "(seed: 0 then, 1 now)" in done.stdout
@@ -454,7 +509,7 @@ def test_accepted_result_is_expected_from_then_on(case: Case):
     assert "reproduced bit for bit: a new network" in case.check()[1]
     flip_one_bit(case.run / "model.safetensors")
     case.finished(METRICS)
-    assert case.check()[0] == [False, True]
+    assert case.check()[0] == [False, False, False]
 
 
 def test_another_class_of_the_same_address_is_accepted_beside_it(case: Case):

@@ -57,9 +57,9 @@ def stage(config: Config, out: Path) -> None:
     world = alone(config)
     model = build(config).to(world.device)
     _, test_set = data.load(config)
-    load_weights(model, out)
+    weights = load_weights(model, out)
     metrics, counts = evaluate(model, test_set, config, world)
-    write_json(out / "evaluation.json", {**metrics, "confusion": counts.tolist()})
+    write_json(out / "evaluation.json", {**metrics, "weights": weights, "confusion": counts.tolist()})
     pairs = [
         f"{actual},{predicted}\n" * int(counts[actual, predicted]) for actual, predicted in np.ndindex(*counts.shape)
     ]

@@ -1,4 +1,4 @@
-"""results.lock and dvc.lock: the expected results of a run, and the comparison with a finished one.
+"""results.lock: the expected results of a run, and the comparison with a finished one.
 
 results.lock is YAML: `tolerance` by metric, and `results`, one row per (content address, environment
 class) with the SHA-256 of the weights, the metrics, and where they come from. `perturbation`, if it is there, says by
@@ -6,7 +6,7 @@ metric how far a change of one ULP may move it, and `trial` how far a new defaul
 """
 
 import math
-import subprocess
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,21 @@ from ..asked import manifest
 from ..asked.address import content_address, fields
 from ..asked.settings import Settings
 from ..asked.stages import require_own
-from ..asked.yaml_file import parse_yaml, read_yaml
+from ..asked.yaml_file import read_yaml
 from ..differences import differences, some
 from ..errors import Failure, Refused
+from ..files import read_json
 from ..project import Project
 from ..records.names import ADDRESS, METRICS, WEIGHTS
 from ..records.reading import NUMBER
 from ..records.receipt import Receipt, read
 from ..shape import shown
+from . import outputs
 from .beside import is_stated
+from .outputs import OUTPUTS
 
-RESULTS, OUTPUTS = "results.lock", "dvc.lock"
+RESULTS = "results.lock"
+EVALUATION = "evaluation.json"  # what the stage of that name finds of the weights beside it
 ROW = {
     "source": str,
     "address": str,
@@ -38,14 +42,11 @@ ROW = {
 }
 RANGE = [(float, None)]  # from, to; None is no bound
 TRIAL = {"same_bits": bool, "seconds": RANGE, "memory": RANGE, "metrics": {...: RANGE}}
-SHAPES = {
-    RESULTS: {
-        "tolerance": (dict, None),
-        "perturbation?": (dict, None),
-        "trial?": TRIAL,
-        "results": ([ROW], None),
-    },
-    OUTPUTS: {"stages": {...: {"outs?": [{"path": str}]}}},
+SHAPE = {
+    "tolerance": (dict, None),
+    "perturbation?": (dict, None),
+    "trial?": TRIAL,
+    "results": ([ROW], None),
 }
 STEPS = "steps"  # a metric that the machinery counts, and that no run of one content address can vary
 SHOWN = 4  # differences that a sentence names
@@ -74,13 +75,16 @@ def check(project: Project, config: Settings, out: Path) -> list[Verdict]:
     rows = lock(project)["results"] or []
     if faults := [*_foreign(out, run), *_stale(project, config, out, run)]:
         return faults
-    committed = [_committed(project)] if _made_by_dvc(project, out) else []
+    locked = outputs.stages(project)
+    by_dvc = outputs.made_by_dvc(project, locked, out)
+    left = _left_over(out, run, outputs.left_over(project, locked) if by_dvc else [])
+    committed = [*left, *([Verdict(*outputs.committed(project, locked))] if by_dvc else [])]
     same_address = [row for row in rows if row["address"] == run.stated["address"]]
     same_class = [row for row in same_address if row["environment"] == run.stated["environment"]["class"]]
     if same_class:
         return [_bits(run, same_class[0]), *committed]
     if same_address:
-        return [_metrics(project, run, same_address[0])]
+        return [_metrics(project, run, same_address[0]), *left]
     return [Verdict(True, _unknown(run, rows)), *committed]
 
 
@@ -123,10 +127,15 @@ def _short(value: Any, most: int = 24) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _made_by_dvc(project: Project, out: Path) -> bool:
-    stages = _yaml(project.root / OUTPUTS)["stages"].values()
-    outputs = {(project.root / output["path"]).resolve() for stage in stages for output in stage.get("outs", [])}
-    return (out / WEIGHTS).resolve() in outputs
+def _left_over(out: Path, run: Receipt, locked: list[str]) -> list[Verdict]:
+    """The verdict on an evaluation of other weights than the run's; dvc.lock knows such files, or the file says so."""
+    path = out / EVALUATION
+    held = read_json(path, remedy="Evaluate again: make repro") if path.is_file() else {}
+    of = str(held.get("weights")) if isinstance(held, dict) else ""
+    if not (left := locked or ([str(path)] if re.fullmatch("[0-9a-f]{64}", of) and of != run.weights else [])):
+        return []
+    said = f"STALE: {some(left)}: left from an older run, made from other weights or data than lie there now"
+    return [Verdict(False, f"{said}. Evaluate again: make repro, or the stage {Path(EVALUATION).stem} with --out {out}")]
 
 
 def _bits(run: Receipt, row: dict[str, Any]) -> Verdict:
@@ -201,7 +210,7 @@ def accept(project: Project, out: Path, source: str) -> str:
     if foreign := _foreign(out, run):
         raise Failure(foreign[0].sentence)
     address, environment = run.stated["address"], run.stated["environment"]["class"]
-    expected = _yaml(project.root / RESULTS, "rt")
+    expected = _read(project, "rt")
     expected["results"] = expected["results"] or []  # that nobody has accepted any is no fault
     for row in expected["results"]:
         if (row["address"], row["environment"]) == (address, environment):
@@ -237,35 +246,17 @@ def _unknown(run: Receipt, rows: list[dict[str, Any]]) -> str:
     return f"{sentence}; another {' and '.join(other)} than {rows[0]['source']}"
 
 
-def _committed(project: Project) -> Verdict:
-    """Whether dvc.lock still says what was committed: DVC rewrites it in silence when outputs differ."""
-    shown = subprocess.run(["git", "show", f"HEAD:./{OUTPUTS}"], cwd=project.root, capture_output=True, text=True)
-    if shown.returncode:
-        return Verdict(False, f"{OUTPUTS}: not committed, so there is nothing to compare with: git add and commit it")
-    committed = parse_yaml(shown.stdout, f"{OUTPUTS} as committed", remedy="Write and commit another: dvc repro")
-    if committed == _yaml(project.root / OUTPUTS):
-        return Verdict(True, f"the outputs are those of the committed {OUTPUTS}")
-    return Verdict(
-        False,
-        f"the outputs are not those of the committed {OUTPUTS}: commit it if you meant that, "
-        f"else look at: git diff {OUTPUTS}",
-    )
-
-
 def lock(project: Project) -> dict[str, Any]:
     """What results.lock holds.
 
     Raises:
         Refused: it is missing, or has another shape.
     """
-    return _yaml(project.root / RESULTS)
+    return dict(_read(project))
 
 
-def _yaml(path: Path, kind: str = "safe") -> Any:
+def _read(project: Project, kind: str = "safe") -> Any:
+    path, remedy = project.root / RESULTS, f"Restore it with: git checkout {RESULTS}"
     if not path.is_file():
-        raise Refused(f"{path}: missing. {_restored(path.name)}")
-    return read_yaml(path, SHAPES[path.name], _restored(path.name), kind)
-
-
-def _restored(name: str) -> str:
-    return f"Restore it with: git checkout {name}"
+        raise Refused(f"{path}: missing. {remedy}")
+    return read_yaml(path, SHAPE, remedy, kind)

@@ -102,7 +102,7 @@ def check(ours: Ours, run: Path, overrides: tuple[str, ...]) -> None:
     """Compare a run with the project and with its locks.
 
     A run that the project as it stands would not make is STALE. Otherwise its weights and metrics must be those that
-    results.lock expects; where DVC made the run, dvc.lock must be as committed.
+    results.lock expects; where DVC made the run, its outputs must be those of the committed dvc.lock.
     """
     from . import results
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
+from ..asked.manifest import sha256_file
 from ..errors import Failure, Refused
 from ..files import rename
 from ..records import names
@@ -62,8 +63,8 @@ def write(model: nn.Module, out: Path) -> None:
     rename(beside, out / names.WEIGHTS)
 
 
-def load_weights(model: nn.Module, out: Path) -> None:
-    """Give `model` the weights of the finished run in `out`.
+def load_weights(model: nn.Module, out: Path) -> str:
+    """Give `model` the weights of the finished run in `out`; returns their SHA-256, for an evaluation to state.
 
     Raises:
         Refused: there are none, or they are another network's.
@@ -76,3 +77,4 @@ def load_weights(model: nn.Module, out: Path) -> None:
     except (RuntimeError, SafetensorError) as error:
         said = " ".join(str(error).split())
         raise Refused(f"{path}: other weights than params.yaml describes. Train again. {said[:200]}") from None
+    return sha256_file(path)
