@@ -3,15 +3,20 @@
 import hashlib
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import PACKAGE, PROJECT, python
 from project.config import Config
 from project.prepare import prepare
 from project.repro.asked import manifest
+from project.repro.asked.anew import prepared_anew
 from project.repro.errors import Refused
+from safetensors.numpy import save_file
 
 
 def places(**keys: Path) -> list[str]:
@@ -135,11 +140,90 @@ def test_data_prepared_with_other_keys_are_refused(config: Config, prepared: Pat
 
 def test_prepared_files_of_this_project_verify_and_repeat(config: Config, prepared: Path, tmp_path: Path):
     again = tmp_path / "again"
+    again.mkdir()
+    (again / "digits.npy").write_bytes(b"of an older prepare.py")
+    manifest.write(again)
     done = python("-m", f"{PACKAGE}.prepare", *places(prepared=again), "--set", "seed=99")
     assert done.returncode == 0, done.stderr
     assert manifest.require_whole(again) == manifest.require_whole(prepared)  # the split does not depend on the seed
     sizes = {entry["path"]: entry["size"] for entry in manifest.read(prepared)["files"]}
     assert set(sizes) == {f"{part}-{what}.npy" for part in ("train", "test") for what in ("images", "labels")}
+
+
+def by_rename(folder: Path) -> None:
+    (folder / "a.part").write_bytes(b"a")
+    (folder / "a.part").rename(folder / "a.npy")
+
+
+def by_a_library_in_c(folder: Path) -> None:
+    save_file({"a": np.zeros(2)}, folder / "a.safetensors")
+
+
+def by_another_process(folder: Path) -> None:
+    subprocess.run(["cp", PROJECT / "params.yaml", folder / "a.yaml"], check=True)
+
+
+def in_a_folder(folder: Path) -> None:
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "deep" / "er" / "a.npy").write_bytes(b"a")
+
+
+def by_a_link(folder: Path) -> None:
+    (folder / "a.npy").symlink_to(PROJECT / "params.yaml")
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_manifest_lists_what_prepare_wrote_and_nothing_older(config: Config, tmp_path: Path, linked: bool):
+    """However files are written, and where the folder is a link; what an older preparation wrote goes."""
+    folder, place = tmp_path / "prepared", tmp_path / "disk" if linked else tmp_path / "prepared"
+    place.mkdir()
+    if linked:
+        folder.symlink_to(place)
+    for number, write in enumerate((by_rename, by_a_library_in_c, by_another_process, in_a_folder, by_a_link)):
+        with prepared_anew(folder):
+            assert list(folder.iterdir()) == []
+            write(folder)
+            manifest.write(folder, asked=config.data)
+        (listed,) = manifest.require_whole(folder)["files"]
+        assert (folder / listed["path"]).is_file() and folder.is_symlink() == linked, number
+        assert [path.name for path in place.parent.glob(".*")] == []
+
+
+def test_preparation_that_fails_or_is_killed_loses_nothing(whole: Path):
+    before = contents(whole)
+
+    def killed() -> None:
+        (whole / "new.npy").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), prepared_anew(whole):
+        killed()
+    assert contents(whole) == before
+    whole.rename(whole.with_name(".whole.before"))
+    whole.mkdir()
+    (whole / "new.npy").write_bytes(b"half")
+    with suppress(KeyboardInterrupt), prepared_anew(whole):  # the next one, after SIGKILL
+        assert not any(whole.iterdir())
+        raise KeyboardInterrupt
+    assert contents(whole) == before
+
+
+def test_file_that_no_preparation_wrote_is_refused_and_stays(whole: Path, tmp_path: Path):
+    (whole / "notes.txt").write_text("mine")
+    before = contents(tmp_path)
+    with pytest.raises(Refused, match=r"whole: notes.txt seen, which no preparation wrote"), prepared_anew(whole):
+        raise AssertionError("it began")
+    assert contents(tmp_path) == before
+    (whole / "notes.txt").unlink()
+    said = r"wrote nothing but manifest\.json, and 3 older files lie there"
+    with pytest.raises(Refused, match=said), prepared_anew(whole):
+        manifest.write(whole)
+    assert contents(whole) == {path: data for path, data in before.items() if path.name != "notes.txt"}
+    truncate(whole / manifest.NAME)
+    truncate(whole / manifest.NAME)  # nobody knows what it listed: the remedy is to prepare again
+    with prepared_anew(whole):
+        by_rename(whole)
+    assert {path.name for path in contents(whole)} == {"a.npy"}
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

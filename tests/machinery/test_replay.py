@@ -223,6 +223,17 @@ def test_name_that_is_no_id_asks_no_server(name: str):
         raise AssertionError("it was found")
 
 
+def test_prepared_data_that_differ_are_named():
+    """The record is of a folder in which an older preparation's file was left."""
+    files = [{"path": name, "size": 1, "sha256": name * 64} for name in "abc"]
+    here = {"asked": {}, "files": files[:2]}
+    replay_module._require_same_data(here, here)
+    with pytest.raises(Failure) as failure:
+        replay_module._require_same_data(here | {"files": files}, here)
+    said = f"files.c: {'c' * 64} recorded, None prepared here"
+    assert str(failure.value) == f"other prepared data than those of the record: {said}"
+
+
 # ---- verdicts
 
 

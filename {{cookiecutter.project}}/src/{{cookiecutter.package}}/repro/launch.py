@@ -3,14 +3,16 @@
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
 
 from .asked import loaded, opened, stages
+from .asked.anew import prepared_anew
 from .asked.params import load
-from .asked.settings import Settings
+from .asked.settings import Data, Settings
 from .errors import Failure, Refused, of_system
 from .machine.switches import missing_variables, set_environment
 from .project import Project
@@ -105,9 +107,11 @@ def call(project: Project, stage: Callable[[Any, Path], None], config: Settings,
     """
     try:
         sections = [only, "determinism"] if only else type(config).sections()  # `begin` has set its switches
-        with stages.watched(project, sections, whole=not only, unhashed=config.unhashed.modules):
+        given = getattr(config, only) if only else config
+        anew = prepared_anew(Path(given.prepared)) if isinstance(given, Data) else nullcontext()
+        with anew, stages.watched(project, sections, whole=not only, unhashed=config.unhashed.modules):
             seed_everything(derive(0 if only else config.seed, "init"))
-            stage(getattr(config, only) if only else config, out)
+            stage(given, out)
     except Failure as failure:
         _end(failure)
     except OSError as error:

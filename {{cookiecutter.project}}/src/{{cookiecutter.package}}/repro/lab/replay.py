@@ -12,9 +12,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from ..asked import hashing, manifest
-from ..asked.address import digest
 from ..asked.params import PARAMS
-from ..differences import differences, flatten
+from ..differences import differences, flatten, some
 from ..errors import Failure, Refused
 from ..project import Project
 from ..records.machinery import judged
@@ -85,10 +84,16 @@ def remade(
         keys["data.raw"] = str(_raw(project, run["config"], keys["data.sha256"], tree, tell))
         keys["data.prepared"] = str(tree.root / "data" / "prepared")
         trainings.run(tree, trainings.command(tree, ".prepare", keys))
-        seen, wanted = digest(manifest.require_whole(Path(keys["data.prepared"]))), run["parts"]["data"]
-        if seen != wanted:
-            raise Failure(f"data: manifest root {seen} prepared here, {wanted} recorded")
+        _require_same_data(run["preimage"]["data"], manifest.require_whole(Path(keys["data.prepared"])))
         yield tree, keys
+
+
+def _require_same_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Refuse prepared data whose manifest is not the recorded one, by the files that differ."""
+    if there != here:
+        named = [{**data, "files": {each["path"]: each["sha256"] for each in data["files"]}} for data in (there, here)]
+        found = [f"{d.field}: {d.one} recorded, {d.other} prepared here" for d in differences(*named)]
+        raise Failure(f"other prepared data than those of the record: {some(found)}")
 
 
 def _keys(tree: Project, run: Mapping[str, Any]) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def _left_over(out: Path, run: Receipt, locked: list[str]) -> list[Verdict]:
     if not (left := locked or ([str(path)] if re.fullmatch("[0-9a-f]{64}", of) and of != run.weights else [])):
         return []
     said = f"STALE: {some(left)}: left from an older run, made from other weights or data than lie there now"
-    return [Verdict(False, f"{said}. Evaluate again: make repro, or the stage {Path(EVALUATION).stem} with --out {out}")]
+    return [Verdict(False, f"{said}. Evaluate again: make repro, or the stage evaluate with --out {out}")]
 
 
 def _bits(run: Receipt, row: dict[str, Any]) -> Verdict:
