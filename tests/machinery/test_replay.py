@@ -247,6 +247,9 @@ OTHER = "cuda/0123456789abcdef"
 VERDICTS = [
     (outcome("w"), True, "REPRODUCED: weights w, trace root t"),
     (outcome("w", OTHER), True, "REPRODUCED: weights w, trace root t"),
+    (outcome("w", accuracy=0.9999), False, "DIFFERS: weights w as there, but other metrics: accuracy: 0.99 there, 0.99"),
+    (outcome("w", OTHER, accuracy=0.9999), True, "ENVIRONMENT DIFFERS: "),
+    (outcome("w", OTHER, accuracy=0.5), False, "METRICS DIFFER: accuracy 0.5000 (expected 0.9900 +- 0.02)"),
     (outcome("w", trace="u"), False, "DIFFERS: weights w there, w here; trace root t there, u here"),
     (outcome("v"), False, "DIFFERS: weights w there, v here"),
     (outcome("v", OTHER), True, f"ENVIRONMENT DIFFERS: {CLASS} there, {OTHER} here; bits are not promised. metrics w"),
@@ -266,6 +269,13 @@ def test_run_without_a_trace_is_compared_by_its_weights():
     untraced = outcome("w", trace=None)
     assert replay_module._compare(OURS, untraced, untraced, Path("nowhere"), told.append)
     assert told == ["REPRODUCED: weights w"]
+
+
+def test_metrics_that_are_no_numbers_are_reproduced():
+    told: list[str] = []
+    one, other = (outcome("w") for _ in range(2))
+    one.stated["metrics"]["accuracy"], other.stated["metrics"]["accuracy"] = "nan", float("nan")
+    assert replay_module._compare(OURS, one, other, Path("nowhere"), told.append)
 
 
 def test_environment_variables_of_the_replay_are_its_own(project: Path):

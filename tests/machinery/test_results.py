@@ -157,6 +157,16 @@ def test_one_flipped_bit_of_the_weights_differs(case: Case):
     assert f"DIFFERS: weights {sha256_file(case.run / 'model.safetensors')}, expected {expected}" in text
 
 
+@pytest.mark.parametrize("metrics", [METRICS | {"accuracy": 0.9999}, METRICS | {"f1": 0.5}, {"accuracy": 0.99}])
+def test_other_metrics_of_the_same_weights_differ(case: Case, metrics: dict[str, float]):
+    """An evaluation that does not repeat, or an edited receipt with a metrics.json to match."""
+    case.finished(metrics)
+    holds, text = case.check()
+    assert holds == [False, True] and text.startswith("DIFFERS: ") and "this breaks the contract" in text
+    with pytest.raises(Failure, match="expects another outcome of this content address"):
+        accept(case.project, case.run, "wishful")
+
+
 # ---- the same address, another class: metrics
 
 
@@ -388,6 +398,8 @@ def test_file_of_another_run_is_named_and_not_accepted(case: Case, name: str, ch
 
 def test_metrics_that_are_no_numbers_are_those_of_the_run(case: Case):
     case.finished(METRICS | {"test_loss": float("nan")})
+    (case.project.root / "results.lock").write_text("tolerance:\nresults:\n")
+    accept(case.project, case.run, "the first")
     assert case.check()[0] == [True, True]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..asked.manifest import sha256_file
-from ..differences import some
+from ..differences import differences, named, some
 from ..errors import Failure, Refused
 from ..files import read_json
 from ..records import chain
@@ -20,6 +20,11 @@ def comparable(metrics: Mapping[str, Any]) -> dict[str, str]:
         ValueError: one is no number.
     """
     return {name: repr(float(value)) for name, value in metrics.items()}
+
+
+def other_metrics(one: Mapping[str, Any], other: Mapping[str, Any], here: str, there: str) -> str:
+    """The metrics that differ in any bit, in words; `here` and `there` say which value is whose. Empty for none."""
+    return some([named([each], here, there) for each in differences(comparable(one), comparable(other))])
 
 
 # A file -> whether it is the one of which the receipt states something.

@@ -20,6 +20,7 @@ from ..records.machinery import judged
 from ..records.names import TRACE
 from ..records.receipt import Receipt, read
 from . import diff, results, trainings
+from .beside import other_metrics
 from .trust import Trust, require_trusted
 
 Tell = Callable[[str], None]
@@ -190,7 +191,8 @@ def _configured(project: Project, named: str, wanted: str) -> Path:
 def _compare(project: Project, receipt: Receipt, again: Receipt, source: Path, tell: Tell) -> bool:
     there, here = receipt.stated, again.stated
     classes = there["environment"]["class"], here["environment"]["class"]
-    if receipt.weights == again.weights and there["trace"] in (None, here["trace"]):
+    measured = other_metrics(there["metrics"], here["metrics"], "there", "here")
+    if (equal := receipt.weights == again.weights and there["trace"] in (None, here["trace"])) and not measured:
         root = f", trace root {there['trace']}" if there["trace"] else ""
         tell(f"REPRODUCED: weights {again.weights}{root}")
         return True
@@ -199,6 +201,10 @@ def _compare(project: Project, receipt: Receipt, again: Receipt, source: Path, t
         verdict = "metrics within tolerance" if holds else "METRICS DIFFER"
         tell(f"ENVIRONMENT DIFFERS: {classes[0]} there, {classes[1]} here; bits are not promised. {verdict}: {shown}")
         return holds
+    if equal:
+        why = "the evaluation does not repeat, or the receipt was altered"
+        tell(f"DIFFERS: weights {again.weights} as there, but other metrics: {measured}: {why}")
+        return False
     if source.is_dir() and (source / TRACE).is_dir() and (again.path.parent / TRACE).is_dir():
         equal, lines = diff.report(diff.load(source), diff.load(again.path.parent))
         if not equal:

@@ -27,7 +27,7 @@ from ..records.reading import NUMBER
 from ..records.receipt import Receipt, read
 from ..shape import shown
 from . import outputs
-from .beside import is_stated
+from .beside import is_stated, other_metrics
 from .outputs import OUTPUTS
 
 RESULTS = "results.lock"
@@ -138,12 +138,19 @@ def _left_over(out: Path, run: Receipt, locked: list[str]) -> list[Verdict]:
     return [Verdict(False, f"{said}. Evaluate again: make repro, or the stage evaluate with --out {out}")]
 
 
+def _differing(run: Receipt, row: dict[str, Any]) -> str:
+    """The weights, or else the metrics, where they are not the expected ones; empty where they are."""
+    if run.weights != row["weights"]:
+        return f"weights {run.weights}, expected {row['weights']}"
+    return other_metrics(run.stated["metrics"], row["metrics"], "seen", "expected")
+
+
 def _bits(run: Receipt, row: dict[str, Any]) -> Verdict:
-    if run.weights == row["weights"]:
+    if not (differing := _differing(run, row)):
         return Verdict(True, f"reproduced bit for bit: {row['source']} (weights {row['weights']})")
     return Verdict(
         False,
-        f"DIFFERS: weights {run.weights}, expected {row['weights']}: {row['source']}. "
+        f"DIFFERS: {differing}: {row['source']}. "
         f"Same content address, same environment class ({row['environment']}): this breaks the contract",
     )
 
@@ -214,11 +221,11 @@ def accept(project: Project, out: Path, source: str) -> str:
     expected["results"] = expected["results"] or []  # that nobody has accepted any is no fault
     for row in expected["results"]:
         if (row["address"], row["environment"]) == (address, environment):
-            if row["weights"] == run.weights:
-                return f"{RESULTS} expects these weights already: {row['source']}"
+            if not (differing := _differing(run, row)):
+                return f"{RESULTS} expects these weights and metrics already: {row['source']}"
             raise Failure(
-                f"{RESULTS} expects weights {row['weights']} of this content address in this environment class, "
-                f"{run.weights} seen: this breaks the contract. If the row is wrong, remove it and accept again"
+                f"{RESULTS} expects another outcome of this content address in this environment class ({differing}): "
+                f"this breaks the contract. If the row is wrong, remove it and accept again"
             )
     expected["results"].append(
         {
