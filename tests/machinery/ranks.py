@@ -4,9 +4,12 @@ import os
 import signal
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
+
+from warm import PACKAGE
 
 
 def wait(number: int | None = None, code: int = 0) -> NoReturn:
@@ -43,6 +46,14 @@ def impatient() -> NoReturn:
     wait()
 
 
+def refuse(message: str) -> NoReturn:
+    """End by a failure that all ranks are to meet."""
+    errors = import_module(f"{PACKAGE}.repro.errors")
+    errors.PATIENCE = 0.0  # seconds; rank 0 does not come
+    errors.Refused(message).tell()
+    sys.exit(2)
+
+
 def fail() -> NoReturn:
     """End by an error that nobody foresaw."""
     raise ValueError("unforeseen")
@@ -53,10 +64,6 @@ if __name__ == "__main__" and "RANK" in os.environ:
     (FOLDER / f"{RANK}-arguments").write_text("\n".join(sys.argv[2:]))
     exec(sys.argv[2:][int(RANK)])
 elif __name__ == "__main__":
-    from importlib import import_module
-
-    from warm import PACKAGE
-
     if sys.argv[1] == "ranks":
         os.environ.pop("OMP_NUM_THREADS")  # at which torchrun would print its banner
         agent = import_module("torch.distributed.elastic.agent.server.local_elastic_agent").LocalElasticAgent

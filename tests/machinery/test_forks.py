@@ -47,6 +47,14 @@ def fail():
         time.sleep(3600)
     sys.exit(2)
 
+def refuse():
+    from {package}.repro import errors
+    if os.environ["RANK"] == "0":
+        time.sleep(3600)
+    errors.PATIENCE = 0
+    errors.Refused("why").tell()
+    sys.exit(2)
+
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -112,6 +120,12 @@ def test_ranks_meet_at_a_port_of_their_own(warm: Warm, module: str, tmp_path: Pa
 
 def test_rank_that_fails_ends_the_others_and_its_code_counts(warm: Warm, module: str, log: Path):
     assert warm.start(module, ["fail"], log, ranks=3).wait() == 2
+
+
+def test_rank_that_ends_before_the_first_has_spoken_says_why(warm: Warm, module: str, log: Path):
+    for _ in range(2):  # each training says it anew
+        assert warm.start(module, ["refuse"], log, ranks=3).wait() == 2
+    assert log.read_text() == "why\nwhy\n"
 
 
 def test_fork_that_dies_is_told_by_its_signal(warm: Warm, module: str, log: Path):

@@ -166,7 +166,8 @@ def test_record_compares_what_is_logged_again(tmp_path: Path):
 def test_killed_after_the_last_step_only_the_end_is_made_again(
     finish: Finish, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    def crash(*arguments: Any, **options: Any) -> None:
+    def crash(run: Any, **metrics: Any) -> None:
+        run._saver.wait()  # for the last checkpoint
         raise Crash
 
     with monkeypatch.context() as patch, pytest.raises(Crash):

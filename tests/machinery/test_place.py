@@ -9,7 +9,7 @@ import pytest
 from conftest import PACKAGE, python
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro import launch
+from project.repro import errors, launch
 from project.repro.errors import Failure, Refused, of_system
 from project.repro.place import number, rank_and_size
 
@@ -69,6 +69,38 @@ def test_failure_is_told_whatever_stands_in_local_rank(
         monkeypatch.setenv("LOCAL_RANK", text)
         Refused("a").tell()
         assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize(
+    ("spoken", "told"),
+    [
+        (["0 a", "1 a", "2 a"], "a\n"),
+        (["1 a", "2 a", "0 a"], "a\n"),
+        (["1 another rank has failed", "0 why", "2 why"], "another rank has failed\nwhy\n"),
+    ],
+)
+def test_first_rank_of_a_host_that_ends_speaks_for_all(
+    spoken: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(errors, "PATIENCE", 0.0)
+    for text in spoken:
+        rank, _, message = text.partition(" ")
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / rank / "error.json"))
+        Refused(message).tell()
+    assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize("place", ["missing/1/error.json", "file/1/error.json"])
+def test_rank_that_can_note_nothing_speaks(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(errors, "PATIENCE", 0.0)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / place))
+    Refused("a").tell()
+    assert capsys.readouterr().err == "a\n"
 
 
 def met(error: OSError, config: Config, out: Path) -> int:

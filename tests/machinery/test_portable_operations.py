@@ -231,12 +231,16 @@ def test_loop_that_fails_leaves_no_mode(attempt: Attempt):
 
 
 def stopped(after: int) -> Loop:
-    def body(step: Any, parts: Parts) -> None:
-        if step.number == after:
-            raise Crash
-        good(step, parts)
+    """A loop that crashes after so many steps, once the last one's checkpoint is written."""
 
-    return each_step(body)
+    def loop(run: Run, parts: Parts) -> None:
+        for step in parts.steps(run):
+            if step.number == after:
+                run._saver.wait()  # type: ignore[union-attr]
+                raise Crash
+            good(step, parts)
+
+    return loop
 
 
 def test_resumed_run_is_in_the_environment_that_its_first_step_has_shown(attempt: Attempt):

@@ -113,6 +113,7 @@ def test_clean_run_adds_no_word_and_hands_arguments_on(launch: Launch, tmp_path:
         (("wait(signal.SIGTERM, 1)", "after(0), sys.exit(2)"), 2, []),
         (("sys.exit(143)", "sys.exit(143)"), 143, []),
         (("sys.exit('words')", "wait()"), 1, ["words"]),
+        (("wait()", "after(0), refuse('why')"), 2, ["why"]),  # rank 0, which the launcher ends, cannot say it
     ],
 )
 def test_exit_code_is_that_of_the_ranks(ends: tuple[str, str], code: int, said: list[str], launch: Launch):

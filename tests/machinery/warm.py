@@ -110,6 +110,8 @@ def _free_port() -> int:
 def _enter(variables: dict[str, str], files: tuple[str, str], work: Callable[..., None], *arguments: Any) -> None:
     """Take on what a process is started with, then work."""
     os.setsid()
+    for number in (signal.SIGHUP, signal.SIGQUIT):  # which `nohup`, or a shell's job in the background, ignores
+        signal.signal(number, signal.SIG_DFL)
     multiprocessing.set_start_method(None, force=True)  # the platform's own, for loader workers
     os.environ.clear()
     os.environ.update(variables)

@@ -3,12 +3,17 @@
 import errno
 import os
 import sys
+import time
+from pathlib import Path
+
+PATIENCE, LOOK = 2.0, 0.01  # seconds in which rank 0 of a host may speak first; between two looks
 
 
 class Failure(Exception):
     """Ends the process with `exit_code` after printing its message on standard error.
 
-    Most failures are met by all ranks of a host alike, so one rank speaks for all. A `local` one is a rank's own.
+    Most failures are met by all ranks of a host alike, so one rank speaks for all: the first, or whichever ends before
+    it. A `local` one is a rank's own.
     """
 
     exit_code = 1
@@ -19,13 +24,35 @@ class Failure(Exception):
 
     def tell(self) -> None:
         """Print the message on standard error, once; one rank of a host speaks for all unless it is local."""
-        local_rank = os.environ.get("LOCAL_RANK", "0")
-        # what is no number may be the very thing to tell
-        if self._told or not (self.local or not local_rank.isdecimal() or int(local_rank) == 0):
+        if self._told or not (self.local or _speaks(str(self))):
             return
         self._told = True
         who = f"rank {os.environ.get('RANK', '0')}: " if self.local else ""
         print(f"{who}{self}", file=sys.stderr, flush=True)
+
+
+def _speaks(message: str) -> bool:
+    """Whether this rank is the one of its host that prints a failure of all: rank 0, or the first that ends without it.
+
+    torchrun ends all ranks soon after one has ended, so rank 0 may never come to speak. It gives each rank a file, in a
+    folder beside those of the host's other ranks; what is said first is noted there. Without it rank 0 alone speaks.
+    """
+    local_rank, place = os.environ.get("LOCAL_RANK", "0"), os.environ.get("TORCHELASTIC_ERROR_FILE")
+    first = not local_rank.isdecimal() or int(local_rank) == 0  # what is no number may be the very thing to tell
+    if not place:
+        return first
+    said, words = Path(place).parent.with_name("said"), message.encode(errors="replace")
+    end = time.monotonic() + PATIENCE
+    while not first and not said.exists() and time.monotonic() < end:
+        time.sleep(LOOK)
+    try:
+        with said.open("xb") as note:
+            note.write(words)
+    except FileExistsError:
+        return first and said.read_bytes() != words
+    except OSError:  # no room, or no such folder
+        pass
+    return True
 
 
 class Refused(Failure):

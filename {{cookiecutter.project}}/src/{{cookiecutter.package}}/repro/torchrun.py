@@ -40,8 +40,8 @@ def torchrun(module: str, arguments: Sequence[str], ranks: int, environ: Mapping
     os.environ.update(environ)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun has it, which prints five lines about it
     with tempfile.TemporaryDirectory(prefix="ranks-") as notes:
-        failures, stop = _launched([str(os.getpid()), notes, module, *arguments], ranks)
-        chosen = {int(note.name): int(note.read_text()) for note in Path(notes).iterdir()}
+        failures, stop = _launched([str(os.getpid()), notes, module, *arguments], ranks, notes)
+        chosen = {int(note.name): int(note.read_text()) for note in Path(notes).iterdir() if note.is_file()}
     died = {
         rank: failure
         for rank, failure in sorted(failures.items())
@@ -53,8 +53,11 @@ def torchrun(module: str, arguments: Sequence[str], ranks: int, environ: Mapping
     return exit_code([*chosen.values(), *(1 for _ in died)], whole=len(chosen) == ranks, stop=stop)
 
 
-def _launched(words: Sequence[str], ranks: int) -> tuple[Mapping[int, "ProcessFailure"], int | None]:
-    """Start the ranks and wait for their end; the ranks that failed, and the signal that ended them all, if one did."""
+def _launched(words: Sequence[str], ranks: int, folder: str) -> tuple[Mapping[int, "ProcessFailure"], int | None]:
+    """Start the ranks and wait for their end; the ranks that failed, and the signal that ended them all, if one did.
+
+    In `folder` torch makes one for each rank.
+    """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -73,7 +76,7 @@ def _launched(words: Sequence[str], ranks: int) -> tuple[Mapping[int, "ProcessFa
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         local_addr="localhost",  # by the host's own name it would wait for ever where nothing resolves that
-        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # else it leaves a folder in /tmp
+        logs_specs=DefaultLogsSpecs(log_dir=folder),  # else it leaves one in /tmp
         signals_to_handle="SIGQUIT",
         **grace,
     )

@@ -14,6 +14,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -48,15 +49,18 @@ class Warm:
             text=True,
             start_new_session=True,  # Ctrl-C is for who asked; forks end as soon as this process does
         )
+        self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._server.kill()
         self._server.communicate()
+        self._folder.cleanup()
 
     def start(self, module: str, arguments: Sequence[str], log: Path, ranks: int = 1) -> "Forks":
         """Run `python -m module arguments` in so many ranks, which write what they print to the end of `log`."""
-        return Forks(self, self.ask("start", [module, *arguments], str(log), ranks))
+        notes = tempfile.mkdtemp(dir=self._folder.name)
+        return Forks(self, self.ask("start", [module, *arguments], str(log), ranks, notes))
 
     def ask(self, verb: str, *given: Any) -> Any:
         """What the process answers.
@@ -127,12 +131,15 @@ def _serve() -> None:
         print(json.dumps(_start(*given) if verb == "start" else _poll(*given)), flush=True)
 
 
-def _start(words: list[str], log: str, ranks: int) -> list[int]:
-    """Fork the ranks of a training; the numbers of their processes."""
+def _start(words: list[str], log: str, ranks: int, notes: str) -> list[int]:
+    """Fork the ranks of a training, which share the folder `notes`; the numbers of their processes."""
     pids: list[int] = []
     meeting: dict[str, str] = {}
     for rank in range(ranks):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks} if ranks > 1 else {}
+        place: dict[str, Any] = {}
+        if ranks > 1:
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+            place["TORCHELASTIC_ERROR_FILE"] = f"{notes}/{rank}/error.json"  # as torchrun has it
         told, tells = os.pipe()
         pid = os.fork()
         if not pid:

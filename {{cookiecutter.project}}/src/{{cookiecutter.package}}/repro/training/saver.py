@@ -1,6 +1,7 @@
 """Checkpoints are written in the background, while the training goes on."""
 
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -131,7 +132,7 @@ class Saver:
         if self.settings.on_error == "stop":
             return failure
         if self._world.leads:
-            failure.tell()
+            print(failure, file=sys.stderr, flush=True)
         return None
 
 
