@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 from pathlib import Path
@@ -181,13 +182,18 @@ def test_same_runs_give_the_same_bytes_in_any_process():
     words = [*map(str, runs), *given("noise", NOISE), *given("cost", COST), *given("doctor", DOCTOR)]
     first = page(*words).source
     assert page(*words).source == first
-    (home := Path("home")).mkdir()
+    for folder in (home := Path("home").resolve(), programs := Path("programs")):
+        folder.mkdir()
+    (programs / "fc-list").write_text("#!/bin/sh\ntouch home/asked\n")  # which lists the fonts of this machine
+    (programs / "fc-list").chmod(0o755)
     words += ["--out", ""]
+    path = os.pathsep.join([str(programs.resolve()), os.environ["PATH"]])
     for seed in ("1", "2"):
         words[-1:] = [f"{seed}.html"]
-        done = python("-m", PACKAGE, "report", *words, cwd=Path.cwd(), env={"PYTHONHASHSEED": seed, "HOME": str(home)})
+        env = {"PYTHONHASHSEED": seed, "HOME": str(home), "TMPDIR": str(home), "PATH": path}
+        done = python("-m", PACKAGE, "report", *words, cwd=Path.cwd(), env=env)
         assert (done.returncode, done.stderr) == (0, "") and Path(words[-1]).read_text("utf-8") == first
-    assert not [*home.iterdir()], "matplotlib keeps its fonts below build/"
+    assert not [*home.iterdir()], "matplotlib looks for no fonts, and leaves no list of them"
     assert page(*reversed(runs)).source != page(*runs).source
 
 

@@ -6,7 +6,9 @@ import shutil
 import sys
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
@@ -202,7 +204,7 @@ def report(
     RUN is a run directory, a receipt or an MLflow run id, of a finished run or not. The page needs no other file and no
     network.
     """
-    _keep_caches_inside(ours)
+    _load_matplotlib()
     from .report import measured
     from .report.publish import publish
     from .report.report import Extras
@@ -216,9 +218,15 @@ def report(
         click.echo(line)
 
 
-def _keep_caches_inside(ours: Ours) -> None:
-    """Have matplotlib write nothing outside the project; it reads this when it is loaded."""
-    os.environ["MPLCONFIGDIR"] = str(ours.project.root / "build" / "matplotlib")
+def _load_matplotlib() -> None:
+    """Load matplotlib with the fonts that it brings, in place of a list of this machine's that an earlier process left.
+
+    To look for these can take long, which it says on standard error.
+    """
+    with TemporaryDirectory() as empty:
+        os.environ |= {"MPLCONFIGDIR": empty, "MPL_IGNORE_SYSTEM_FONTS": "1"}
+        import_module("matplotlib.font_manager")
+    del os.environ["MPLCONFIGDIR"]
 
 
 @click.command()
@@ -236,7 +244,7 @@ def bundle(ours: Ours, runs: tuple[Path, ...], out: Path, weights: bool) -> None
 
     if out.suffix != ".tar":
         raise Refused(f"--out {plain(str(out))}: a name that ends with .tar wanted")
-    _keep_caches_inside(ours)
+    _load_matplotlib()
     from .report.publish import paged
     from .report.report import Extras
 

@@ -15,6 +15,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "repro report",  # the same picture, the same bytes
     "text.parse_math": False,  # a $ of somebody's name is no mathematics
+    "font.family": "DejaVu Sans",  # matplotlib brings it; places depend on the widths of letters
     "font.size": 8.5,
     "axes.titlesize": 8.5,
     "axes.titlelocation": "left",
