@@ -12,8 +12,10 @@ from attempt import STEPS, Crash, Finish, inside, origin, result
 from project import PROJECT as OURS
 from project import train as train_module
 from project.config import Config
+from project.repro.asked.settings import Record as Fate
 from project.repro.errors import Failure, Refused
 from project.repro.files import read_json, write_json
+from project.repro.records import names
 from project.repro.records import opening as opening_module
 from project.repro.records import record as record_module
 from project.repro.records.record import Record
@@ -94,11 +96,19 @@ def test_row_torn_by_the_crash_is_written_anew(finish: Finish, interrupted: Path
     finish()
 
 
-def test_finished_run_started_again_is_a_new_run(finish: Finish, interrupted: Path):
+def test_finished_run_started_again_is_a_new_run(
+    finish: Finish, interrupted: Path, config: Config, prepared: Path, tmp_path: Path
+):
     finish()
     first = read_json(interrupted / "run.json")["id"]
-    assert checkpoint.found(interrupted / "checkpoints")
-    finish(every=1000)
+    (newest, *_) = checkpoint.found(interrupted / "checkpoints")
+    replaced = shutil.copytree(interrupted, interrupted / names.EARLIER / f"{names.REPLACED}by-this")
+    for name in (names.TENSOR_ROWS, names.TENSOR_COLUMNS, names.VALUES, names.rank_rows(11)):
+        (replaced / name).touch()
+    (replaced / "checkpoints" / newest.name / "model-00001.safetensors").touch()
+    again = inside(config, prepared, every=1000)
+    train_module.train(again.model_copy(update={"record": Fate(finished="replace")}), interrupted)
+    assert not (interrupted / names.EARLIER).exists()  # a run knows all names that it gives
     assert read_json(interrupted / "run.json")["id"] != first
     assert [int(path.name[:9]) for path in checkpoint.found(interrupted / "checkpoints")] == [STEPS]
 

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,34 @@ from clone import command, git, project_in
 from conftest import python, training
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.asked.address import ContentAddress
+from project.repro.asked.address import ContentAddress, digest
 from project.repro.errors import Refused
 from project.repro.files import read_json
-from project.repro.records import names
+from project.repro.records import names, opening
 from project.repro.records.opening import open_run, require_run_directory
+from project.repro.records.removal import drop_replaced
 from warm import PACKAGE
 
-ENVIRONMENT = {"environment": "e" * 64, "class": "cpu/e", "preimage": {"image": None}}
 Begin = Callable[..., Path]
+SAVED = f"{names.CHECKPOINTS}/000000002-{'a' * 16}"
+OWNERS = ("notes.txt", f"{names.TRACE}/notes.txt", f"{names.CHECKPOINTS}/best.pt", f"{SAVED}/best.pt")
+
+
+def environment(cpu: str = "one", unproven: tuple[str, ...] = (), model: str = "a model") -> dict[str, Any]:
+    """What environment.json holds of a run; `unproven` operations are known once its first step is made."""
+    added = {"model": model, "unproven": sorted(unproven)} if unproven else {}
+    preimage = {"image": None, "cpu": {"kind": cpu} | added}
+    informational = {"cpu": model, "unproven": dict.fromkeys(unproven, "a line")}
+    return {
+        "environment": digest(preimage),
+        "class": f"cpu/{cpu}",
+        "preimage": preimage,
+        "informational": informational,
+    }
+
+
+ENVIRONMENT = environment()
+CODE = {"commit": None, "dirty": None, "patch": None}
 
 
 def address(seed: int) -> ContentAddress:
@@ -27,21 +47,24 @@ def address(seed: int) -> ContentAddress:
 
 
 @pytest.fixture
-def begin(config: Config, tmp_path: Path) -> Begin:
+def begin(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begin:
     """A function that begins a run of this seed in tmp_path/run and, if it is to, ends it."""
+    monkeypatch.setattr(opening, "code_state", lambda project: (CODE, b""))  # git takes its time
 
-    def begin(seed: int, end: bool = True, **record: str) -> Path:
+    def begin(seed: int, end: bool = True, here: dict[str, Any] = ENVIRONMENT, **record: str) -> Path:
         out = tmp_path / "run"
         asked = config.model_copy(update={"record": config.record.model_copy(update=record)})
         require_run_directory(OURS, out)
-        opened = open_run(OURS, asked, out, address(seed), ENVIRONMENT, print)
-        for folder in (names.CHECKPOINTS, names.TRACE):
-            (out / folder).mkdir(exist_ok=True)
-            (out / folder / "of").write_text(str(seed))
+        opened = open_run(OURS, asked, out, address(seed), here, print)
+        for file in (names.STEP_ROWS, names.rank_rows(0), f"{SAVED}/state.json"):
+            (out / file).parent.mkdir(parents=True, exist_ok=True)
+            (out / file).write_text(str(seed))
         if end:
             (out / names.WEIGHTS).write_text(f"weights of {seed}")
             (out / "evaluation.json").write_text("the owner's")
             opened.record.end("FINISHED", {})
+            if asked.record.finished == "replace":
+                drop_replaced(out, print)
         return out
 
     return begin
@@ -54,8 +77,13 @@ def files(folder: Path) -> dict[str, str]:
 
 def of_run(contents: dict[str, str]) -> dict[str, str]:
     """Those that are kept of a finished run."""
-    left = (names.CHECKPOINTS, "evaluation.json")
+    left = (names.CHECKPOINTS, names.EARLIER, "evaluation.json", *OWNERS)
     return {name: text for name, text in contents.items() if not name.startswith(left)}
+
+
+def weights(out: Path) -> dict[str, str]:
+    """Whose weights lie where in a run directory."""
+    return {name: text for name, text in files(out).items() if name.endswith(names.WEIGHTS)}
 
 
 def test_finished_run_of_another_address_is_kept_whole(begin: Begin, capsys: pytest.CaptureFixture[str]):
@@ -68,7 +96,7 @@ def test_finished_run_of_another_address_is_kept_whole(begin: Begin, capsys: pyt
     assert files(kept) == of_run(before)
     here = files(out)
     assert names.WEIGHTS not in here and here["evaluation.json"] == "the owner's"
-    assert here[f"{names.TRACE}/of"] == "1" and here[f"{names.CHECKPOINTS}/of"] == "1"
+    assert here[names.STEP_ROWS] == "1" and here[f"{SAVED}/state.json"] == "1"
 
 
 def test_of_several_each_is_kept_and_the_same_address_begins_in_its_place(begin: Begin):
@@ -78,14 +106,90 @@ def test_of_several_each_is_kept_and_the_same_address_begins_in_its_place(begin:
     assert sorted(path.joinpath(names.WEIGHTS).read_text() for path in kept) == ["weights of 0", "weights of 1"]
 
 
-def test_finished_run_is_replaced_or_protected_as_asked(begin: Begin):
-    out = begin(seed=0)
-    before = files(out)
-    with pytest.raises(Refused, match=r"holds a finished run of another content address .* record.finished is refuse"):
-        begin(seed=1, finished="refuse")
-    assert files(out) == before
-    begin(seed=1, finished="replace")
-    assert not (out / names.EARLIER).exists() and files(out)[names.WEIGHTS] == "weights of 1"
+THE_SAME = [
+    ({}, {}),
+    (environment(unproven=("aten.sin",)), environment()),  # the first step, which is still to come, will show it
+]
+ANOTHER = [
+    (0, {}, environment("two")),
+    (1, {}, environment()),
+    (1, {}, environment("two")),
+    (0, environment(unproven=("aten.sin",)), environment(model="another model")),
+    (0, environment(unproven=("aten.sin",)), environment("two")),
+]
+
+
+@pytest.mark.parametrize(("finished", "end"), [*product(("keep", "refuse", "replace"), (True, False))])
+def test_finished_run_of_another_address_or_environment_is_lost_only_to_a_finished_one(
+    finished: str, end: bool, begin: Begin, tmp_path: Path
+):
+    for before, after in THE_SAME:  # the same run is made again in its place
+        begin(0, here=before or ENVIRONMENT)
+        out = begin(0, end=end, here=after or ENVIRONMENT, finished=finished)
+        assert weights(out) == ({names.WEIGHTS: "weights of 0"} if end else {}) and not (out / names.EARLIER).exists()
+        shutil.rmtree(out)
+    for seed, before, after in ANOTHER:
+        out = begin(0, here=before or ENVIRONMENT)
+        there = of_run(files(out))
+        if finished == "refuse":
+            which = "content address" if seed else "numeric environment"
+            with pytest.raises(Refused, match=f"holds a finished run of another {which} .* record.finished is refuse"):
+                begin(seed, end=end, here=after, finished=finished)
+            assert of_run(files(out)) == there
+        else:
+            begin(seed, end=end, here=after, finished=finished)
+            kept = {folder.name: files(folder) for folder in (out / names.EARLIER).glob("*")}
+            assert list(kept.values()) == ([] if finished == "replace" and end else [there])
+            assert not end or files(out)[names.WEIGHTS] == f"weights of {seed}"
+            if finished == "replace" and not end:  # the next start goes on, and then the older one goes
+                begin(seed, here=after, finished=finished)
+                assert weights(out) == {names.WEIGHTS: f"weights of {seed}"} and not (out / names.EARLIER).exists()
+        shutil.rmtree(out)
+
+
+def test_what_others_put_into_its_folders_stays_where_it_is(begin: Begin):
+    """Whether it is the same run that begins, or another one, which is kept, or replaced."""
+    out = begin(0)
+    for seed, finished in ((0, "keep"), (1, "keep"), (2, "replace"), (3, "replace")):
+        for name in OWNERS:
+            (out / name).write_text(f"until {seed}")
+        begin(seed, finished=finished)
+        here = files(out)
+        assert [here.pop(name) for name in OWNERS[:3]] == [f"until {seed}"] * 3
+        left = f"{names.CHECKPOINTS}/left-{Path(SAVED).name}{f'-{seed + 1}' if seed else ''}/best.pt"
+        assert here[left] == f"until {seed}"
+        assert here[f"{SAVED}/state.json"] == str(seed) and OWNERS[3] not in here
+    assert weights(out) == {
+        names.WEIGHTS: "weights of 3",
+        **{name: "weights of 0" for name in weights(out) if name.startswith(names.EARLIER)},
+    }
+    assert len(weights(out)) == 2
+
+
+def test_names_of_kept_runs_do_not_collide(begin: Begin):
+    out = begin(0)
+    begin(1)
+    (kept,) = (out / names.EARLIER).iterdir()
+    for name, text in files(kept).items():  # somebody puts it back
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text(text)
+    begin(1)
+    assert sorted(path.name for path in (out / names.EARLIER).iterdir()) == [kept.name, f"{kept.name}-2"]
+
+
+def test_unfinished_run_of_another_address_is_refused_with_three_ways(begin: Begin, tmp_path: Path):
+    out = begin(0, end=False)
+    (tmp_path / "run-2").mkdir()
+    with pytest.raises(Refused) as refused:
+        begin(1)
+    first, *ways = str(refused.value).split(". To ")
+    assert first == f"{out} holds an unfinished run of another content address (seed: 0 there, 1 here)"
+    assert ways == [
+        "finish that one, repeat the command with --set seed=0",
+        f"leave it as it is, begin this one elsewhere: --out {tmp_path / 'run-3'}",
+        f"have this one here, move that one away first: mv {out} {tmp_path / 'run-unfinished'}",
+    ]
+    begin(0)  # the control
 
 
 def test_crash_while_a_run_is_kept_loses_nothing(begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -112,32 +216,30 @@ def test_crash_while_a_run_is_kept_loses_nothing(begin: Begin, tmp_path: Path, m
         (kept,) = (out / names.EARLIER).iterdir()
         assert files(kept) == wanted, crashes
         crashes += 1
-    assert crashes == 8  # one for each of six renames of files, one for the folder, and none
+    assert crashes == 9  # one for each of seven renames of files, one for the folder, and none
 
 
 def test_link_in_place_of_a_folder_is_refused_and_its_target_stays(begin: Begin, tmp_path: Path):
     out = begin(seed=0)
-    for name in (names.CHECKPOINTS, names.TRACE):
+    for name, inside in ((names.CHECKPOINTS, f"{SAVED}/state.json"), (names.TRACE, names.STEP_ROWS)):
         (out / name).rename(tmp_path / name)
         (out / name).symlink_to(tmp_path / name)
         with pytest.raises(Refused, match=f"{name}: a link seen, a folder of this run's own wanted"):
             begin(seed=1)
-        assert (tmp_path / name / "of").read_text() == "0"
+        assert (tmp_path / inside).read_text() == "0"
         (out / name).unlink()
     begin(seed=1)  # the control
 
 
 def test_what_cannot_be_removed_stops_the_run(begin: Begin, monkeypatch: pytest.MonkeyPatch):
-    out, remove = begin(seed=0), shutil.rmtree
+    out = begin(seed=0)
 
-    def busy(path: Path, **options: Any) -> None:
-        if out not in Path(path).parents:  # a temporary folder
-            return remove(path, **options)
+    def busy(path: Path, missing_ok: bool = False) -> None:
         raise OSError(16, "Device or resource busy", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", busy)
-        with pytest.raises(Refused, match=r"checkpoints: of an older run, and not removable \(Device or resource busy"):
+        patch.setattr(Path, "unlink", busy)
+        with pytest.raises(Refused, match=r"state.json: of an older run, and not removable \(Device or resource busy"):
             begin(seed=1)
     assert (out / names.WEIGHTS).read_text() == "weights of 0"
     begin(seed=1)  # the control

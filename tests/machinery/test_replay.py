@@ -37,6 +37,22 @@ def state(project: Path) -> dict[str, Any]:
     }
 
 
+OVER = ["run", "./other/../run", "link", "run/new", ".", "run/earlier/x/.."]
+
+
+@pytest.mark.parametrize("out", OVER)
+def test_run_is_not_made_over_the_one_that_it_is_compared_with(out: str, in_a_folder: None):
+    for name in ("run", "other"):
+        Path(name).mkdir()
+        Path(name, names.RUN).touch()
+    Path("link").symlink_to("run")
+    for source in (Path("run"), Path("run", names.RECEIPT)):
+        with pytest.raises(Refused, match=r"^--out .*: the run that is compared with, or a folder in or above it"):
+            replay_module.replay(OURS, source, Path(out), None, print)
+        with pytest.raises(Refused, match="missing; the receipt of a finished run is wanted"):  # the control
+            replay_module.replay(OURS, source, Path("other"), None, print)
+
+
 @pytest.mark.long
 def test_receipt_of_uncommitted_code_keeps_what_a_run_reads_of_it(project: Path):
     receipt = read(project / "artifacts")

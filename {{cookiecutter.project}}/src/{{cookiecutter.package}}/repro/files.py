@@ -2,6 +2,7 @@
 
 import json
 import os
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,12 @@ def read_text(path: Path, remedy: str = REMEDY) -> str:
         raise Refused(f"{path}: missing. {remedy}") from None
     except UnicodeDecodeError as error:
         raise Refused(f"{path}: not text in UTF-8: {error}. {remedy}") from None
+
+
+def free(path: Path) -> Path:
+    """The path; where something is there, the first of path-2, path-3 … at which nothing is."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(each for each in chain([path], numbered) if not os.path.lexists(each))
 
 
 def sync(path: Path) -> None:

@@ -26,6 +26,7 @@ from .records.curves import write_curves
 from .records.lock import RunLock
 from .records.opening import change_environment, open_run, require_run_directory, told_of, unproven_before
 from .records.record import Record, as_number
+from .records.removal import drop_replaced
 from .records.signature import require_key, sign
 from .records.tracking import Follower
 from .step import Step, Training
@@ -331,6 +332,8 @@ class Run:
             patience = 0 if self._terminated else self.config.tracking.wait_seconds  # who sends SIGTERM is in a hurry
             tracked = self._follower.finish(patience) if self._follower else "off"
             if not error:
+                if self.config.record.finished == "replace":
+                    drop_replaced(self.out, _tell)
                 self._summarise(tracked)
         self._lock.release()
         signal.signal(signal.SIGTERM, self._old_handler)

@@ -17,7 +17,7 @@ from ..differences import differences, flatten, some
 from ..errors import Failure, Refused
 from ..project import Project
 from ..records.machinery import judged
-from ..records.names import TRACE
+from ..records.names import RUN, TRACE
 from ..records.receipt import Receipt, read
 from . import diff, results, trainings
 from .beside import other_metrics
@@ -40,10 +40,11 @@ def replay(project: Project, source: Path, out: Path, ranks: int | None, tell: T
     """Make the run of a receipt (or of the run directory with it) again in `out`; say whether it is reproduced.
 
     Raises:
-        Refused: its commit or its data cannot be had here, `ranks` is not the world size in its address, or it brings
-            code along that nobody allowed.
+        Refused: its commit or its data cannot be had here, `ranks` is not the world size in its address, it brings
+            code along that nobody allowed, or `out` is its own folder.
         Failure: a step of it failed.
     """
+    _require_elsewhere(source, out)
     receipt = read(source)
     stated = receipt.stated
     promised = stated["preimage"].get("world_size")
@@ -66,6 +67,17 @@ def replay(project: Project, source: Path, out: Path, ranks: int | None, tell: T
     if asked:
         raise Failure(f"another content address: {asked[0].field}: {asked[0].one} there, {asked[0].other} here")
     return _compare(project, receipt, again, source, tell)
+
+
+def _require_elsewhere(source: Path, out: Path) -> None:
+    """Refuse to make a run in the folder of the one that it is compared with, by whatever name, or around it."""
+    here, there = out.resolve(), (source if source.is_dir() else source.parent).resolve()
+    nested = (there / RUN).is_file() and (there in here.parents or here in there.parents)
+    if nested or here == there:
+        raise Refused(
+            f"--out {out}: the run that is compared with, or a folder in or above it, another place wanted: choose one "
+            f"with --out"
+        )
 
 
 @contextmanager

@@ -30,7 +30,8 @@ UPLOAD = "tracking.json"  # how far it came
 UPLOAD_LOG = "tracking.log"
 UPLOAD_LOCK = "tracking.lock"
 
-EARLIER = "earlier"  # finished runs of other content addresses, which had this directory before
+EARLIER = "earlier"  # finished runs that had this directory before: another content address, or another environment
+REPLACED = "replaced-"  # begins the name of one there that goes when the run in its place has finished
 
 LOGGED = (PICKLED, CODE)  # what MLflow has in the LoggedModel
 OUTCOME = (METRIC_ROWS, METRICS, CURVES, WEIGHTS, RECEIPT, SIGNATURE, PATCH)

@@ -1,7 +1,8 @@
 """Opening of a run directory: a new record begins, or an unfinished one of the same content address goes on."""
 
-import shutil
-from collections.abc import Callable, Mapping
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,15 @@ from typing import Any
 from ..asked import stages
 from ..asked.address import ContentAddress, digest
 from ..asked.settings import Settings
-from ..differences import differences, named, some
+from ..differences import Difference, differences, named, some
 from ..errors import Refused
-from ..files import write_json
+from ..files import free, write_json
 from ..project import Project
 from . import names
 from .code_state import code_state, require_no_secret, told
 from .reading import read_record
 from .record import Record
+from .removal import remove_checkpoints, remove_trace, traced
 
 SHOWN = 6  # operations that have a line of their own
 FOLDERS = (names.CHECKPOINTS, names.TRACE, names.EARLIER)
@@ -65,8 +67,9 @@ def open_run(
     """Open the run directory `out` for a run of `address` on `environment` (what environment.json is to hold).
 
     Raises:
-        Refused: it holds an unfinished run of another content address, a finished one where `record.finished` is
-            `refuse`, or what cannot be removed; or uncommitted code looks like a secret.
+        Refused: it holds an unfinished run of another content address, a finished one of another address or
+            environment where `record.finished` is `refuse`, or what cannot be removed; or uncommitted code looks like
+            a secret.
     """
     record = Record(out)
     resumed = record.unfinished()
@@ -77,7 +80,7 @@ def open_run(
         return Opened(record, resumed)
     code, patch = code_state(project)
     require_no_secret(patch)
-    _clear(out, config.record.finished, address, tell)
+    _clear(out, config.record.finished, address, environment, tell)
     if line := told(patch):
         tell(line)
     # before run.json: that file says that there is a run to go on with, and going on needs its address
@@ -133,52 +136,98 @@ def change_environment(out: Path, record: Record, environment: dict[str, Any]) -
     record.change_environment(begun["environment"], environment["environment"])
 
 
-def _clear(out: Path, finished: str, address: ContentAddress, tell: Callable[[str], None]) -> None:
-    """Make room for a new record: of another content address's run nothing is lost, if `finished` does not say so."""
-    earlier = out / names.EARLIER
-    for whole in earlier.glob(f".*.part/{names.RUN}"):  # a crash came before the last rename below
-        whole.parent.rename(earlier / whole.parent.name[1 : -len(".part")])
-    facts = read_record(out, names.RUN) if (out / names.RUN).is_file() else {}
-    there = facts["tags"]["repro.address"] if facts else address.digest
-    foreign = there != address.digest
-    if foreign and finished == "refuse":
+def _clear(
+    out: Path, finished: str, address: ContentAddress, environment: Mapping[str, Any], tell: Callable[[str], None]
+) -> None:
+    """Make room for a new record: a finished run other than this very one is moved to earlier/, and no crash loses it.
+
+    One that is to be replaced gets a name there by which `removal.drop_replaced` knows it.
+    """
+    mark = names.REPLACED if finished == "replace" else ""
+    for moved in (out / names.EARLIER).glob(f".*.part/{names.RUN}"):  # a crash came before its last rename
+        _name(moved.parent, mark)
+    facts = read_record(out, names.RUN) if (out / names.RUN).is_file() else None
+    other = facts and _other(out, facts, address, environment)
+    if other and finished == "refuse":
         raise Refused(
-            f"{out} holds a finished run of another content address ({there[:16]}), and record.finished is refuse. "
+            f"{out} holds a finished run of {other}, and record.finished is refuse. "
             f"Choose another folder with --out, or keep that run aside: --set record.finished=keep"
         )
-    _remove(out / names.CHECKPOINTS)  # a finished run has its weights
-    if foreign and finished == "keep":
-        kept = earlier / f"{there[:16]}-{facts['id'][:8]}"
-        beside = earlier / f".{kept.name}.part"
-        beside.mkdir(parents=True, exist_ok=True)
-        # run.json last: as long as it is there, a start after a crash goes on with this
-        for name in sorted({*names.FILES, names.TRACE} - {names.LOCK}, key=lambda name: name == names.RUN):
-            if (out / name).exists():  # the owner's files, such as an evaluation, stay
-                (out / name).rename(beside / name)
-        beside.rename(kept)
-        tell(f"{out} held the finished run of another content address ({there[:16]}); it is kept in {kept}")
-    _remove(out / names.TRACE)
-
-
-def _remove(folder: Path) -> None:
     try:
-        shutil.rmtree(folder)
-    except FileNotFoundError:
-        pass
+        remove_checkpoints(out)  # a finished run has its weights
+        if facts and other:
+            kept = _moved(out, facts, mark)
+            until = ", until this one has finished" if mark else ""
+            tell(f"{out} held the finished run of {other}; it is kept in {kept}{until}")
+        remove_trace(out)
     except OSError as error:
         raise Refused(
-            f"{folder}: of an older run, and not removable ({error.strerror}: {error.filename}): remove it by hand, "
+            f"{error.filename}: of an older run, and not removable ({error.strerror}): remove it by hand, "
             f"or choose another folder with --out"
         ) from None
+
+
+def _other(out: Path, facts: Mapping[str, Any], address: ContentAddress, environment: Mapping[str, Any]) -> str | None:
+    """In which way the finished run in `out` is another one than that of this address and environment; None: it is not.
+
+    Before step 0 an environment lacks the operations that take a run out of the portable class, and the CPU's model.
+    """
+    if (there := facts["tags"]["repro.address"]) != address.digest:
+        return f"another content address ({there[:16]})"
+    begun, here = read_record(out, names.ENVIRONMENT), environment["preimage"]
+    if calls := begun["informational"].get("unproven"):
+        here = here | {"cpu": here["cpu"] | {"model": environment["informational"]["cpu"], "unproven": sorted(calls)}}
+    if facts.get("environments", [begun["environment"]]) == [digest(here)]:
+        return None
+    differing = differences(begun["preimage"], here)
+    return f"another numeric environment ({named(differing, 'there', 'here') if differing else begun['class']})"
+
+
+def _moved(out: Path, facts: Mapping[str, Any], mark: str) -> Path:
+    """Move the finished run in `out` to earlier/; where to. What the owner has put beside its files stays."""
+    beside = out / names.EARLIER / f".{facts['tags']['repro.address'][:16]}-{facts['id'][:8]}.part"
+    files = [*traced(out), *(out / name for name in sorted(names.FILES - {names.LOCK, names.RUN}))]
+    # run.json last: as long as it is there, a start after a crash goes on with this
+    for file in [*files, out / names.RUN]:
+        if file.exists():
+            target = beside / file.relative_to(out)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file.rename(target)
+    return _name(beside, mark)
+
+
+def _name(part: Path, mark: str) -> Path:
+    return part.rename(free(part.with_name(mark + part.name[1 : -len(".part")])))
 
 
 def _require_same_address(out: Path, address: ContentAddress) -> None:
     there = read_record(out, names.ADDRESS)["preimage"]
     if differing := differences(there, address.preimage):
+        place = out.absolute()
+        beside, aside = (shlex.quote(str(free(each))) for each in (out, out.parent / f"{place.name}-unfinished"))
         raise Refused(
             f"{out} holds an unfinished run of another content address ({named(differing, 'there', 'here')}). "
-            f"Finish that one, remove the folder, or choose another with --out"
+            f"To finish that one, repeat the command with {_asked_there(out, differing)}. "
+            f"To leave it as it is, begin this one elsewhere: --out {beside}. "
+            f"To have this one here, move that one away first: mv {shlex.quote(str(out))} {aside}"
         )
+
+
+def _asked_there(out: Path, differing: Sequence[Difference]) -> str:
+    """What the command has to be given so that the unfinished run in `out` goes on."""
+    keys = {each.field.removeprefix("config."): each.one for each in differing if each.field.startswith("config.")}
+    keys |= {each.field: each.one for each in differing if each.field == "seed"}
+    words = [f"--set {shlex.quote(f'{key}={json.dumps(value)}')}" for key, value in keys.items() if value is not None]
+    parts = {each.field.partition(".")[0] for each in differing}
+    code = read_record(out, names.RUN)["code"]
+    commit = f" of commit {code['commit'][:12]}" if code["commit"] else ""
+    known = {
+        "code": f"its code{commit}{f' and {out / names.PATCH}' if code['patch'] else ''}",
+        "data": "its prepared data",
+        "lock": "its locks",
+        "world_size": "its number of ranks",
+    }
+    return " and ".join([*filter(None, [" ".join(words)]), *(told for part, told in known.items() if part in parts)])
 
 
 def _record_environment(out: Path, environment: dict[str, Any], tell: Callable[[str], None]) -> None:

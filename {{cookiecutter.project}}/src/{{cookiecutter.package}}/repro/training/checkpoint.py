@@ -27,6 +27,7 @@ from ..asked import manifest
 from ..differences import some
 from ..errors import Failure, Refused
 from ..files import read_json, sync, write_json
+from ..records.removal import remove_checkpoint
 from . import stored
 from .snapshot import GROUPS, Snapshot
 from .world import ALONE, World
@@ -80,7 +81,7 @@ def beside(folder: Path, step: int) -> Path:
 
 def clear(folder: Path) -> None:
     """Remove what a crash has left."""
-    for left in folder.glob(".*.part"):
+    for left in folder.glob(f".{'[0-9]' * 9}.part"):
         shutil.rmtree(left, ignore_errors=True)
 
 
@@ -119,7 +120,7 @@ def seal(aside: Path, stated: list[dict[str, Any]], keep: int) -> Path:
     sync(folder)
     sync(folder.parent)  # for the entry of `folder` itself
     for old in found(folder)[:-keep]:
-        shutil.rmtree(old)
+        remove_checkpoint(old)
     return final
 
 
@@ -189,7 +190,7 @@ def newest(
             return there if shared else from_lead(there, world)
         except Damaged as damage:
             if world.leads:
-                shutil.rmtree(folder / (SET_ASIDE + name), ignore_errors=True)  # of an earlier time
+                remove_checkpoint(folder / (SET_ASIDE + name))  # of an earlier time
                 path.rename(folder / (SET_ASIDE + name))
                 tell(f"checkpoint {name} is damaged and set aside as {SET_ASIDE}{name}: {damage}")
     return None
