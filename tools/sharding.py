@@ -104,7 +104,7 @@ def measure(way: str, width: int) -> dict[str, Any] | None:
 
     if ours:
         settings = parallel.model_copy(update=asked)
-        gradients: Any = gradients_of(model, settings, ranks, Optimizers(optimizer), list(model))
+        gradients: Any = gradients_of(model, settings, ranks, Optimizers(optimizer, model), list(model))
     network: Any = nn.parallel.DistributedDataParallel(model) if way == "ddp" else model
     seconds, before = [], 0
     for number in range(STEPS):

@@ -83,7 +83,7 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     FOLDER.mkdir(parents=True, exist_ok=True)
     traces = {level: Armed(level, Path(tempfile.mkdtemp(dir=FOLDER)), ranks) for level in ("off", "step", "tensor")}
     for trace in traces.values():
-        trace.begin(model, Optimizers(optimizer), 0, outputs=True)
+        trace.begin(model, Optimizers(optimizer, model), 0, outputs=True)
     share = settings.shards // ranks.size
     mine = range(ranks.rank * share, (ranks.rank + 1) * share)
     size = settings.global_batch // settings.shards

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from project.repro.asked.settings import Parallel
 from project.repro.training.checkpoint import Origin
+from project.repro.training.optimizers import Optimizers
 from project.repro.training.pieces import whole
 from project.repro.training.snapshot import Snapshot, copy, look
 from torch import nn
@@ -38,6 +39,7 @@ class Training:
         self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
         matrices, vectors = ([p for p in self.model.parameters() if (p.ndim > 1) == many] for many in (True, False))
         self.optimizer = optimizer([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0}])
+        self.optimizers = Optimizers(self.optimizer, self.model)
         self.done = 0
 
     def step(self, times: int = 1) -> None:
@@ -51,7 +53,7 @@ class Training:
             self.done += 1
 
     def take(self) -> Snapshot:
-        return look(self.done, self.model, self.optimizer).changed(copy)
+        return look(self.done, self.model, self.optimizers).changed(copy)
 
 
 def snapshot(steps: int) -> Snapshot:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from project.repro.records import names
 from project.repro.run import Run
 from project.repro.step import Step
 from project.repro.training.buffers import Buffers
+from project.repro.training.final import load_weights
 from project.repro.training.hidden import Hidden
 from project.repro.training.parallel import OrderFree
 from project.repro.training.sampling import Plan
@@ -212,9 +214,27 @@ class Count(nn.Module):
         return inputs if self.hidden else inputs * (1 + self.count)
 
 
+class Scaled(nn.Module):
+    """A layer with state that is neither a parameter nor a buffer, in torch's own way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: dict[str, Any] = {"exponent": 0, "shift": torch.zeros(1)}
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * 2.0 ** self.state["exponent"] + self.state["shift"]
+
+    def get_extra_state(self) -> Any:
+        return self.state
+
+    def set_extra_state(self, state: Any) -> None:
+        self.state = state
+
+
 def with_state(run: Run, parts: Parts, stop: bool = False) -> None:
-    """An average of the weights, a schedule of torch's and a counting layer, each of which decides numbers."""
+    """An average of the weights, a schedule of torch's, a counting layer, extra state and a mode; each decides bits."""
     parts.model.append(Count(hidden=False))
+    parts.model.append(Scaled())
     average = AveragedModel(parts.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     schedule = torch.optim.lr_scheduler.StepLR(parts.optimizer, 1, gamma=0.5)
     state = {"average": average, "schedule": schedule}
@@ -222,8 +242,15 @@ def with_state(run: Run, parts: Parts, stop: bool = False) -> None:
         good(step, parts)
         schedule.step()
         average.update_parameters(parts.model)
+        if step.number == 0:
+            parts.model[1].eval()
+            average.module[2].eval()
+            parts.model[5].state = {"exponent": -1, "shift": torch.full((1,), 0.25)}
         step.log(
-            average=average.module[0].weight.detach().sum(), rate=schedule.get_last_lr()[0], count=parts.model[4].count
+            teacher=average.module(torch.ones(2, 4)).sum(),
+            average=average.module[0].weight.detach().sum(),
+            rate=schedule.get_last_lr()[0],
+            count=parts.model[4].count,
         )
         run._terminated = stop and step.number == 0
     run.finish()
@@ -236,9 +263,15 @@ def test_state_of_the_loop_survives_a_stop(attempt: Callable[..., Ended]):
     assert resumed.code == 0 and resumed.rows() == alone.rows()
     assert (resumed.out / names.WEIGHTS).read_bytes() == (alone.out / names.WEIGHTS).read_bytes()
     assert alone.rows()[-2][1]["count"] == STEPS
+    # an evaluation finds in the file what the run ended with
+    model = nn.Sequential(*Parts(SimpleNamespace(world=ALONE)).model, Count(hidden=False), Scaled())
+    load_weights(model, resumed.out)
+    assert model[5].state["exponent"] == -1 and model[5].state["shift"].item() == 0.25
+    with pytest.raises(Refused, match=r"other weights than params\.yaml describes"):
+        load_weights(model[:5], resumed.out)
 
 
-@pytest.mark.parametrize("state", [{}, {"average": None}, {"buffers": torch.optim.SGD([torch.ones(1)])}])
+@pytest.mark.parametrize("state", [{}, {"average": None}, {"averages": torch.optim.SGD([torch.ones(1)])}])
 def test_other_state_than_the_checkpoint_has_is_refused(state: dict[str, Any], attempt: Callable[..., Ended]):
     def other(run: Run, parts: Parts) -> None:
         for step in run.steps(parts.model, parts.optimizer, parts.dataset, steps=STEPS, state=state):
@@ -255,10 +288,11 @@ def test_other_state_than_the_checkpoint_has_is_refused(state: dict[str, Any], a
     assert attempt(held).code == 143
     ended = attempt(other)
     assert ended.code == 2
+    named = ", ".join(state) or "none"
     wanted = (
-        "the checkpoint holds these objects of the loop: average; run.steps(state=...) names: none"
-        if not state
-        else f"run.steps(state=...): {next(iter(state))} is a "
+        f"the checkpoint holds these objects of the loop: average; run.steps(state=...) names: {named}"
+        if state != {"average": None}
+        else "run.steps(state=...): average is a NoneType"
     )
     assert ended.told.startswith(wanted) and ended.told.count("\n") == 1, ended.told
 

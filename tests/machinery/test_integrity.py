@@ -202,7 +202,7 @@ def test_every_shard_has_its_turn_to_be_computed_twice(config: Config, tmp_path:
         integrity = config.integrity.model_copy(update={"recompute_every": every})
         asked, model = config.model_copy(update={"integrity": integrity}), nn.Linear(1, 1)
         plan = Plan(1000, config.parallel.global_batch, config.parallel.shards, config.seed)
-        optimizer = Optimizers(torch.optim.SGD(model.parameters()))
+        optimizer = Optimizers(torch.optim.SGD(model.parameters()), model)
         trace = Trace("off", tmp_path, ALONE)
         training = TrainingOfRun(
             asked, ALONE, trace, plan, model, optimizer, {}, (), lambda step, **metrics: None, Operations(wanted=False)

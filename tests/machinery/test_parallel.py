@@ -38,6 +38,23 @@ def loss_of(model: nn.Module, inputs: Tensor, scale: float = 1.0, **options: boo
     return model(inputs, **options).pow(2).mean() * scale
 
 
+def test_gradient_is_laid_out_as_its_parameter():
+    """A fused optimizer takes its elements by their place in memory: it would give each one another's gradient."""
+    trained = []
+    for fused, layout in itertools.product((True, False), (torch.contiguous_format, torch.channels_last)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).to(memory_format=layout)
+        gradients, optimizer = OrderFree(model, SETTINGS, ALONE), torch.optim.SGD(model.parameters(), lr=1, fused=fused)
+        for shard in gradients.shards(range(SHARDS)):
+            images = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(shard))
+            gradients.add(partial(loss_of, model, images))
+        gradients.reduce()
+        optimizer.step()
+        assert all(parameter.grad.stride() == parameter.stride() for parameter in model.parameters())
+        trained.append(model[0].weight.detach().contiguous())
+    assert torch.equal(trained[0], trained[2]) and torch.equal(trained[1], trained[3])
+
+
 def sums_of(model: nn.Module, order: list[int], scale: float = 1.0) -> Tensor:
     """The float64 sums themselves after running the shards in `order`, as one rank would."""
     gradients = OrderFree(model, SETTINGS, ALONE)

@@ -144,7 +144,7 @@ def test_gradients_in_pieces_are_used_or_dropped_as_whole_ones():
     weight = nn.Linear(32, 32, bias=False).weight
     model, piece = nn.ParameterList([weight]), Piece(weight.detach().view(-1)[:512], 0, weight.shape, World(0, 2, CPU))
     optimizer = torch.optim.SGD(model.parameters())
-    optimizers = Optimizers(optimizer)
+    optimizers = Optimizers(optimizer, model)
     updates = Updates(model, optimizers, {})
     (part,) = optimizers.cut({weight: piece}).values()
     updates.ready, weight.grad, part.grad = True, Scattered(piece), torch.ones(512)

@@ -1,6 +1,7 @@
 """Checkpoints in parts: each rank writes its pieces, and any ranks read them, bit by bit."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,10 @@ from conftest import Trained, trained
 from faulty import Faulty
 from project.repro.errors import Failure
 from project.repro.training import checkpoint, final, stored
-from project.repro.training.optimizers import Optimizers
 from project.repro.training.pieces import Piece, whole
-from project.repro.training.snapshot import put
+from project.repro.training.snapshot import copy, look, put
 from project.repro.training.world import World
-from states import ORIGIN, Training, silent
+from states import OPTIMIZERS, ORIGIN, Training, silent
 from torch import Tensor, nn
 from warm import PACKAGE
 
@@ -74,20 +74,61 @@ def test_weights_are_gathered_into_files_without_a_name(tmp_path: Path):
     assert there.keys() == wanted.keys() and all(same(there[name], wanted[name]) for name in wanted)
 
 
-def test_state_that_is_other_after_loading_is_told(tmp_path: Path):
-    class Rounds(torch.optim.AdamW):
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            super().load_state_dict(state)
-            for held in self.state.values():
-                held["exp_avg"] = held["exp_avg"].bfloat16().float()
+class Rounds(torch.optim.AdamW):
+    """Loses bits of its state."""
 
-    training = Training()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        for held in self.state.values():
+            held["exp_avg"] = held["exp_avg"].bfloat16().float()
+
+
+class Own:
+    """An object of the loop's own, which takes back what `keeps` names."""
+
+    def __init__(self, *keeps: str) -> None:
+        self.keeps, self.held = keeps, {"best": 1.5, "epoch": 3, "seen": torch.ones(2)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.held)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.held |= {name: state[name] for name in self.keeps}
+
+
+class Grows(nn.Module):
+    """A module whose buffer, which no state_dict holds, is there after a step alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", None, persistent=False)
+
+
+ALL = "best", "epoch", "seen"
+LOSSES: dict[str, tuple[Any, Any, str | None]] = {  # what is lost by an optimizer or an object, and the name told
+    "nothing": (OPTIMIZERS["fused AdamW"], Own(*ALL), None),
+    "bits of moments": (Rounds, Own(*ALL), "optimizer['state']['0.bias']['exp_avg'], "),
+    "a number": (OPTIMIZERS["fused AdamW"], Own("epoch", "seen"), "state['own']['state']['best']: "),
+    "a tensor": (OPTIMIZERS["fused AdamW"], Own("epoch", "best"), "state['own']['state']['seen']: "),
+    "a buffer": (OPTIMIZERS["fused AdamW"], Grows(), "state['own']['buffers']['seen']: "),
+}
+
+
+@pytest.mark.parametrize(("optimizer", "own", "told"), LOSSES.values(), ids=LOSSES)
+def test_state_that_is_other_after_loading_is_told(optimizer: Any, own: Any, told: str | None, tmp_path: Path):
+    training, saved = Training(), Own()
     training.step(2)
-    checkpoint.write(training.take(), tmp_path, ORIGIN, 1)
-    there, other = checkpoint.newest(tmp_path, ORIGIN, silent), Training(Rounds)
+    saved.held = {"best": 0.5, "epoch": 4, "seen": torch.zeros(2)}
+    if isinstance(own, Grows):
+        saved = Grows()
+        saved.seen = torch.ones(2)
+    taken = look(2, training.model, training.optimizers, {"own": saved}).changed(copy)
+    checkpoint.write(taken, tmp_path, ORIGIN, 1)
+    there, other = checkpoint.newest(tmp_path, ORIGIN, silent), Training(optimizer)
     assert there
-    with pytest.raises(Failure, match=r"after step 2: optimizer: optimizer\.state\.0\.exp_avg.*: other bits after"):
-        put(there, other.model, Optimizers(other.optimizer))
+    with nullcontext() if told is None else pytest.raises(Failure) as failure:
+        put(there, other.model, other.optimizers, {"own": own})
+    assert told is None or str(failure.value).startswith(f"the checkpoint after step 2: {told}"), failure.value
 
 
 # ---- in a training

@@ -161,7 +161,7 @@ class Run:
         if self._plan:
             raise Refused("run.steps() was called twice: a run is one loop; give it all epochs or steps at once")
         self._plan, self._stop = plan, stop = sampling.planned(dataset, self.config, epochs, steps)
-        self._model, self._optimizers, self._objects = model, Optimizers(optimizer), require_stateful(state)
+        self._model, self._optimizers, self._objects = model, Optimizers(optimizer, model), require_stateful(state)
         held = model, self._optimizers, self._objects
         watch = self._promise.watch
         watch.rest()

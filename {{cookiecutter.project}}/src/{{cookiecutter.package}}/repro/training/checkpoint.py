@@ -26,10 +26,10 @@ from typing import Any
 from ..asked import manifest
 from ..differences import some
 from ..errors import Failure, Refused
-from ..files import read_json, sync, write_json
+from ..files import sync, write_json
 from ..records.removal import remove_checkpoint
 from . import stored
-from .snapshot import GROUPS, Snapshot
+from .snapshot import GROUPS, VALUES, Snapshot
 from .world import ALONE, World
 
 NAME = re.compile(r"(\d{9})-([0-9a-f]{16})")
@@ -148,13 +148,13 @@ def read(path: Path, origin: Origin, share: tuple[int, int] = (0, 1)) -> Snapsho
             raise Failure(f"{path}: {some(odd, 3)}: {'missing' if odd[0] in wanted else 'added later'}")
         for file in stated[share[0] :: share[1]]:
             manifest.require(path / file["path"], file["sha256"], remedy="", check=None)
-        state = read_json(path / STATE)
+        state = json.loads((path / STATE).read_text())  # its bytes are known, so it may be as deep and long as it is
         if state["step"] != int(named[1]):
             raise Failure(f"{path}: holds step {state['step']}")
     except (Failure, OSError, ValueError) as error:
         raise Damaged(str(error)) from None
     origin.require(path, state)
-    values = {key: state[key] for key in ("optimizer", "others")}
+    values = {key: state[key] for key in VALUES}
     model, optimizer, others = (stored.read(path, group) for group in GROUPS)
     return Snapshot(state["step"], model, optimizer, others, values, state["digests"])
 

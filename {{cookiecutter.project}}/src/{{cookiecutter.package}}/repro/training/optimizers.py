@@ -1,13 +1,19 @@
-"""The optimizers of a run as one: their groups, their state, and the checkpoint that holds it."""
+"""The optimizers of a run as one: their groups, their state, and the checkpoint that holds it.
 
-from collections.abc import Callable, Mapping, Sequence
+A checkpoint holds the state of each parameter under the parameter's name, with its shape. torch counts parameters in
+the order in which an optimizer was given them, and a set of tensors has another order in each process.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..differences import some
 from ..errors import Refused
-from .pieces import Held, Piece, Stored
+from .pieces import Held, Piece, Stored, whole
 from .trees import realized
 
 Given = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
@@ -23,13 +29,14 @@ WANTED = "one or several of torch.optim wanted"
 
 
 class Optimizers:
-    """One optimizer or several, each with parameters of its own.
+    """One optimizer or several, each with parameters of its own; their groups are brought into the model's order.
 
     Attributes:
         all: the optimizers, in the order in which `run.steps` was given them.
     """
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: Given, model: nn.Module) -> None:
+        self._model = model
         self.all = (given,) if isinstance(given, torch.optim.Optimizer) else tuple(given)
         for optimizer in self.all:
             if not isinstance(optimizer, torch.optim.Optimizer):
@@ -44,6 +51,17 @@ class Optimizers:
         held = self.parameters
         if twice := len(held) - len({id(parameter) for parameter in held}):
             raise Refused(f"{twice} parameters are held by two optimizers; give each parameter to one of them")
+        places = {id(parameter): place for place, parameter in enumerate(model.parameters())}
+        if foreign := [parameter for parameter in held if id(parameter) not in places]:
+            raise Refused(
+                f"the optimizer holds {len(foreign)} parameters that are not the model's, the first of shape "
+                f"{tuple(foreign[0].shape)}: give run.steps() the model whose parameters the optimizer was given"
+            )
+        for group in self.param_groups:  # so nothing depends on the order, such as draws for each parameter in turn
+            order = sorted(range(len(group["params"])), key=[places[id(p)] for p in group["params"]].__getitem__)
+            for key in ("params", "param_names"):
+                if key in group:
+                    group[key][:] = [group[key][place] for place in order]
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -91,11 +109,6 @@ class Optimizers:
         piece = self._pieces.get(parameter)
         return piece.of(value) if piece and isinstance(value, Tensor) and value.shape == parameter.shape else value
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state of one optimizer as it gives it, with pieces where there are; of several, under their numbers."""
-        states = [self._of_each(optimizer, optimizer.state_dict(), self._held) for optimizer in self.all]
-        return states[0] if len(states) == 1 else {str(number): state for number, state in enumerate(states)}
-
     def _part(self, parameter: Tensor, value: Any) -> Any:
         """The inverse of `_held`, of a whole tensor."""
         piece = self._pieces.get(parameter)
@@ -103,30 +116,106 @@ class Optimizers:
             piece.cut(value) if piece and isinstance(value, Tensor | Stored) and value.shape == piece.shape else value
         )
 
-    def _of_each(
-        self, optimizer: torch.optim.Optimizer, state: dict[str, Any], change: Callable[[Tensor, Any], Any]
-    ) -> dict[str, Any]:
-        """A `state_dict` in which each value that belongs to a parameter is changed."""
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    def _laid(self, parameter: Tensor, value: Any) -> Any:
+        """`_part`, laid out in memory as the parameter is: fused kernels take elements by their place there."""
+        value = self._part(parameter, value)
+        if parameter.is_contiguous() or getattr(value, "shape", None) != parameter.shape:
+            return value
+        return torch.empty_like(parameter, dtype=value.dtype, device="cpu").copy_(whole(value))
+
+    def _names(self) -> dict[int, tuple[str, list[int]]]:
+        """Name and shape in the model of what the optimizers update, by its id; tied parameters have the first name."""
+        named = self._model.named_parameters()
+        return {id(self._updated.get(p, p)): (name, list(p.shape)) for name, p in named}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of one optimizer, by names, with pieces where there are; of several, under their numbers."""
+        states = [self._named(optimizer) for optimizer in self.all]
+        return states[0] if len(states) == 1 else {str(number): state for number, state in enumerate(states)}
+
+    def _named(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """A `state_dict` of torch's, with names of parameters in place of their numbers."""
+        given, names = optimizer.state_dict(), self._names()
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if foreign := [parameter for parameter in held if id(parameter) not in names]:
+            raise Refused(
+                f"{type(optimizer).__name__}: it was given {len(foreign)} parameters after run.steps() that are not "
+                f"the model's; no checkpoint can name them"
+            )
+        groups = [
+            {key: value for key, value in group.items() if key != "param_names"}
+            | {"params": dict(names[id(parameter)] for parameter in here["params"])}
+            for group, here in zip(given["param_groups"], optimizer.param_groups, strict=True)
+        ]
         of_each = {
-            number: {name: change(parameters[number], value) for name, value in values.items()}
-            for number, values in state["state"].items()
-            if number < len(parameters)
+            names[id(held[number])][0]: {key: self._held(held[number], value) for key, value in values.items()}
+            for number, values in given["state"].items()
+            if number in range(len(held))
         }
-        return {**state, "state": of_each}
+        more = {key: value for key, value in given["state"].items() if key not in range(len(held))}
+        return {**given, "state": of_each, "more": more, "param_groups": groups}
+
+    def require(self, state: Mapping[str, Any]) -> None:
+        """Refuse the state of other optimizers, before anything of it is loaded.
+
+        Raises:
+            Refused: their number differs, or the parameters of a group do, by name or shape.
+        """
+        states = _each(state)
+        if len(states) != len(self.all):
+            raise Refused(f"optimizers: the checkpoint holds {len(states)}, run.steps() was given {len(self.all)}")
+        for optimizer, saved in zip(self.all, states, strict=True):
+            sides = [[group["params"] for group in side["param_groups"]] for side in (saved, self._named(optimizer))]
+            for number, (there, here) in enumerate(zip_longest(*sides, fillvalue={})):
+                if odd := sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name)):
+                    seen, wanted = (side.get(odd[0], "none") for side in (here, there))
+                    raise Refused(
+                        f"{type(optimizer).__name__}, group {number}: {some(odd, 3)}: other parameters than the "
+                        f"checkpoint holds: shape {seen} here, {wanted} there. Give the optimizer the parameters that "
+                        f"it had, or begin in another folder with --out"
+                    )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave.
+        """Take back what `state_dict` gave. The groups stay the same objects, which a loop may hold.
 
         Raises:
             Refused: it is the state of other optimizers.
         """
-        states = [state] if "param_groups" in state else list(state.values())
-        if len(states) != len(self.all):
-            raise Refused(f"optimizers: the checkpoint holds {len(states)}, run.steps() was given {len(self.all)}")
-        for optimizer, held in zip(self.all, states, strict=True):
-            try:
-                optimizer.load_state_dict(realized(self._of_each(optimizer, held, self._part)))
-            except ValueError as error:
-                kind = type(optimizer).__name__
-                raise Refused(f"the checkpoint holds the state of another {kind}: {error}") from None
+        self.require(state)
+        for optimizer, saved in zip(self.all, _each(state), strict=True):
+            self._load(optimizer, dict(saved))
+
+    def _load(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+        names = self._names()
+        groups, states = optimizer.param_groups, optimizer.state
+        held = {names[id(parameter)][0]: parameter for group in groups for parameter in group["params"]}
+        numbers = {name: number for number, name in enumerate(held)}
+        of_each = {
+            numbers[name]: {key: realized(self._laid(held[name], value)) for key, value in values.items()}
+            for name, values in saved["state"].items()
+        }
+        given = [
+            {**group, "params": [numbers[names[id(parameter)][0]] for parameter in here["params"]]}
+            for group, here in zip(saved["param_groups"], groups, strict=True)
+        ]
+        more = realized(saved.pop("more"))
+        optimizer.load_state_dict({**realized(saved), "state": of_each | more, "param_groups": realized(given)})
+        for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+            if group is not loaded:
+                group.clear()
+                group.update(loaded)
+        if states is not optimizer.state:
+            loaded_states = dict(optimizer.state)
+            states.clear()
+            states.update(loaded_states)
+        optimizer.param_groups, optimizer.state = groups, states
+        for parameter, number in zip(held.values(), numbers.values(), strict=True):
+            for key, value in of_each.get(number, {}).items():
+                there = states[parameter].get(key)
+                if isinstance(there, Tensor) and there.dtype != value.dtype:  # torch gives it the parameter's
+                    states[parameter][key] = value.to(there.device)
+
+
+def _each(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The states of all optimizers, of which one stands without its number."""
+    return [state] if "param_groups" in state else list(state.values())

@@ -166,7 +166,9 @@ class OrderFree:
     def _give(self) -> None:
         """Leave the means in `.grad`."""
         for parameter in self._parameters:
-            parameter.grad = self._value(self._slot_of[parameter], parameter).view_as(parameter)
+            mean = self._value(self._slot_of[parameter], parameter).view_as(parameter)
+            # laid out as the parameter is: fused optimizers take elements by their place in memory
+            parameter.grad = mean if parameter.is_contiguous() else torch.empty_like(parameter).copy_(mean)
 
     def told(self) -> str | None:
         """A line on gradients for which the grid is too coarse, after a step that measures; each parameter once."""

@@ -103,10 +103,20 @@ def is_cut(model: nn.Module) -> bool:
 def weights(model: nn.Module) -> dict[str, Held]:
     """What the model's `state_dict` holds; a name that stands for the same parameter as another has the same object."""
     held: dict[int, Held] = {}
-    named = model.state_dict(keep_vars=True)
+    named = {name: value for name, value in model.state_dict(keep_vars=True).items() if not is_extra(name)}
     for value in named.values():
         held[id(value)] = piece_of(value) if isinstance(value, DTensor) else value.detach()
     return {name: held[id(value)] for name, value in named.items()}
+
+
+def is_extra(name: str) -> bool:
+    """Whether an entry of a module's `state_dict` is what its `get_extra_state` gave."""
+    return name.rpartition(".")[2] == "_extra_state"
+
+
+def extras(model: nn.Module) -> dict[str, Any]:
+    """What the modules' `get_extra_state` give, under the names that `state_dict` has for it."""
+    return {name: value for name, value in model.state_dict().items() if is_extra(name)}
 
 
 def piece_of(tensor: DTensor) -> Piece:
@@ -119,8 +129,8 @@ def piece_of(tensor: DTensor) -> Piece:
     return Piece(local.view(-1), first * (tensor.numel() // rows), tensor.shape, world)
 
 
-def load_weights(model: nn.Module, tensors: Mapping[str, Tensor | Stored]) -> None:
-    """As `model.load_state_dict`, of whole tensors, where this rank may hold pieces."""
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor | Stored], extra: Mapping[str, Any]) -> None:
+    """As `model.load_state_dict`, of whole tensors and `extra` state, where this rank may hold pieces."""
 
     def part(name: str, tensor: Tensor | Stored) -> Tensor:
         like = held.get(name)
@@ -132,7 +142,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor | Stored]) -> No
         )
 
     held = model.state_dict()
-    model.load_state_dict({name: part(name, tensor) for name, tensor in tensors.items()})
+    model.load_state_dict({**{name: part(name, tensor) for name, tensor in tensors.items()}, **extra})
 
 
 class Scattered(Tensor):

@@ -14,10 +14,11 @@ from ..differences import some
 from ..errors import Failure, Refused
 from .digest import held_digests
 from .optimizers import Optimizers
-from .pieces import Held, Piece, load_weights, weights
-from .trees import BUFFERS, Stateful, copied, pack, realized, unpack
+from .pieces import Held, Piece, extras, load_weights, weights
+from .trees import Stateful, copied, leaves, pack, realized, unpack
 
 GROUPS = "model", "optimizer", "others"  # of tensors
+VALUES = "optimizer", "model", "state"  # what is no tensor: of the optimizers, beside weights, of the loop's objects
 NONE: Mapping[str, Stateful] = MappingProxyType({})
 
 
@@ -76,10 +77,11 @@ def look(step: int, model: nn.Module, optimizer: Stateful, objects: Mapping[str,
     """
     tensors: dict[str, Held] = {}
     others: dict[str, Held] = {}
-    states = {BUFFERS: _not_persistent(model)} | {name: held.state_dict() for name, held in objects.items()}
+    held = {name: {"state": each.state_dict(), **_beside(each)} for name, each in objects.items()}
     values = {
         "optimizer": pack(optimizer.state_dict(), "optimizer", tensors),
-        "others": pack(states, "state", others),
+        "model": pack({"extra": extras(model), **_beside(model)}, "model", others),
+        "state": pack(held, "state", others),
     }
     return Snapshot(step, weights(model), tensors, others, values)
 
@@ -88,33 +90,65 @@ def put(snapshot: Snapshot, model: nn.Module, optimizer: Optimizers, objects: Ma
     """Give model, optimizer and objects the state of a snapshot.
 
     Raises:
-        Refused: the snapshot is of other objects.
-        Failure: the state is not the one that was saved, by the digests of model and optimizer.
+        Refused: the snapshot is of other objects; nothing is loaded then.
+        Failure: the state is not the one that was saved.
     """
-    load_weights(model, snapshot.model)
-    held = realized(unpack(snapshot.values["others"], snapshot.others))
-    buffers = held.pop(BUFFERS)
+    beside, held = (realized(unpack(snapshot.values[of], snapshot.others)) for of in ("model", "state"))
+    state = unpack(snapshot.values["optimizer"], snapshot.optimizer)
     if held.keys() != objects.keys():
         seen, wanted = (", ".join(sorted(names)) or "none" for names in (held, objects))
         raise Refused(f"the checkpoint holds these objects of the loop: {seen}; run.steps(state=...) names: {wanted}")
+    shapes = [{name: tuple(each.shape) for name, each in side.items()} for side in (snapshot.model, weights(model))]
+    if odd := sorted(name for name in shapes[0] | shapes[1] if shapes[0].get(name) != shapes[1].get(name)):
+        raise Refused(
+            f"the model: {some(odd, 3)}: shape {shapes[1].get(odd[0], 'none')} here, {shapes[0].get(odd[0], 'none')} "
+            f"in the checkpoint. Build the model that the run began with, or begin in another folder with --out"
+        )
+    optimizer.require(state)
+    load_weights(model, snapshot.model, beside["extra"])
     for name, other in objects.items():
-        other.load_state_dict(held[name])
-    with torch.no_grad():
-        for name, buffer in _not_persistent(model).items():
-            buffer.copy_(buffers[name])
-    optimizer.load_state_dict(unpack(snapshot.values["optimizer"], snapshot.optimizer))
+        other.load_state_dict(held[name]["state"])
+        _put_beside(other, held[name])
+    _put_beside(model, beside)
+    optimizer.load_state_dict(state)
     if snapshot.digests:
-        _require_restored(snapshot, look(snapshot.step, model, optimizer).digested())
+        _require_restored(snapshot, look(snapshot.step, model, optimizer, objects).digested())
 
 
 def _require_restored(wanted: Snapshot, seen: Snapshot) -> None:
-    for group in ("model", "optimizer"):
-        here = seen.digests[group]
-        if differing := [name for name, digest in wanted.digests[group].items() if here.get(name) != digest]:
-            raise Failure(
-                f"the checkpoint after step {wanted.step}: {group}: {some(differing, 3)}: other bits after loading "
-                f"than were saved. load_state_dict changed them, such as their dtype, or this hardware did"
-            )
+    """Compare all that was saved with what the objects give after loading."""
+    saved, here = (
+        {f"model {name}": digest for name, digest in each.digests["model"].items()}
+        | {name: digest for group in ("optimizer", "others") for name, digest in each.digests[group].items()}
+        | {way: value for of in VALUES for way, value in leaves(each.values[of], of)}
+        for each in (wanted, seen)
+    )
+    if differing := [name for name in saved.keys() | here.keys() if saved.get(name) != here.get(name)]:
+        raise Failure(
+            f"the checkpoint after step {wanted.step}: {some(sorted(differing), 3)}: other bits after loading than "
+            f"were saved. load_state_dict changed or lost them, such as their dtype, or this hardware did"
+        )
+
+
+def _beside(held: object) -> dict[str, Any]:
+    """What a module's `state_dict` leaves out: buffers, and which of its modules are in evaluation mode."""
+    if not isinstance(held, nn.Module):
+        return {}
+    evaluating = [name for name, module in held.named_modules() if not module.training]
+    return {"buffers": _not_persistent(held), "evaluating": evaluating}
+
+
+def _put_beside(held: object, beside: Mapping[str, Any]) -> None:
+    """Give back what `_beside` gave."""
+    if not isinstance(held, nn.Module):
+        return
+    evaluating = set(beside["evaluating"])
+    for name, module in held.named_modules():
+        module.training = name not in evaluating
+    with torch.no_grad():
+        for name, buffer in _not_persistent(held).items():
+            if name in beside["buffers"]:  # what is missing is found when all is compared
+                buffer.copy_(beside["buffers"][name])
 
 
 def _not_persistent(model: nn.Module) -> dict[str, Tensor]:

@@ -22,7 +22,6 @@ class Updates:
     """
 
     def __init__(self, model: nn.Module, optimizers: Optimizers, objects: Mapping[str, object]) -> None:
-        _require_held(model, optimizers)
         _require_saved_schedule(optimizers, objects)
         self._model, self._optimizers = model, optimizers
         self._given = [weakref.ref(parameter) for parameter in model.parameters()]
@@ -63,15 +62,6 @@ class Updates:
                 "optimizer.zero_grad() is not needed"
             )
         self.made = True
-
-
-def _require_held(model: nn.Module, optimizers: Optimizers) -> None:
-    foreign = _foreign(model, optimizers.parameters)
-    if foreign:
-        raise Refused(
-            f"the optimizer holds {len(foreign)} parameters that are not the model's, the first of shape "
-            f"{tuple(foreign[0].shape)}: give run.steps() the model whose parameters the optimizer was given"
-        )
 
 
 def _require_saved_schedule(optimizers: Optimizers, objects: Mapping[str, object]) -> None:

@@ -25,6 +25,7 @@ from ...errors import Refused
 from ...files import write_json
 from ...records import receipt
 from ...step import Compute, Step, Training
+from ...training.pieces import is_extra
 from ...training.sampling import tensors_in
 from ...training.saver import Saver
 from ...training.trees import copied
@@ -92,7 +93,8 @@ class Perturbed(Step):
         """As every step has it; then the weights are kept."""
         super().require_whole()
         if self.number in self.report["probes"]:
-            weights = {name: copied(held) for name, held in self._training.model.state_dict().items()}
+            state = self._training.model.state_dict()
+            weights = {name: copied(held) for name, held in state.items() if not is_extra(name)}
             save_file(weights, self.folder / f"{self.number}.safetensors")
 
     @classmethod
