@@ -237,10 +237,12 @@ def with_state(run: Run, parts: Parts, stop: bool = False) -> None:
     parts.model.append(Scaled())
     average = AveragedModel(parts.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     schedule = torch.optim.lr_scheduler.StepLR(parts.optimizer, 1, gamma=0.5)
-    state = {"average": average, "schedule": schedule}
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(parts.optimizer, patience=0, threshold=1e9)
+    state = {"average": average, "schedule": schedule, "plateau": plateau}
     for step in run.steps(parts.model, parts.optimizer, parts.dataset, steps=STEPS, state=state):
         good(step, parts)
         schedule.step()
+        plateau.step(1.0)
         average.update_parameters(parts.model)
         if step.number == 0:
             parts.model[1].eval()

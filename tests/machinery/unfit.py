@@ -40,7 +40,10 @@ def second_optimizer(run: Run, parts: Parts) -> None:
     run.finish()
 
 
-@unfit("a torch scheduler counts the steps of this optimizer, and no checkpoint holds its count")
+SCHEDULE = "refers to the optimizer, and no checkpoint holds its state: a resumed run would differ. Give it to run.st"
+
+
+@unfit(f"a StepLR {SCHEDULE}eps(..., state={{'rates': rates}}), or compute")
 def scheduler(run: Run, parts: Parts) -> None:
     rates = torch.optim.lr_scheduler.StepLR(parts.optimizer, 1)
     for step in parts.steps(run):
@@ -49,7 +52,13 @@ def scheduler(run: Run, parts: Parts) -> None:
     run.finish()
 
 
-@unfit("a torch scheduler counts the steps of this optimizer, and no checkpoint holds its count")
+@unfit(f"a ReduceLROnPlateau {SCHEDULE}eps(..., state={{'schedule': it}}), or compute")
+def plateau(run: Run, parts: Parts) -> None:
+    parts.rates = torch.optim.lr_scheduler.ReduceLROnPlateau(parts.optimizer)  # type: ignore[attr-defined]
+    plain(run, parts)
+
+
+@unfit(f"a StepLR {SCHEDULE}")
 def scheduler_of_another_optimizer(run: Run, parts: Parts) -> None:
     other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     rates, others = (torch.optim.lr_scheduler.StepLR(each, 1) for each in (parts.optimizer, other))

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import Refused
+from .holders import require_saved
 from .optimizers import Optimizers
 
 
@@ -22,7 +22,7 @@ class Updates:
     """
 
     def __init__(self, model: nn.Module, optimizers: Optimizers, objects: Mapping[str, object]) -> None:
-        _require_saved_schedule(optimizers, objects)
+        require_saved(optimizers, objects)
         self._model, self._optimizers = model, optimizers
         self._given = [weakref.ref(parameter) for parameter in model.parameters()]
         self.begin()
@@ -62,16 +62,6 @@ class Updates:
                 "optimizer.zero_grad() is not needed"
             )
         self.made = True
-
-
-def _require_saved_schedule(optimizers: Optimizers, objects: Mapping[str, object]) -> None:
-    saved = [held.optimizer for held in objects.values() if isinstance(held, LRScheduler)]
-    counted = [one for one in optimizers.all if getattr(one.step, "_wrapped_by_lr_sched", False)]
-    if any(optimizer not in saved for optimizer in counted):
-        raise Refused(
-            "a torch scheduler counts the steps of this optimizer, and no checkpoint holds its count: a resumed run "
-            "would differ. Give it to run.steps(..., state={'schedule': it}), or compute the rate from step.number"
-        )
 
 
 def _foreign(model: nn.Module, held: Sequence[Tensor]) -> list[Tensor]:
