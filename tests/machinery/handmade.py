@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any
 
 HEX = "0123456789abcdef" * 4
-ENVIRONMENT = {"cpu": {"model": "one"}, "torch": {"version": "2.13.0"}, "python": "3.11.7", "cuda": None}
+ENVIRONMENT = {
+    "device": "cpu",
+    "cpu": {"model": "one"},
+    "torch": {"version": "2.13.0"},
+    "python": "3.11.7",
+    "cuda": None,
+}
 PHASES = ("load", "compute", "update")
 # What a browser might run, or a terminal, LaTeX or XML might take for its own; as a name of a file it has no slash.
 IMAGE = "<img src=x onerror=alert(1)>"

@@ -10,6 +10,7 @@ import torch
 from conftest import PACKAGE, SECRETS, WORD, Trained, python
 from project.config import Config
 from project.repro.asked.address import digest
+from project.repro.asked.classes import described, promises
 from project.repro.asked.settings import Compute, Determinism
 from project.repro.credentials import without_credentials
 from project.repro.machine import switches
@@ -223,6 +224,30 @@ def test_class_is_portable_for_the_released_arithmetic_alone():
 def test_outside_the_portable_class_each_environment_is_its_own():
     one, other = released(threads=2), released(threads=3)
     assert environment_class(one, PLAIN) == f"cpu/{digest(one)[:16]}" != environment_class(other, PLAIN)
+
+
+@pytest.mark.parametrize("name", ["PYTHONHASHSEED", "nnpack", "all"])
+def test_switch_left_off_leaves_the_portable_class_even_where_its_value_is_the_strict_one(name: str):
+    """As where sets of strings have another order in each process, which no value read back can show."""
+    strict, left_off = (numeric_environment(each, CPU) for each in (STRICT, Determinism(cpu="portable", relax=(name,))))
+    left_off |= {key: strict[key] for key in ("cpu", "switches")}
+    assert left_off == strict | {"relaxed": [name]}
+    found = environment_class(left_off, PLAIN)
+    assert found == f"relaxed/{digest(left_off)[:16]}" and not promises(found)
+    assert promises(environment_class(strict, PLAIN))
+
+
+def test_environment_and_class_are_of_all_that_a_run_was_in():
+    one, two, slow = released(), released(numpy="1.0"), released(threads=2)
+    alone = described(slow, plain=True)
+    assert alone == {"environment": digest(slow), "class": f"cpu/{digest(slow)[:16]}", "preimage": slow}
+    within = described(two, plain=True, before=[one])
+    assert within["class"] == described(one, plain=True)["class"] and within["before"] == [one]
+    assert within["environment"] not in {digest(one), digest(two)}
+    mixed = [described(one, True, [slow]), described(slow, True, [one]), described(slow, True, [two]), alone]
+    for part in ("environment", "class"):
+        assert len({each[part] for each in mixed}) == 4
+    assert [promises(each["class"]) for each in mixed] == [False, False, False, True]
 
 
 def test_what_helps_a_reader_stays_out_of_the_digest(config: Config):

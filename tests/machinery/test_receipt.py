@@ -19,6 +19,7 @@ from project.repro.files import read_json
 from project.repro.lab import verify_receipt
 from project.repro.records import names
 from project.repro.records.machinery import judged, machinery
+from project.repro.records.receipt import read
 from project.repro.run import Run
 
 ADA = "ada@example.org"
@@ -80,8 +81,10 @@ def test_whole_receipt_of_a_known_signer_is_proved(run: Path, keys: Path):
     done = python("-m", PACKAGE, "verify-receipt", run, "--signers", keys / "signers")
     assert done.returncode == 0, done.stderr
     name, of_machinery, files, signer = done.stdout.splitlines()
-    assert name == f"receipt {sha256_file(run / names.RECEIPT)}: consistent in itself"
-    assert files == "model.safetensors, metrics.json, trace/steps.bin, address.json: as the receipt states"
+    assert name.startswith(f"receipt {sha256_file(run / names.RECEIPT)}: consistent in itself: ")
+    checked = "model.safetensors, metrics.json, trace/steps.bin, address.json, environment.json, run.json"
+    unstated = "metrics.jsonl, steps.csv: unchecked, because no receipt states them"
+    assert files == f"{checked}: as the receipt states; {unstated}"
     assert [of_machinery] == judged(OURS, machinery(OURS).stated()) and signer == f"signed by {ADA}"
 
 
@@ -132,7 +135,10 @@ def test_changed_byte_is_refused_with_the_reason(change: Callable[[bytes], bytes
         verify_receipt.report(OURS, run, keys / "signers")
 
 
-@pytest.mark.parametrize("name", [names.WEIGHTS, names.METRICS, names.STEP_ROWS, names.ADDRESS])
+FILES = names.WEIGHTS, names.METRICS, names.STEP_ROWS, names.ADDRESS, names.ENVIRONMENT
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_other_file_than_stated_is_refused(name: str, run: Path):
     content = bytearray((run / name).read_bytes())
     place = next(place for place in range(len(content) // 2, len(content)) if chr(content[place]) in "01")
@@ -188,6 +194,52 @@ def test_config_that_is_not_that_of_the_address_is_refused(key: str, value: floa
     forged(run, lambda statement: statement["predicate"]["config"].update({key: value}))
     with pytest.raises(Failure, match=f"altered: its config states another {key} than its preimage"):
         verify_receipt.report(OURS, run, None)
+
+
+def hashed_anew(environment: dict[str, Any]) -> None:
+    """As one who edits a preimage would."""
+    environment["environment"] = digest(environment["preimage"])
+
+
+ENVIRONMENTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "class": (lambda environment: environment.update({"class": "cuda/0123456789abcdef"}), "environment.class is cuda/"),
+    "promise": (lambda environment: environment.update({"class": "cpu-portable/torch-9"}), "environment.class is cpu-"),
+    "threads": (lambda environment: environment["preimage"].update(threads=2), "environment is not the hash"),
+    "hidden": (
+        lambda environment: (environment["preimage"].update(threads=2), hashed_anew(environment)),
+        "environment.class is cpu-portable/",
+    ),
+    "relaxed": (
+        lambda environment: (environment["preimage"].update(relaxed=["nnpack"]), hashed_anew(environment)),
+        "environment.class is cpu-portable/",
+    ),
+    "before": (lambda environment: environment.update(before=[{}]), "environment is not the hash of its preimage"),
+}
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_environment_that_does_not_follow_from_its_preimage_is_refused(name: str, run: Path):
+    change, words = ENVIRONMENTS[name]
+    forged(run, lambda statement: change(statement["predicate"]["environment"]))
+    with pytest.raises(Failure, match=f"altered: {words}"):
+        verify_receipt.report(OURS, run, None)
+
+
+def test_class_of_a_release_of_torch_that_nobody_here_knows_is_accepted(run: Path):
+    """Its arithmetic is another one; all else is derived as ever."""
+
+    def older(environment: dict[str, Any], name: str = "cpu-portable/torch-2.0.0+cpu", **keys: Any) -> None:
+        preimage = environment["preimage"]
+        preimage |= {"torch": {"version": "2.0.0+cpu"}, "cpu": preimage["cpu"] | {"arithmetic": "0" * 64}, **keys}
+        hashed_anew(environment)
+        environment["class"] = name or f"cpu/{digest(preimage)[:16]}"
+
+    for name, keys in (("cpu-portable/torch-2.0.0+cpu", {}), ("", {}), ("", {"threads": 2})):
+        forged(run, lambda statement, name=name, keys=keys: older(statement["predicate"]["environment"], name, **keys))
+        read(run)
+    forged(run, lambda statement: statement["predicate"]["environment"].update({"class": "cpu-portable/torch-2.0.0"}))
+    with pytest.raises(Failure, match=r"environment\.class"):
+        read(run)
 
 
 MORE = {"name": "poison.bin", "digest": {"sha256": "0" * 64}}

@@ -263,7 +263,7 @@ OTHER = "cuda/0123456789abcdef"
 VERDICTS = [
     (outcome("w"), True, "REPRODUCED: weights w, trace root t"),
     (outcome("w", OTHER), True, "REPRODUCED: weights w, trace root t"),
-    (outcome("w", accuracy=0.9999), False, "DIFFERS: weights w as there, but other metrics: accuracy: 0.99 there, 0.99"),
+    (outcome("w", accuracy=0.9999), False, "weights w as there, but other metrics: accuracy: 0.99 there, 0.9999 here"),
     (outcome("w", OTHER, accuracy=0.9999), True, "ENVIRONMENT DIFFERS: "),
     (outcome("w", OTHER, accuracy=0.5), False, "METRICS DIFFER: accuracy 0.5000 (expected 0.9900 +- 0.02)"),
     (outcome("w", trace="u"), False, "DIFFERS: weights w there, w here; trace root t there, u here"),

@@ -22,7 +22,11 @@ from project.repro.project import Project
 from project.repro.records import receipt
 from ruamel.yaml import YAML
 
-CLASS, OTHER_CLASS = "cpu-portable/torch-1.2.3", "cuda/0123456789abcdef"
+CLASS, OTHER_CLASS = "cpu-portable/torch-1.2.3", f"cuda/{digest({'device': 'cuda'})[:16]}"
+MACHINES: dict[str, dict[str, Any]] = {
+    CLASS: {"device": "cpu", "threads": 1, "cpu": {"arithmetic": "of 1.2.3"}, "torch": {"version": "1.2.3"}},
+    OTHER_CLASS: {"device": "cuda"},
+}
 PARTS = ("config", "code", "data", "lock", "seed")
 METRICS = {"accuracy": 0.99, "test_loss": 0.05, "steps": 23}
 SOURCE = "a result from elsewhere"
@@ -58,7 +62,7 @@ class Case:
         """Write the records of a run of the project as it stands."""
         data = manifest.read(Path(self.config.data.prepared))
         address = content_address(self.project, self.config, data, world_size)
-        preimage = {"cpu": "any"}
+        preimage = MACHINES[environment]
         stated = {"class": environment, "environment": digest(preimage), "preimage": preimage, "informational": {}}
         facts = {
             "id": "1",

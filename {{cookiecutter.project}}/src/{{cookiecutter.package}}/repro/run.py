@@ -107,7 +107,7 @@ class Run:
         self._promise.judge(self._model)
         if self._promise.unproven and self._record:
             here = self._promise.record()
-            change_environment(self.out, self._record, here)
+            change_environment(self.out, self._record, here, self.config.compute.plain)
             self._set_origin(here["environment"])
             _tell("\n".join(told_of(self._promise.unproven)))
 

@@ -9,7 +9,7 @@ from ..differences import differences, named, some
 from ..errors import Failure, Refused
 from ..files import read_json
 from ..records import chain
-from ..records.names import ADDRESS, METRICS, RECEIPT, STEP_ROWS, WEIGHTS
+from ..records.names import ADDRESS, ENVIRONMENT, METRICS, RECEIPT, RUN, STEP_ROWS, WEIGHTS
 from ..records.receipt import Receipt, read
 
 
@@ -33,7 +33,14 @@ FILES: dict[str, Callable[[Path, Receipt], bool]] = {
     METRICS: lambda path, run: comparable(read_json(path)) == comparable(run.stated["metrics"]),
     STEP_ROWS: lambda path, run: chain.root(path, chain.STEP.itemsize) == run.stated["trace"],
     ADDRESS: lambda path, run: read_json(path) == {name: run.stated[name] for name in ("address", "parts", "preimage")},
+    ENVIRONMENT: lambda path, run: read_json(path).items() >= run.stated["environment"].items(),
+    RUN: lambda path, run: _begun(read_json(path)) == _begun(run.stated | run.stated["informational"]),
 }
+
+
+def _begun(facts: dict[str, Any]) -> dict[str, Any]:
+    """What run.json and a receipt both hold."""
+    return {name: facts[name] for name in ("config", "code", "started")} | {"resumed": facts.get("resumed", [])}
 
 
 def is_stated(run: Receipt, name: str) -> bool:

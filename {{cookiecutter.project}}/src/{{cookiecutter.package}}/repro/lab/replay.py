@@ -12,6 +12,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from ..asked import hashing, manifest
+from ..asked.classes import promises
 from ..asked.params import PARAMS
 from ..differences import differences, flatten, some
 from ..errors import Failure, Refused
@@ -208,7 +209,7 @@ def _compare(project: Project, receipt: Receipt, again: Receipt, source: Path, t
         root = f", trace root {there['trace']}" if there["trace"] else ""
         tell(f"REPRODUCED: weights {again.weights}{root}")
         return True
-    if classes[0] != classes[1]:
+    if classes[0] != classes[1] or not promises(classes[0]):
         holds, shown = results.within_tolerance(project, here["metrics"], there["metrics"])
         verdict = "metrics within tolerance" if holds else "METRICS DIFFER"
         tell(f"ENVIRONMENT DIFFERS: {classes[0]} there, {classes[1]} here; bits are not promised. {verdict}: {shown}")

@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 
 from ..asked import manifest
 from ..asked.address import content_address, fields
+from ..asked.classes import promises
 from ..asked.settings import Settings
 from ..asked.stages import require_own
 from ..asked.yaml_file import read_yaml
@@ -81,7 +82,7 @@ def check(project: Project, config: Settings, out: Path) -> list[Verdict]:
     committed = [*left, *([Verdict(*outputs.committed(project, locked))] if by_dvc else [])]
     same_address = [row for row in rows if row["address"] == run.stated["address"]]
     same_class = [row for row in same_address if row["environment"] == run.stated["environment"]["class"]]
-    if same_class:
+    if same_class and promises(run.stated["environment"]["class"]):
         return [_bits(run, same_class[0]), *committed]
     if same_address:
         return [_metrics(project, run, same_address[0]), *left]

@@ -5,10 +5,13 @@ from pathlib import Path
 from ..errors import Failure
 from ..project import Project
 from ..records.machinery import judged
-from ..records.names import PATCH, STEP_ROWS
+from ..records.names import CURVES, METRIC_ROWS, PATCH, STEP_ROWS, TENSOR_ROWS
 from ..records.receipt import Receipt, read
 from ..records.signature import standing
 from .beside import FILES, is_stated
+
+DERIVED = "address, environment and class follow from their preimages"
+UNSTATED = METRIC_ROWS, CURVES, TENSOR_ROWS
 
 
 def report(project: Project, path: Path, signers: Path | None) -> list[str]:
@@ -22,13 +25,13 @@ def report(project: Project, path: Path, signers: Path | None) -> list[str]:
         Refused: it is no receipt, or the signature is missing.
     """
     receipt = read(path)
-    lines = [f"receipt {receipt.name}: consistent in itself", *judged(project, receipt.stated.get("machinery"))]
+    itself = f"receipt {receipt.name}: consistent in itself: {DERIVED}"
     signed = standing(receipt.path, signers)
-    return [*lines, *_beside(receipt), signed]
+    return [itself, *judged(project, receipt.stated.get("machinery")), *_beside(receipt), signed]
 
 
 def _beside(receipt: Receipt) -> list[str]:
-    """What the comparison with the files beside the receipt says, and which could not be compared."""
+    """Which files beside the receipt are as it states, and which could not be compared, in one sentence."""
     stated = [name for name in FILES if name != STEP_ROWS or receipt.stated["trace"]]  # a run without a trace has none
     there = [name for name in stated if (receipt.path.parent / name).is_file()]
     if other := [name for name in there if not is_stated(receipt, name)]:
@@ -36,8 +39,10 @@ def _beside(receipt: Receipt) -> list[str]:
     if receipt.patch:
         there.append(PATCH)
     missing = [name for name in stated if name not in there]
-    lines = {
+    folder = receipt.path.parent
+    parts = {
         "as the receipt states": there,
         "not beside the receipt, so what it states of them is unchecked": missing,
+        "unchecked, because no receipt states them": [name for name in UNSTATED if (folder / name).is_file()],
     }
-    return [f"{', '.join(files)}: {words}" for words, files in lines.items() if files]
+    return ["; ".join(f"{', '.join(files)}: {words}" for words, files in parts.items() if files)]

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Every x86-64 CPU with AVX2 gives this digest with torch 2.13.0's CPU build, NumPy 2.4.6 and the mathematics of glibc,
-# while all portable pins are in force.
-RELEASED = "c7c6a0ea250fcd71f8926fc2fb058efa6e74db09888b18d6d0f686b5eaaa24ec"
+from ..asked.classes import RELEASED as RELEASED  # what the canary gives where all is as released
 
 
 def _numbers(*shape: int, start: int) -> Tensor:

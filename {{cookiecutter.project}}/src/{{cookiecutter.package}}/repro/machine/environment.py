@@ -12,13 +12,12 @@ from typing import Any
 import numpy
 import torch
 
-from ..asked.address import digest
+from ..asked.classes import PORTABLE, class_of, described
 from ..asked.settings import Compute, Determinism
 from ..credentials import SECRET, without_credentials
-from .canary import RELEASED, arithmetic_canary
+from .canary import arithmetic_canary
 from .switches import effective, is_portable
 
-PORTABLE = "cpu-portable"
 # Only these variables are read: no other one may reach a record.
 PREFIXES = (
     "ATEN_", "CUBLAS_", "CUDNN_", "DNNL_", "GLOO_", "KMP_", "MKL_", "NCCL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_",
@@ -43,7 +42,8 @@ def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def numeric_environment(determinism: Determinism, device: torch.device) -> dict[str, Any]:
     """The preimage of the environment's digest; call it after the switches are applied."""
     cuda = device.type == "cuda"
-    return {
+    relaxed = {"relaxed": sorted(determinism.relax)} if determinism.relax else {}
+    return relaxed | {
         "torch": {"version": torch.__version__, "git": torch.version.git_version},
         "cuda": _cuda(device) if cuda else None,
         "numpy": numpy.__version__,
@@ -66,19 +66,8 @@ def numeric_environment(determinism: Determinism, device: torch.device) -> dict[
 
 
 def environment_class(environment: dict[str, Any], compute: Compute) -> str:
-    """The name of the group of numeric environments that are known to share bits with this one.
-
-    Outside the portable class, a numeric environment is a class of its own.
-    """
-    portable = (
-        environment["device"] == "cpu"
-        and environment["cpu"]["arithmetic"] == RELEASED
-        and environment["threads"] == 1
-        and not environment["cpu"]["unproven"]
-    )
-    if portable and compute.plain:
-        return f"{PORTABLE}/torch-{environment['torch']['version']}"
-    return f"{environment['device']}/{digest(environment)[:16]}"
+    """The name of the group of numeric environments that are known to share bits with this one."""
+    return class_of(environment, compute.plain)
 
 
 def is_promised(environment: dict[str, Any], compute: Compute) -> bool:
@@ -93,12 +82,7 @@ def with_unproven(environment: dict[str, Any], operations: Iterable[str]) -> dic
 
 def record(environment: dict[str, Any], compute: Compute, **facts: Any) -> dict[str, Any]:
     """What `environment.json` holds; `facts` join the informational ones."""
-    return {
-        "environment": digest(environment),
-        "class": environment_class(environment, compute),
-        "preimage": environment,
-        "informational": informational() | facts,
-    }
+    return described(environment, compute.plain) | {"informational": informational() | facts}
 
 
 def informational() -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..asked import stages
 from ..asked.address import ContentAddress, digest
+from ..asked.classes import class_of, described
 from ..asked.settings import Settings
 from ..differences import Difference, differences, named, some
 from ..errors import Refused
@@ -76,7 +77,7 @@ def open_run(
     if resumed:
         _require_same_address(out, address)
         record.resume(environment["environment"])
-        _record_environment(out, environment, tell)
+        _record_environment(out, record, environment, config.compute.plain, tell)
         return Opened(record, resumed)
     code, patch = code_state(project)
     require_no_secret(patch)
@@ -127,13 +128,11 @@ def told_of(unproven: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def change_environment(out: Path, record: Record, environment: dict[str, Any]) -> None:
+def change_environment(out: Path, record: Record, environment: dict[str, Any], plain: bool) -> None:
     """Write down another numeric environment for the run, before any checkpoint names the one that it began with."""
-    begun = read_record(out, names.ENVIRONMENT)
-    if begun["class"].startswith("mixed/"):
-        environment = environment | {"class": begun["class"]}
-    write_json(out / names.ENVIRONMENT, environment)
-    record.change_environment(begun["environment"], environment["environment"])
+    begun, here = read_record(out, names.ENVIRONMENT), environment["preimage"]
+    write_json(out / names.ENVIRONMENT, environment | described(here, plain, begun.get("before", ())))
+    record.change_environment(digest(begun["preimage"]), digest(here))
 
 
 def _clear(
@@ -230,11 +229,17 @@ def _asked_there(out: Path, differing: Sequence[Difference]) -> str:
     return " and ".join([*filter(None, [" ".join(words)]), *(told for part, told in known.items() if part in parts)])
 
 
-def _record_environment(out: Path, environment: dict[str, Any], tell: Callable[[str], None]) -> None:
-    """Write down the numeric environment of a resumed run, and tell the user if it is another one than before."""
-    earlier = read_record(out, names.ENVIRONMENT)
-    if earlier["class"] != environment["class"]:
-        differing = named(differences(earlier["preimage"], environment["preimage"]), "there", "here")
+def _record_environment(
+    out: Path, record: Record, environment: dict[str, Any], plain: bool, tell: Callable[[str], None]
+) -> None:
+    """Write down the numeric environment of a resumed run, and those before it; say so if its class is another one."""
+    earlier, here = read_record(out, names.ENVIRONMENT), environment["preimage"]
+    before = earlier.get("before", [])
+    if earlier["preimage"] != here and earlier["preimage"] not in before:
+        before = [*before, earlier["preimage"]]
+    if class_of(earlier["preimage"], plain) != class_of(here, plain):
+        differing = named(differences(earlier["preimage"], here), "there", "here")
         tell(f"{out} goes on in another numeric environment, its bits are not promised. {differing}")
-        environment = environment | {"class": f"mixed/{digest([earlier['class'], environment['class']])[:16]}"}
-    write_json(out / names.ENVIRONMENT, environment)
+    stated = environment | described(here, plain, before)
+    write_json(out / names.ENVIRONMENT, stated)
+    record.describe(tags=read_record(out, names.RUN)["tags"] | {"repro.environment": stated["environment"]})

@@ -7,7 +7,7 @@ from typing import Any
 from ..files import parse_json, read_json, read_text
 from . import names
 
-ENVIRONMENT = {"environment": str, "class": str, "preimage": dict, "informational": dict}
+ENVIRONMENT = {"environment": str, "class": str, "preimage": dict, "before?": [dict], "informational": dict}
 NUMBER = (float, re.compile("-?inf|nan"))  # JSON has no word for the latter; see `receipt`
 CODE = {"commit": (str, None), "patch": (str, None)}
 ADDRESS = {

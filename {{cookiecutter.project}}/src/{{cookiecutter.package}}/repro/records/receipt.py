@@ -14,6 +14,7 @@ import rfc8785
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from ..asked.address import digest
+from ..asked.classes import could_be, described
 from ..asked.manifest import sha256_file
 from ..differences import flatten, some
 from ..errors import Failure, Refused
@@ -28,6 +29,7 @@ from .record import now
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://github.com/org/repro-template/receipt/v1"
 SCHEMA = 1
+OTHERWISE = "or another version of the template made it"
 Commit = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -90,6 +92,7 @@ class Environment(Form):
     environment: Sha256
     name: Annotated[str, Field(alias="class")]
     preimage: dict[str, Any]
+    before: list[dict[str, Any]] = []
 
 
 class Informational(Form):
@@ -129,7 +132,7 @@ def statement(project: Project, folder: Path, weights: str, trace: str | None) -
         "predicate": {
             "schema": SCHEMA,
             **read_record(folder, ADDRESS),
-            "environment": {name: environment[name] for name in ("environment", "class", "preimage")},
+            "environment": {name: value for name, value in environment.items() if name != "informational"},
             "config": facts["config"],
             "code": facts["code"],
             "machinery": machinery(project).stated(),
@@ -221,17 +224,19 @@ def read(path: Path) -> Receipt:
         if fault := unreadable(statement):
             raise ValueError(fault)
         require_form(Stated, stated, path)
-        environment = stated["environment"]
         hashes = {
             "address": (stated["address"], digest(stated["preimage"])),
             **{f"parts.{name}": (stated["parts"][name], digest(part)) for name, part in stated["preimage"].items()},
-            "environment": (environment["environment"], digest(environment["preimage"])),
         }
         asked = flatten(stated["preimage"]["config"]) | {"seed": stated["preimage"]["seed"]}
         others = [key for key, value in asked.items() if stated["config"].get(key) != value]
+        faults = _faults_of_environment(stated["environment"], asked, stated["config"].get("determinism.relax"))
+        if stated["parts"].keys() != stated["preimage"].keys():
+            faults.append("its parts are not those of its preimage")
         altered = [
             *(f"{name} is not the hash of its preimage" for name, (seen, wanted) in hashes.items() if seen != wanted),
             *(f"its config states another {key} than its preimage" for key in others),
+            *faults,
             *(["it is not canonical JSON"] if rfc8785.dumps(statement) != content else []),
         ]
         if altered:
@@ -243,6 +248,21 @@ def read(path: Path) -> Receipt:
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise Failure(f"{path}: altered, or no receipt: {type(error).__name__}: {error}") from None
     return Receipt(sha256_file(path), path, weights, stated)
+
+
+def _faults_of_environment(stated: dict[str, Any], asked: dict[str, Any], relax: Any) -> list[str]:
+    """In what a receipt's environment does not follow from its own preimages, and from the config `asked` for."""
+    environment, before = stated["preimage"], stated.get("before", [])
+    plain = asked.get("compute.precision", "float32") == "float32" and not asked.get("compute.compile")
+    derived = described(environment, plain, before)
+    faults = []
+    if stated["environment"] != derived["environment"]:
+        faults.append("environment is not the hash of its preimage")
+    if stated["class"] not in (derived["class"], derived["class"] if before else could_be(environment, plain)):
+        faults.append(f"environment.class is {stated['class']}, {derived['class']} follows from it, {OTHERWISE}")
+    if sorted(relax or ()) != (environment if not before else before[0]).get("relaxed", []):
+        faults.append(f"its config relaxes other switches than its environment, {OTHERWISE}")
+    return faults
 
 
 def resumes(folder: Path) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...asked.classes import promises
 from ...differences import differences, some
 from .. import diff
 from ..diff import DIFFERENT, EQUAL, SO_FAR, UNKNOWN
@@ -61,6 +62,8 @@ def _why(one: Seen, other: Seen) -> str:
     environments = [run.environment.get("environment") for run in (one, other)]
     if None in environments:
         return "The numeric environment of one is unknown."
+    if not promises(str(one.environment.get("class"))):
+        return "Switches were left off, or environments mixed, so no bits are promised."
     if environments[0] == environments[1]:
         return "Content address and numeric environment are the same, so this breaks the contract."
     preimages = [run.environment.get("preimage", {}) for run in (one, other)]
