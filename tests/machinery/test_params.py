@@ -3,13 +3,18 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from conftest import PACKAGE, PROJECT, python
+from project import train as train_module
 from project.config import Config
 from project.repro.asked.params import load
+from project.repro.asked.settings import NEUTRAL, Section
 from project.repro.errors import Refused
+from project.repro.records import receipt
+from project.repro.training.sampling import planned
+from pydantic import ValidationError
 
 PARAMS = (PROJECT / "params.yaml").read_text()
 
@@ -329,3 +334,61 @@ def test_help_names_the_stage(stage: str):
     done = python("-m", f"{PACKAGE}.{stage}", "--help")
     assert done.returncode == 0 and f"Usage: python -m {PACKAGE}.{stage}" in done.stdout
     assert all(option in done.stdout for option in ("--set KEY=VALUE", "--out"))
+
+
+# ---- numbers that no receipt could hold
+
+
+def test_every_number_has_bounds_that_a_receipt_can_hold(config: Config):
+    numbers = [key for key, value in config.flat().items() if type(value) in (int, float)]
+    assert len(numbers) > 25
+    for key in numbers:
+        whole = type(config.flat()[key]) is int
+        for value in [".inf", ".nan", "1e400", *([str(10**30), str(-(10**30)), str(2**53)] if whole else [])]:
+            (line,) = refusal_of(PROJECT / "params.yaml", f"{key}={value}")
+            assert line.startswith(f"--set {key}: ") and line.endswith(" wanted"), line
+
+
+def test_bounds_hold_for_an_owners_keys_however_they_nest():
+    class Own(Section):
+        """Keys with no bound of their own."""
+
+        counts: tuple[int, ...]
+        table: Annotated[dict[str, dict[str, float | int]], NEUTRAL]
+        anything: Any
+
+    fine = {"counts": [2**53 - 1], "table": {"a": {"b": -(2**53) + 1}}, "anything": {"x": [1e300]}}
+    Own.model_validate(fine)
+    for key, value in [
+        ("counts", [1, 2**53]),
+        ("table", {"a": {"b": -(2**53)}}),
+        ("anything", {"x": [1, 2**60]}),
+        ("anything", {"x": float("inf")}),
+    ]:
+        with pytest.raises(ValidationError) as refused:
+            Own.model_validate(fine | {key: value})
+        assert [error["loc"] for error in refused.value.errors()] == [(key,)]
+
+
+def test_run_with_the_largest_numbers_that_are_accepted_ends_with_a_receipt(
+    config: Config, prepared: Path, tmp_path: Path
+):
+    """Of the neutral keys; and a float that JSON writes as a whole number."""
+    largest = {
+        "checkpoint": {"every": 2**53 - 1, "keep": 2**53 - 1},
+        "integrity": {"compare_every": 2**53 - 1, "recompute_every": 2**53 - 1},
+        "trace": {"values": 2**53 - 1},
+        "parallel": {"timeout_seconds": 10**6, "replicas": 2**53 - 1},
+        "train": {"clip_norm": 1e20, "epochs": 1, "evaluate_every": 2**53 - 1, "evaluate_batch": 2**53 - 1},
+    }
+    overrides = [f"{section}.{key}={value!r}" for section, keys in largest.items() for key, value in keys.items()]
+    overrides += ["tracking.enabled=false", "loader.workers=1", f"data.prepared={prepared}", f"seed={2**53 - 1}"]
+    train_module.train(load(Config, PROJECT / "params.yaml", overrides), tmp_path)
+    assert receipt.read(tmp_path).stated["config"]["train.clip_norm"] == 1e20
+
+
+def test_training_of_more_steps_than_a_checkpoint_can_name_is_refused(config: Config):
+    for steps, epochs in ((10**9, None), (None, 2**53 - 1)):
+        with pytest.raises(Refused, match=r"run.steps\(\): \d+ steps, at most 999999999 wanted"):
+            planned(range(100), config, epochs, steps)
+    assert planned(range(100), config, None, 10**9 - 1)[1] == 10**9 - 1

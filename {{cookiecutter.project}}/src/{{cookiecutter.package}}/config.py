@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from .repro.asked import settings
 from .repro.asked.settings import NEUTRAL, Section, Settings
@@ -14,8 +14,8 @@ class Model(Section):
     """Which network, and how large; see model.py."""
 
     name: Literal["convnet", "transformer"]
-    width: Annotated[int, Field(gt=0, multiple_of=8)]
-    depth: PositiveInt
+    width: Annotated[int, Field(gt=0, le=2**14, multiple_of=8)]
+    depth: Annotated[int, Field(gt=0, le=1000)]
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -29,7 +29,7 @@ class Train(Section):
     """The optimisation and the augmentation; see train.py and data.py."""
 
     epochs: PositiveInt
-    shift: NonNegativeInt
+    shift: Annotated[int, Field(ge=0, le=8)]  # images have 8 x 8 pixels
     learning_rate: PositiveFloat
     weight_decay: NonNegativeFloat
     warmup: Fraction

@@ -8,6 +8,8 @@ only the first enters the content address:
 - `NEUTRAL`: must not change a bit
 """
 
+from collections.abc import Iterator
+from math import isfinite
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -16,8 +18,10 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveInt,
+    field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError, to_jsonable_python
 
 from ..differences import flatten
 
@@ -29,10 +33,33 @@ class Kind:
 NEUTRAL, ENVIRONMENT = Kind(), Kind()
 
 
+LARGEST = 2**53 - 1  # and its negative: canonical JSON (RFC 8785), of which receipts are, holds no larger whole number
+SECONDS = 10**6  # the longest time: some of the clocks that wait count milliseconds in 32 bits
+
+
 class Section(BaseModel):
-    """A group of keys: unknown ones are refused, values are finite and not changed after loading."""
+    """A group of keys: unknown ones are refused, receipts can hold all numbers, values do not change after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _numbers_that_a_receipt_holds(cls, value: Any) -> Any:
+        for number in _numbers(to_jsonable_python(value, inf_nan_mode="constants")):
+            if isinstance(number, int) and abs(number) > LARGEST:
+                raise PydanticCustomError("too_large", f"whole numbers from -{LARGEST} to {LARGEST} wanted")
+            if not isfinite(number):
+                raise PydanticCustomError("finite_number", "finite numbers wanted")
+        return value
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """The numbers in a JSON-compatible value."""
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(inner)
 
 
 Check = Literal["remembered", "every_byte"]
@@ -50,14 +77,14 @@ class Data(Section):
 class Parallel(Section):
     """How a global batch is split and its gradients are summed."""
 
-    global_batch: PositiveInt
+    global_batch: Annotated[int, Field(gt=0, le=2**20)]  # whose samples a host holds at once
     shards: PositiveInt
     reduce: Literal["order_free", "ddp"]
     shard: Annotated[Literal["none", "optimizer", "full"], NEUTRAL]
     replicas: Annotated[PositiveInt, NEUTRAL]
     gather: Annotated[Literal["float32", "bfloat16"], NEUTRAL]
     lsb: Annotated[int, Field(ge=-149, le=0)]  # float32 has no smaller number than 2**-149
-    timeout_seconds: Annotated[PositiveInt, NEUTRAL]
+    timeout_seconds: Annotated[int, Field(gt=0, le=SECONDS), NEUTRAL]
 
     @property
     def limit_exponent(self) -> int:
@@ -148,7 +175,7 @@ class Receipt(Section):
 class Loader(Section):
     """DataLoader settings that change speed only."""
 
-    workers: NonNegativeInt
+    workers: Annotated[int, Field(ge=0, le=1024)]
 
 
 class Tracking(Section):
@@ -158,8 +185,8 @@ class Tracking(Section):
     uri: str
     experiment: str
     model: bool
-    system_seconds: NonNegativeInt
-    wait_seconds: NonNegativeInt
+    system_seconds: Annotated[int, Field(ge=0, le=SECONDS)]
+    wait_seconds: Annotated[int, Field(ge=0, le=SECONDS)]
 
     @model_validator(mode="after")
     def _keep_credentials_out_of_files(self) -> Self:

@@ -215,7 +215,7 @@ def read(path: Path) -> Receipt:
         raise Refused(f"{path}: missing; the receipt of a finished run is wanted")
     content = path.read_bytes()
     try:
-        statement = json.loads(content)
+        statement = json.loads(content, parse_int=_integer)
         if statement["_type"] != STATEMENT or statement["predicateType"] != PREDICATE:
             raise Refused(f"{path}: {statement['predicateType']} seen, {PREDICATE} wanted")
         stated = statement["predicate"]
@@ -263,6 +263,12 @@ def _faults_of_environment(stated: dict[str, Any], asked: dict[str, Any], relax:
     if sorted(relax or ()) != (environment if not before else before[0]).get("relaxed", []):
         faults.append(f"its config relaxes other switches than its environment, {OTHERWISE}")
     return faults
+
+
+def _integer(text: str) -> float:
+    """A whole number as it was written: canonical JSON writes 1e20, too, without a point."""
+    number = int(text)
+    return number if abs(number) < 2**53 else float(number)
 
 
 def resumes(folder: Path) -> tuple[int, ...]:

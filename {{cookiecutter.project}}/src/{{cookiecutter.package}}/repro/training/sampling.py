@@ -21,6 +21,7 @@ from .seeds import derive
 from .world import World
 
 Key = tuple[int, int]  # (epoch, index of the sample in the dataset)
+MOST = 10**9 - 1  # steps: names of checkpoints have nine digits
 AHEAD = 2048  # keys that are computed at once, in a millisecond
 
 
@@ -86,7 +87,7 @@ def planned(dataset: Indexed, settings: Settings, epochs: int | None, steps: int
     """The plan of a training of so many epochs or steps, and its number of steps.
 
     Raises:
-        Refused: there is nothing to plan, or no dataset.
+        Refused: there is nothing to plan, too much, or no dataset.
     """
     if not isinstance(dataset, Indexed):
         raise Refused(
@@ -100,6 +101,8 @@ def planned(dataset: Indexed, settings: Settings, epochs: int | None, steps: int
     if stop < 1 or len(dataset) < 1:
         told = f"{stop} steps of a dataset of {len(dataset)} samples"
         raise Refused(f"run.steps(): {told}, at least one of each wanted")
+    if stop > MOST:
+        raise Refused(f"run.steps(): {stop} steps, at most {MOST} wanted: ask for fewer epochs, or a larger batch")
     return plan, stop
 
 
