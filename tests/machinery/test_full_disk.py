@@ -83,7 +83,9 @@ def test_full_disk_is_told_and_costs_no_older_checkpoint(disk: str, tmp_path: Pa
         assert seen["step"] == 1 and seen["rest"] == []
         (message,) = seen["told"] if on_error == "continue" else [seen["failure"]]
         assert message.startswith("no checkpoint was written: ")
-        assert message.endswith("; the previous one is whole")
+        then = "Free some space, and the same command goes on from it"
+        then = "The training goes on" if on_error == "continue" else then
+        assert message.endswith(f"; the last one is whole, after step 1. {then}")
         reason = {"tmpfs": errno.ENOSPC, "limit": errno.EFBIG}[disk]
         assert os.strerror(reason) in message and "\n" not in message
         assert bool(seen["failure"]) == (on_error == "stop")
@@ -106,6 +108,6 @@ def test_run_that_meets_a_full_disk_is_told_and_finished_later(
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     told = done.stderr.splitlines()[-1]
     assert os.strerror(errno.EFBIG) in told
-    assert ("model.safetensors was not written" if hit == "weights" else "free some space and run") in told
+    assert ("model.safetensors was not written" if hit == "weights" else "free some space; the same command") in told
     again = trained(out, prepared, *settings)
     assert again.done.returncode == 0 and again.weights == untracked.weights

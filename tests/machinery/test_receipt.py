@@ -1,26 +1,33 @@
 """A receipt states what happened, and no byte of it can be changed unseen."""
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import rfc8785
+from attempt import inside
 from conftest import PACKAGE, SECRETS, WORD, Trained, python, trained
 from project import PROJECT as OURS
+from project import train as train_module
 from project.config import Config
+from project.repro import run as run_module
 from project.repro.asked.address import digest
 from project.repro.asked.manifest import sha256_file
+from project.repro.asked.settings import Receipt as Signing
 from project.repro.errors import Failure, Refused
 from project.repro.files import read_json
 from project.repro.lab import verify_receipt
-from project.repro.records import names
+from project.repro.records import names, signature
 from project.repro.records.machinery import judged, machinery
 from project.repro.records.receipt import read
 from project.repro.run import Run
+from server import until
 
 ADA = "ada@example.org"
 
@@ -319,9 +326,85 @@ def test_configured_key_that_is_missing_stops_before_the_run(config: Config, pre
     assert not (tmp_path / "run").exists()
 
 
-def test_key_that_cannot_sign_costs_the_signature_and_not_the_run(prepared: Path, tmp_path: Path):
+def test_key_that_is_lost_on_the_way_costs_the_signature_and_not_the_run(
+    config: Config,
+    keys: Path,
+    prepared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    lost, run = tmp_path / "lost", tmp_path / "run"
+    monkeypatch.setattr(run_module, "require_key", lambda key: None)
+    asked = inside(config, prepared, workers=0)
+    train_module.train(asked.model_copy(update={"receipt": Signing(key=str(lost))}), run)
+    assert "is not signed: " in capsys.readouterr().err
+    assert verify_receipt.report(OURS, run, None)[-1].startswith("not signed")
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Path:
+    """A key with a passphrase."""
+    path = key(tmp_path, "locked")
+    subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "a passphrase", "-f", path], check=True)
+    return path
+
+
+# In a session with a terminal of its own, as a person's: prints why the key is refused.
+ON_A_TERMINAL = """
+import os, pty, sys
+from pathlib import Path
+pid, terminal = pty.fork()
+if pid == 0:
+    sys.path.insert(0, sys.argv[1])
+    import conftest
+    from project.repro.errors import Refused
+    from project.repro.records.signature import require_key
+    try:
+        require_key(sys.argv[2])
+        print("it signs", flush=True)
+    except Refused as refused:
+        print(refused, flush=True)
+    os._exit(0)
+try:
+    while said := os.read(terminal, 4096):
+        sys.stdout.buffer.write(said)
+except OSError:
+    pass
+os.waitpid(pid, 0)
+"""
+
+
+def test_locked_key_is_refused_before_the_run_and_no_terminal_asked(locked: Path):
+    command = [sys.executable, "-c", ON_A_TERMINAL, Path(__file__).parent, locked]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | {"DISPLAY": ":9"})
+    said = done.stdout.strip()
+    assert said.startswith(f"receipt.key: {locked} cannot sign: ") and "\n" not in said, said
+    assert said.endswith(f"hand it to ssh-agent and repeat the command: ssh-add {locked}")
+
+
+def test_key_that_cannot_sign_is_refused_before_the_run(config: Config, prepared: Path, keys: Path, tmp_path: Path):
     (tmp_path / "key").write_text("no key at all")
-    (tmp_path / "key").chmod(0o600)
-    ended = trained(tmp_path / "run", prepared, "tracking.enabled=false", f"receipt.key={tmp_path / 'key'}")
-    assert ended.done.returncode == 0 and "is not signed: " in ended.done.stderr
-    assert verify_receipt.report(OURS, tmp_path / "run", None)[-1].startswith("not signed")
+    asked = inside(config, prepared).model_copy(update={"receipt": Signing(key=str(tmp_path / "key"))})
+    with pytest.raises(Refused, match="cannot sign: "), Run(OURS, asked, tmp_path / "run"):
+        raise AssertionError("the run has begun")
+    assert not (tmp_path / "run").exists()
+    signature.require_key(str(keys / "ada"))  # the control
+
+
+def test_locked_key_that_an_agent_holds_signs(locked: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "ask").write_text("#!/bin/sh\necho a passphrase\n")
+    (tmp_path / "ask").chmod(0o700)
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", tmp_path / "agent"], stdout=subprocess.DEVNULL)
+    try:
+        until((tmp_path / "agent").exists)
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+        asking = {"SSH_ASKPASS": str(tmp_path / "ask"), "SSH_ASKPASS_REQUIRE": "force"}
+        subprocess.run(["ssh-add", "-q", locked], check=True, env=os.environ | asking)
+        signature.require_key(str(locked))
+        signature.sign(run, str(locked))
+    finally:
+        agent.kill()
+        agent.wait()
+    (tmp_path / "signers").write_text(f"{ADA} {locked.with_suffix('.pub').read_text()}")
+    assert verify_receipt.report(OURS, run, tmp_path / "signers")[-1] == f"signed by {ADA}"

@@ -90,7 +90,9 @@ def test_error_in_the_background_is_told_once(
     saver = Saver(tmp_path, ORIGIN, ONE.model_copy(update={"on_error": on_error}), lambda: None)
     saver.save(1, training.model, training.optimizer)
     saver.wait()
-    told, failure = f"no checkpoint was written: {error}; the previous one is whole", saver.failure()
+    remedy = "Free some space" if isinstance(error, OSError) else "Mend that"
+    then = f"{remedy}, and the same command begins with step 0" if on_error == "stop" else "The training goes on"
+    told, failure = f"no checkpoint was written: {error}; there is none yet. {then}", saver.failure()
     assert str(failure) == (told if on_error == "stop" else "None")
     assert capsys.readouterr().err == ("" if on_error == "stop" else told + "\n")
     assert saver.failure() is None and capsys.readouterr().err == ""

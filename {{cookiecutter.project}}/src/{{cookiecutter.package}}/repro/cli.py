@@ -12,6 +12,7 @@ from .asked.params import load
 from .asked.settings import Settings
 from .errors import Failure, of_system
 from .launch import overriding
+from .output import outlive_readers
 from .place import rank_and_size
 from .project import Project
 
@@ -45,6 +46,7 @@ class Grouped(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         """Run the verb."""
+        outlive_readers()
         try:
             return super().invoke(context)
         except (Failure, OSError) as error:

@@ -98,7 +98,7 @@ FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 def of_system(error: OSError) -> Failure | None:
     """The failure that a user can mend by another place or more space; None for one that needs its traceback."""
     if error.errno in FULL:
-        return Failure(f"{error}: free some space and run the same command again, it goes on from its last checkpoint")
+        return Failure(f"{error}: free some space; the same command goes on from its last checkpoint, if there is one")
     if error.errno in NO_PLACE:
         return Refused(f"{error.filename or 'the current folder'}: {error.strerror}: {NO_PLACE[error.errno]}")
     return None

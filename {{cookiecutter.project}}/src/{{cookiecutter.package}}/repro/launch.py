@@ -15,6 +15,7 @@ from .asked.params import load
 from .asked.settings import Data, Settings
 from .errors import Failure, Refused, of_system
 from .machine.switches import missing_variables, set_environment
+from .output import outlive_readers
 from .project import Project
 from .torchrun import end_with_launcher, torchrun
 from .training.seeds import derive, seed_everything
@@ -68,6 +69,7 @@ def begin(project: Project, schema: type[S], trains: bool = False) -> tuple[S, P
     missing, this process has started itself again with it. A stage that `trains` may be asked for several ranks:
     then this process starts them, and ends with their exit code.
     """
+    outlive_readers()
     parser = _arguments_of_training if trains else _arguments
     try:
         parsed = parser.main(prog_name=f"python -m {_module()}", standalone_mode=False)

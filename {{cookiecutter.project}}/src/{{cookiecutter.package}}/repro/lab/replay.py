@@ -34,6 +34,8 @@ from {package}.repro.asked.params import load
 from {package}.repro.differences import flatten
 print(json.dumps([*flatten(load(Config).addressed())]))
 """
+# git and DVC may reach out to a remote, and would ask a terminal for its password
+NO_TERMINAL: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
 ENVIRONMENT_KEYS = ("device", "determinism.cpu", "determinism.relax")
 
 
@@ -152,7 +154,7 @@ def _remove(project: Project, tree: Path) -> None:
 
 
 def _git(folder: Path, *words: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
-    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, **NO_TERMINAL)
     if check and done.returncode:
         raise Failure(f"git {' '.join(words)}: {' '.join(done.stderr.split())}")
     return done
@@ -190,7 +192,7 @@ def _raw(project: Project, config: Mapping[str, Any], wanted: str, tree: Project
 
 def _dvc(project: Project, *words: str) -> str:
     command = [sys.executable, "-m", "dvc", *words]
-    return subprocess.run(command, cwd=project.root, capture_output=True, text=True).stdout
+    return subprocess.run(command, cwd=project.root, capture_output=True, text=True, **NO_TERMINAL).stdout
 
 
 def _configured(project: Project, named: str, wanted: str) -> Path:

@@ -1,18 +1,27 @@
 """Signatures of receipts, in OpenSSH's format (PROTOCOL.sshsig), made and checked by ssh-keygen."""
 
+import os
 import subprocess
 from pathlib import Path
 
 from ..errors import Failure, Refused
 from .names import RECEIPT, SIGNATURE
 
+PATIENCE = 60  # seconds: a key in hardware waits for a touch
 NAMESPACE = "repro-receipt"  # a signature made for another purpose is none of a receipt
 
 
 def require_key(key: str) -> None:
-    """Refuse a configured key that is not there, before a run has begun."""
-    if key and not Path(key).expanduser().is_file():
+    """Refuse a configured key that is not there or cannot sign, before a run has begun."""
+    if not key:
+        return
+    if not Path(key).expanduser().is_file():
         raise Refused(f"receipt.key: {key} is missing; wanted the file of an ssh key, or nothing to leave it unsigned")
+    if reason := _reason("sign", "-n", NAMESPACE, "-f", _place(key), standard_input=b"a trial"):
+        raise Refused(
+            f"receipt.key: {key} cannot sign: {reason}. If it has a passphrase, hand it to ssh-agent and repeat the "
+            f"command: ssh-add {key}"
+        )
 
 
 def sign(folder: Path, key: str) -> None:
@@ -21,15 +30,23 @@ def sign(folder: Path, key: str) -> None:
     Raises:
         Failure: there is no ssh-keygen, or it could not use the key.
     """
-    command = ["ssh-keygen", "-Y", "sign", "-n", NAMESPACE, "-f", str(Path(key).expanduser()), str(folder / RECEIPT)]
+    words = ("sign", "-n", NAMESPACE, "-f", _place(key), str(folder / RECEIPT))
     (folder / SIGNATURE).unlink(missing_ok=True)  # it would ask whether to overwrite it
+    if reason := _reason(*words):
+        raise Failure(f"{folder / RECEIPT} is not signed: {reason}. Sign it with: ssh-keygen -Y {' '.join(words)}")
+
+
+def _place(key: str) -> str:
+    return str(Path(key).expanduser())
+
+
+def _reason(verb: str, *options: str, standard_input: bytes = b"") -> str:
+    """Why ssh-keygen could not do it; empty if it could."""
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        reason = "" if done.returncode == 0 else " ".join(done.stderr.split())
-    except FileNotFoundError:
-        reason = "ssh-keygen is not installed"
-    if reason:
-        raise Failure(f"{folder / RECEIPT} is not signed: {reason}. Sign it with: {' '.join(command)}")
+        done = _ssh_keygen(verb, *options, standard_input=standard_input)
+    except (Refused, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return " ".join(done.stderr.split()) or f"exit code {done.returncode}" if done.returncode else ""
 
 
 def standing(path: Path, signers: Path | None) -> str:
@@ -66,9 +83,14 @@ def signer(path: Path, signers: Path) -> str:
 
 
 def _ssh_keygen(verb: str, *options: str, standard_input: bytes = b"") -> subprocess.CompletedProcess[str]:
+    """Run ssh-keygen to its end. It asks ssh-agent for keys, but no person: it has no terminal and no window."""
     command = ["ssh-keygen", "-Y", verb, *options]
+    environ = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "SSH_ASKPASS")}
+    environ["SSH_ASKPASS_REQUIRE"] = "never"
     try:
-        done = subprocess.run(command, input=standard_input, capture_output=True)
+        done = subprocess.run(
+            command, input=standard_input, capture_output=True, env=environ, start_new_session=True, timeout=PATIENCE
+        )
     except FileNotFoundError:
         raise Refused("ssh-keygen is not installed; it is part of OpenSSH (apt install openssh-client)") from None
     return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -1,5 +1,6 @@
 """Checkpoints are written in the background, while the training goes on."""
 
+import os
 import shutil
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from ..asked.settings import Checkpoint
-from ..errors import Failure
+from ..errors import FULL, Failure
 from . import checkpoint
 from .checkpoint import Origin
 from .pieces import Held, Piece, whole
@@ -128,8 +129,14 @@ class Saver:
         if self._unsealed or not self._error:  # one rank's error is to become that of all
             return None
         error, self._error = self._error, None
-        failure = Failure(f"no checkpoint was written: {error}; the previous one is whole")
-        if self.settings.on_error == "stop":
+        there = checkpoint.found(self.folder)
+        last = f"the last one is whole, after step {int(there[-1].name[:9])}" if there else "there is none yet"
+        stops = self.settings.on_error == "stop"
+        remedy = "Free some space" if any(os.strerror(code) in str(error) for code in FULL) else "Mend that"
+        begins = "goes on from it" if there else "begins with step 0"
+        then = f"{remedy}, and the same command {begins}" if stops else "The training goes on"
+        failure = Failure(f"no checkpoint was written: {error}; {last}. {then}")
+        if stops:
             return failure
         if self._world.leads:
             print(failure, file=sys.stderr, flush=True)
