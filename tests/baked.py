@@ -18,9 +18,9 @@ Environment = Mapping[str, str]
 
 
 def run(*command: str | Path, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command; what it prints, errors included, is in `stdout`."""
-    pipe, merge = subprocess.PIPE, subprocess.STDOUT
-    done = subprocess.run(command, stdout=pipe, stderr=merge, text=True, encoding="utf-8", check=False, **options)
+    """Run a command; what it prints, errors included unless `stderr` says where they go, is in `stdout`."""
+    options = {"stderr": subprocess.STDOUT} | options
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=False, **options)
     assert not check or done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}"
     return done
 

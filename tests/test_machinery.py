@@ -1,13 +1,30 @@
 """The machinery's tests, on a freshly generated project: groups of their files, side by side as classes are."""
 
+import faulthandler
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from bake import ROOT, in_venv
-from baked import InstalledProject, run
+from baked import PROJECT, InstalledProject, run
 
 TESTS = ROOT / "tests" / "machinery"
 REPORT = r"^\d+ passed(, \d+ (deselected|warnings?))* in "  # and nothing failed, nothing skipped
+
+
+HANGING = "import time\ndef test_hangs(): time.sleep(2)"
+
+
+def test_hanging_test_shows_where_it_waits(tmp_path: Path) -> None:
+    """After two minutes: here, in the tests of the machinery, and in those of a generated project."""
+    for settings in (ROOT / "pyproject.toml", TESTS / "pytest.ini", ROOT / PROJECT / "pyproject.toml"):
+        assert re.search("^faulthandler_timeout = 120\\b", settings.read_text(), re.MULTILINE), settings
+    (tmp_path / "test_hanging.py").write_text(HANGING)
+    words = [sys.executable, "-m", "pytest", "-c", str(TESTS / "pytest.ini"), "-o", "faulthandler_timeout=0.5"]
+    done = run(*words, f"--rootdir={tmp_path}", tmp_path, cwd=tmp_path, stderr=subprocess.PIPE)
+    assert done.stderr.startswith("Timeout") and 'test_hanging.py", line 2 in test_hangs' in done.stderr
 
 
 class Group:
@@ -15,12 +32,16 @@ class Group:
 
     files: tuple[str, ...]
 
-    def test_machinery(self, project: InstalledProject, pytestconfig: pytest.Config) -> None:
-        """They pass, and none is skipped."""
+    def test_machinery(
+        self, project: InstalledProject, pytestconfig: pytest.Config, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """They pass, and none is skipped. One that hangs says so at once; here it would wait for the end of all."""
+        faulthandler.cancel_dump_traceback_later()
         env = in_venv(project.path, project.env) | {"REPRO_PROJECT": str(project.path)}
         names = [f"test_{name}.py" for name in self.files]
         marked = ["-m", pytestconfig.option.markexpr]  # the tests that are chosen here
-        printed = run("python", "-m", "pytest", *marked, *names, cwd=TESTS, env=env).stdout
+        with capfd.disabled():
+            printed = run("python", "-m", "pytest", *marked, *names, cwd=TESTS, env=env, stderr=None).stdout
         assert re.search(REPORT, printed, re.MULTILINE), printed
 
 
