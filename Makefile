@@ -1,6 +1,7 @@
 # Every target is one line of `make help`. Needs python >= 3.11, make and git.
 PYTHON ?= python3
 TOOLS := build/tools
+HYPOTHESIS := build/hypothesis
 IN_TOOLS = PATH="$(abspath $(TOOLS))/bin:$$PATH"
 # Tests wait for processes and servers now and then: three workers keep two cores busy.
 WORKERS = $(shell echo $$(($$(nproc) * 3 / 2)))
@@ -19,7 +20,7 @@ help:  ## list the targets
 demo: $(TOOLS)/.locked  ## generate a project, train it twice in different ways, compare the bits
 	@$(IN_TOOLS) python tools/demo.py
 
-test: $(TOOLS)/.locked  ## test generation, a generated project and its machinery (TESTS=FILES); ten minutes
+test: $(HYPOTHESIS)/.locked  ## test generation, a generated project and its machinery (TESTS=FILES); ten minutes
 	@echo "pytest"
 	@$(PYTEST) $(or $(TESTS),-m "not long")
 
@@ -28,7 +29,7 @@ test-hosts: $(TOOLS)/.locked  ## test containers, Slurm, PostgreSQL, networks, o
 	@echo "pytest"
 	@$(PYTEST) $(or $(TESTS),tests/hosts)
 
-test-all: $(TOOLS)/.locked  ## run the tests of both, side by side, as CI does; as root
+test-all: $(HYPOTHESIS)/.locked  ## run the tests of both, side by side, as CI does; as root
 	@$(IN_TOOLS) python tests/hosts/packages.py
 	@echo "pytest"
 	@$(PYTEST) tests/hosts tests
@@ -105,4 +106,9 @@ $(TOOLS)/.locked: requirements/test.txt
 	@echo "installing the template's tools into $(TOOLS)"
 	@$(PYTHON) -m venv --clear $(TOOLS)
 	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/test.txt
+	@touch $@
+
+# For the machinery's tests, in a folder of its own: a generated project's environment has what its locks have.
+$(HYPOTHESIS)/.locked: tests/machinery/requirements.txt $(TOOLS)/.locked
+	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --upgrade --target $(HYPOTHESIS) -r $<
 	@touch $@

@@ -32,6 +32,7 @@ pytest.register_assert_rewrite("server")  # it asserts too, and tells as much
 
 # This project is what is tested, installed or not, by this process and by those it starts.
 sys.path[:0] = [str(PROJECT / "src"), str(PROJECT / "requirements")]
+sys.path.append(str(Path(__file__).parents[2] / "build" / "hypothesis"))  # where the template's Makefile puts it
 os.environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # dvc, and the python of its stages
 
