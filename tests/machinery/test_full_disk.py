@@ -17,6 +17,7 @@ import torch
 from conftest import PACKAGE, Trained, python, trained, training
 from project.repro.asked.settings import Checkpoint
 from project.repro.training.checkpoint import found, newest
+from project.repro.training.optimizers import Optimizers
 from project.repro.training.saver import Saver
 from states import ORIGIN, Training, silent
 from torch import nn
@@ -29,7 +30,7 @@ class Large(Training):
 
     def __init__(self) -> None:
         self.model = nn.Linear(400, 400)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.optimizers = Optimizers(torch.optim.SGD(self.model.parameters(), lr=0.1), self.model)
         self.done = 1
 
 
@@ -37,11 +38,11 @@ def on_a_full_disk(folder: Path, on_error: str) -> dict[str, Any]:
     """Save twice, where the second one does not fit; what happened."""
     training = Large()
     saver = Saver(folder, ORIGIN, Checkpoint(every=1, keep=3, on_error=on_error), lambda: None)
-    saver.save(1, training.model, training.optimizer)
+    saver.save(1, training.model, training.optimizers)
     saver.wait()
     if os.environ["DISK"] == "limit":  # no file may grow beyond half of one
         resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL // 4, resource.RLIM_INFINITY))
-    saver.save(2, training.model, training.optimizer)
+    saver.save(2, training.model, training.optimizers)
     saver.wait()
     with redirect_stderr(io.StringIO()) as told:
         failure = saver.failure()

@@ -43,9 +43,9 @@ def test_saving_waits_for_nothing_but_the_copy_and_the_save_before(gate: Gate, t
     training = Training()
     training.step(1)
     saver = Saver(tmp_path, ORIGIN, ONE, lambda: None)
-    saver.save(1, training.model, training.optimizer)  # returns, although nothing gets written
+    saver.save(1, training.model, training.optimizers)  # returns, although nothing gets written
     training.step(1)
-    second = threading.Thread(target=saver.save, args=(2, training.model, training.optimizer))
+    second = threading.Thread(target=saver.save, args=(2, training.model, training.optimizers))
     second.start()
     second.join(0.2)
     assert second.is_alive() and gate.entered == [1], "two snapshots at once"
@@ -68,7 +68,7 @@ def test_what_is_saved_is_the_state_when_save_returned(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(checkpoint, "write", later)
     saver = Saver(tmp_path, ORIGIN, ONE, lambda: None)
-    saver.save(2, training.model, training.optimizer)
+    saver.save(2, training.model, training.optimizers)
     training.step(3)
     free.set()
     saver.wait()
@@ -88,7 +88,7 @@ def test_error_in_the_background_is_told_once(
     monkeypatch.setattr(checkpoint, "write", fail)
     training = Training()
     saver = Saver(tmp_path, ORIGIN, ONE.model_copy(update={"on_error": on_error}), lambda: None)
-    saver.save(1, training.model, training.optimizer)
+    saver.save(1, training.model, training.optimizers)
     saver.wait()
     remedy = "Free some space" if isinstance(error, OSError) else "Mend that"
     then = f"{remedy}, and the same command begins with step 0" if on_error == "stop" else "The training goes on"
@@ -108,7 +108,7 @@ def test_first_things_are_done_first_and_in_the_background(tmp_path: Path):
     training = Training()
     training.step(1)
     saver = Saver(tmp_path, ORIGIN, ONE, first)
-    saver.save(1, training.model, training.optimizer)
+    saver.save(1, training.model, training.optimizers)
     saver.wait()
     assert seen == [("checkpoint", 0)] and len(found(tmp_path)) == 1
 
@@ -119,6 +119,6 @@ def test_first_things_that_fail_leave_no_checkpoint(tmp_path: Path):
 
     training = Training()
     saver = Saver(tmp_path, ORIGIN, ONE, first)
-    saver.save(1, training.model, training.optimizer)
+    saver.save(1, training.model, training.optimizers)
     saver.wait()
     assert "Input/output error" in str(saver.failure()) and found(tmp_path) == []

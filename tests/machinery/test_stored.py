@@ -10,6 +10,7 @@ import torch
 from conftest import Trained, trained
 from faulty import Faulty
 from project.repro.errors import Failure
+from project.repro.records import names
 from project.repro.training import checkpoint, final, stored
 from project.repro.training.pieces import Piece, whole
 from project.repro.training.snapshot import copy, look, put
@@ -72,6 +73,24 @@ def test_weights_are_gathered_into_files_without_a_name(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [] and there["0.weight"] is there["2.weight"]
     wanted = model.state_dict()
     assert there.keys() == wanted.keys() and all(same(there[name], wanted[name]) for name in wanted)
+
+
+def test_names_of_tied_tensors_are_sorted(tmp_path: Path):
+    """Their file would have other bytes each time: safetensors has no order of them."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
+    for layer in model[1:]:
+        layer.weight = model[0].weight
+    (tmp_path / names.ADDRESS).touch()
+    files = set()
+    for _ in range(4):
+        final.write(model, tmp_path)
+        files.add((tmp_path / names.WEIGHTS).read_bytes())
+    assert len(files) == 1
+    other = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
+    for layer in other[1:]:
+        layer.weight = other[0].weight
+    final.load_weights(other, tmp_path)
+    assert all(same(one, there) for one, there in zip(model.parameters(), other.parameters(), strict=True))
 
 
 class Rounds(torch.optim.AdamW):
