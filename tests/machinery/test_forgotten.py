@@ -22,8 +22,10 @@ from project.config import Config
 from project.repro import launch
 from project.repro.asked import stages
 from project.repro.errors import Refused
+from project.repro.files import read_json
+from project.repro.machine import switches
 from project.repro.records import names
-from project.repro.run import Run
+from project.repro.run import Run, alone
 from project.repro.step import Step
 from project.repro.training.buffers import Buffers
 from project.repro.training.final import load_weights
@@ -193,6 +195,124 @@ def test_model_made_before_the_run_follows_from_the_seed(config: Config, prepare
         torch.manual_seed(len(made))
         launch.call(PROJECT, stage, inside(config, prepared).model_copy(update={"seed": seed}), tmp_path)
     assert torch.equal(made[0], made[1]) and not torch.equal(made[0], made[2])
+
+
+# ---- switches that the code changes after they were set and recorded
+
+CHANGES: dict[str, Callable[[], object]] = {
+    "OMP_NUM_THREADS": lambda: torch.set_num_threads(2),
+    "deterministic_debug_mode": lambda: torch.use_deterministic_algorithms(False),
+    "backends.cudnn.benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "float32_matmul_precision": lambda: torch.set_float32_matmul_precision("high"),
+    "fp32_precision": lambda: setattr(torch.backends.mkldnn.conv, "fp32_precision", "bf16"),
+    "backends.cudnn.allow_tf32": lambda: setattr(torch.backends.cudnn.conv, "fp32_precision", "tf32"),
+    "jit_profiling_mode": lambda: torch._C._jit_set_profiling_mode(True),
+}
+MOMENTS = {"before step 0": 0, "at a checkpoint": 1, "after the last step": STEPS}  # how many steps are saved
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """One thread again, which no variable can bring back."""
+    yield
+    torch.set_num_threads(1)
+
+
+def changing(name: str, moment: str) -> Loop:
+    """The loop in which a switch is changed at this moment."""
+
+    def loop(run: Run, parts: Parts) -> None:
+        def change(now: str) -> None:
+            if now == moment:
+                CHANGES[name]()
+
+        change("before step 0")
+        for step in parts.steps(run):
+            if step.number == 1:
+                change("at a checkpoint")
+            good(step, parts)
+        change("after the last step")
+        run.finish()
+
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("name", "moment"), [*((name, "before step 0") for name in CHANGES), *(("OMP_NUM_THREADS", at) for at in MOMENTS)]
+)
+def test_switch_that_the_code_changes_ends_the_run_by_name(
+    name: str, moment: str, attempt: Callable[..., Ended], config: Config, threads: None
+):
+    ended = attempt(changing(name, moment), checkpoint=config.checkpoint.model_copy(update={"every": 1}))
+    assert ended.code == 2
+    told = ended.told.splitlines()
+    assert f"switch {name}: " in ended.told and all("changed it after the run began: remove" in line for line in told)
+    saved = [path.name[:9] for path in (ended.out / names.CHECKPOINTS).glob("0*")]
+    assert max(map(int, saved), default=0) == MOMENTS[moment] and not (ended.out / names.WEIGHTS).exists()
+
+
+def test_relaxed_switch_is_held_to_what_was_recorded(attempt: Callable[..., Ended], config: Config, threads: None):
+    relaxed = config.determinism.model_copy(update={"relax": ("OMP_NUM_THREADS", "MKL_NUM_THREADS")})
+    assert attempt(changing("OMP_NUM_THREADS", "before step 0"), determinism=relaxed).code == 2
+    ended = attempt(plain, determinism=relaxed, out="begun so")  # it stands in the record: two threads
+    assert ended.code == 0
+    assert read_json(ended.out / names.ENVIRONMENT)["preimage"]["switches"]["OMP_NUM_THREADS"] == 2
+
+
+def test_evaluation_with_a_changed_switch_is_refused(
+    config: Config, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], threads: None
+):
+    for change, code in ((lambda: None, 0), (lambda: torch.set_num_threads(2), 2)):
+
+        def stage(config: Config, out: Path) -> None:
+            alone(config)
+            change()
+
+        try:
+            launch.call(PROJECT, stage, inside(config, prepared), tmp_path)
+        except SystemExit as ended:
+            assert ended.code == code and "switch OMP_NUM_THREADS: 2 is effective" in capsys.readouterr().err
+        else:
+            assert code == 0
+
+
+# ---- code that torch.jit compiles: for the calls and shapes that one process has met, where no switch forbids it
+
+
+def scripted(run: Run, parts: Parts, stop: bool = False) -> None:
+    """A loop whose model calls what torch.jit compiles; nothing is compiled at its begin, as in another process."""
+
+    def gelu(x: Tensor) -> Tensor:
+        return x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
+
+    class Gelu(nn.Module):
+        function = staticmethod(torch.jit.script(gelu))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.function(x)
+
+    parts.model.insert(1, Gelu())
+    for step in parts.steps(run):
+        good(step, parts)
+        step.log(weights=parts.model[0].weight.detach().double().sum())
+        run._terminated = stop and step.number == 0
+    run.finish()
+
+
+@pytest.mark.parametrize("switched", [True, False])
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_jit_compiles_nothing_that_depends_on_earlier_calls(
+    switched: bool, attempt: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+):
+    rows = [row for row in switches.SWITCHES if row.name.startswith("jit_")]
+    if not switched:
+        monkeypatch.setattr(switches, "SWITCHES", [row for row in switches.SWITCHES if row not in rows])
+        for row in rows:
+            row.write(True)
+    alone = attempt(scripted, "ddp", out="alone")
+    assert alone.code == 0 and attempt(partial(scripted, stop=True), "ddp").code == 143
+    resumed = attempt(scripted, "ddp")
+    assert ((alone.code, alone.rows()) == (resumed.code, resumed.rows())) == switched
 
 
 # ---- state besides the model's and the optimizer's

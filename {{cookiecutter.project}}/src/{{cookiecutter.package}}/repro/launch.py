@@ -14,7 +14,7 @@ from .asked.anew import prepared_anew
 from .asked.params import load
 from .asked.settings import Data, Settings
 from .errors import Failure, Refused, of_system
-from .machine.switches import missing_variables, set_environment
+from .machine.switches import require_held, set_environment, told_variables
 from .output import outlive_readers
 from .project import Project
 from .torchrun import end_with_launcher, torchrun
@@ -98,7 +98,7 @@ def _start_ranks(config: Settings, overrides: tuple[str, ...], out: Path, ranks:
     if ranks > config.parallel.shards:
         raise Refused(f"--ranks {ranks} given, at most parallel.shards={config.parallel.shards} wanted: each runs one")
     words = [*(word for override in overrides for word in ("--set", override)), "--out", str(out)]
-    sys.exit(torchrun(_module(), words, ranks, missing_variables(config.determinism)))
+    sys.exit(torchrun(_module(), words, ranks, told_variables(config.determinism)))
 
 
 def call(project: Project, stage: Callable[[Any, Path], None], config: Settings, out: Path, only: str = "") -> None:
@@ -114,6 +114,7 @@ def call(project: Project, stage: Callable[[Any, Path], None], config: Settings,
         with anew, stages.watched(project, sections, whole=not only, unhashed=config.unhashed.modules):
             seed_everything(derive(0 if only else config.seed, "init"))
             stage(given, out)
+            require_held()
     except Failure as failure:
         _end(failure)
     except OSError as error:

@@ -168,6 +168,7 @@ class Run:
         training = Training(self.config, self.world, self._trace, plan, *held, units, self.log, watch)
         self._in_pieces, self._replicas = training.gradients.in_pieces, training.gradients.replicas
         self.world.together(opened.require_known)  # before step 0, where all can be told by one
+        self.world.together(switches.require_held)
         start = self._restore()
         if start:
             watch.end()  # what step 0 calls is known from before
@@ -243,6 +244,7 @@ class Run:
             self._saver.seal()
         self._trace.step(done - 1, sums, last=ended)
         if preempted or ended or done % self.config.checkpoint.every == 0:
+            switches.require_held(local=self.world.size > 1)  # before a checkpoint holds what came of it
             self._trace.flush()
             if self._saver:
                 self._saver.save(done, self._model, self._optimizers, self._objects)
@@ -282,6 +284,7 @@ class Run:
             raise Refused("run.finish() was called twice: call it once, with all metrics")
         numbers = {name: as_number(name, value) for name, value in metrics.items()}
         self.world.together(stages.require_still)
+        self.world.together(switches.require_held)
         self._finished = True
         self.log(self._stop - 1, **{"epoch": self._plan.epoch(self._stop), **numbers})
         self._write_metrics()
@@ -310,6 +313,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._promise.watch.end()
+        switches.let_go()
         refused = pieces.of_mixture(error)
         error = refused or error
         if not error and not self._finished:

@@ -17,7 +17,7 @@ from ..asked.settings import Determinism, Settings
 from ..differences import differences
 from ..errors import Failure, Refused
 from ..files import read_json
-from ..machine.switches import missing_variables
+from ..machine.switches import told_variables
 from ..project import Project
 from ..records.chain import LINK, STEP
 from ..records.names import METRICS, STEP_ROWS
@@ -154,7 +154,7 @@ def starting(project: Project, determinism: Determinism) -> Iterator[Start]:
         Refused: a variable contradicts the switches.
     """
     environ = trainings.environment(project)
-    environ |= missing_variables(determinism, environ)
+    environ |= told_variables(determinism, environ)
 
     def start(way: Way, settings: Mapping[str, Any]) -> trainings.Process:
         arguments = ["--out", str(project.root / way.folder), *trainings.overrides(settings)]

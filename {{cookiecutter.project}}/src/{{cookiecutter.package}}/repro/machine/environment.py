@@ -24,9 +24,9 @@ PREFIXES = (
     "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TRITON_",
 )  # fmt: skip
 NAMES = ("CUDA_LAUNCH_BLOCKING", "GLIBC_TUNABLES", "NVIDIA_TF32_OVERRIDE", "PYTHONHASHSEED")
-# These change no bit: where files lie, how much is logged, which network card is used.
+# These change no bit: where files lie, how much is logged, which network card is used, on which cores threads run.
 UNRELATED = re.compile(
-    r"_(HOME|DIR|PATH|LOGS?|DEBUG\w*|VERBOSE|IFNAME|HCA|GID_INDEX|ASYNC_ERROR_HANDLING)$|_CACHE|_LOG_"
+    r"_(HOME|DIR|PATH|LOGS?|DEBUG\w*|VERBOSE|IFNAME|HCA|GID_INDEX|ASYNC_ERROR_HANDLING)$|_CACHE|_LOG_|^OMP_(PROC_BIND|PLACES)$"
 )
 
 

@@ -4,6 +4,7 @@ A variable only asks a library for something. The answers here are those of the 
 """
 
 import ctypes
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,22 @@ def touch_vector_functions() -> None:
 
 def openblas_kernels() -> Value:
     """The CPU whose kernels the OpenBLAS inside NumPy uses; None where NumPy was built without it."""
+    name: bytes | None = _ask(_openblas(), "scipy_openblas_get_corename64_", ctypes.c_char_p)
+    return name.decode() if name else None
+
+
+def openblas_threads() -> Value:
+    """How many threads that OpenBLAS uses; None where NumPy was built without it."""
+    threads: int | None = _ask(_openblas(), "scipy_openblas_get_num_threads64_", ctypes.c_int)
+    return threads
+
+
+@cache
+def _openblas() -> Path:
     import numpy
 
     beside = Path(numpy.__file__).parents[1] / "numpy.libs"
-    library = next(beside.glob("libscipy_openblas64_*.so"), beside)
-    name: bytes | None = _ask(library, "scipy_openblas_get_corename64_", ctypes.c_char_p)
-    return name.decode() if name else None
+    return next(beside.glob("libscipy_openblas64_*.so"), beside)
 
 
 def numpy_kernels() -> Value:

@@ -1,204 +1,26 @@
-"""The table of switches: each setting that decides bits, with the value that makes them repeat.
+"""What is done with the table of switches: each row is set, read back, held until the end, and recorded.
 
-One row drives all uses: setting the switch, refusing a contradiction, and reading back what is
-effective. A new switch is one row. Variables are read by libraries once, when they load, so they
-must stand before torch is imported (`set_environment`); the other switches are set after (`apply`).
+Variables are read by libraries once, when they load, so they must stand before torch is imported
+(`set_environment`); the other switches are set after (`apply`).
 """
 
 import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ..asked.settings import Determinism
 from ..errors import Refused
 from . import libraries
 from .libraries import Value
+from .rows import SWITCHES as SWITCHES
+from .rows import Switch as Switch
+from .rows import torch_of
 
-
-@dataclass(frozen=True)
-class Switch:
-    """One row of the table.
-
-    `strict` is the effective value wanted, as `read` returns it once torch is loaded; `setting` is the
-    text of the environment variable `name`, for rows that are variables; `write` sets the others.
-    A `portable` row applies only where the CPU can compute the portable bits and they are asked for.
-    """
-
-    name: str
-    strict: Value
-    why: str
-    read: Callable[[], Value]
-    write: Callable[[Value], None] | None = None
-    setting: str | None = None
-    portable: bool = False
-
-
-def _torch(path: str) -> tuple[Any, str]:
-    """The object that holds the last name of a dotted path below torch, and that name. torch is imported here, late."""
-    import torch
-
-    *owners, name = path.split(".")
-    owner = torch
-    for part in owners:
-        owner = getattr(owner, part)
-    return owner, name
-
-
-def _attribute(path: str, strict: Value, why: str) -> Switch:
-    return Switch(
-        path,
-        strict,
-        why,
-        read=lambda: getattr(*_torch(path)),
-        write=lambda value: setattr(*_torch(path), value),
-    )
-
-
-def _functions(name: str, reader: str, writer: str, strict: Value, why: str, portable: bool = False) -> Switch:
-    return Switch(
-        name,
-        strict,
-        why,
-        read=lambda: getattr(*_torch(reader))(),
-        write=lambda value: getattr(*_torch(writer))(value),
-        portable=portable,
-    )
-
-
-def _portable(name: str, setting: str, strict: Value, why: str, read: Callable[[], Value]) -> Switch:
-    return Switch(name, strict, why, read, setting=setting, portable=True)
-
-
-MKL_COMPATIBLE = 3  # MKL_CBWR_COMPATIBLE in mkl_types.h
-MKL_ALL = -1  # MKL_CBWR_ALL
-
-
-SWITCHES = (
-    Switch(
-        "PYTHONHASHSEED",
-        0,
-        "the order of sets of strings follows the hash seed",
-        setting="0",
-        read=lambda: int(sys.flags.hash_randomization),
-    ),
-    Switch(
-        "CUBLAS_WORKSPACE_CONFIG",
-        ":4096:8",
-        "cuBLAS shares workspaces between streams unless they are fixed",
-        setting=":4096:8",
-        read=lambda: os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
-    ),
-    _portable(
-        "OMP_NUM_THREADS",
-        "1",
-        1,
-        "the thread count decides how sums are split",
-        read=lambda: getattr(*_torch("get_num_threads"))(),
-    ),
-    _portable(
-        "MKL_NUM_THREADS",
-        "1",
-        1,
-        "the thread count decides how MKL splits sums",
-        read=lambda: libraries.mkl("mkl_serv_get_max_threads"),
-    ),
-    _portable(
-        "ATEN_CPU_CAPABILITY",
-        "avx2",
-        "AVX2",
-        "PyTorch's own kernels differ between vector widths",
-        read=lambda: getattr(*_torch("backends.cpu.get_cpu_capability"))(),
-    ),
-    _portable(
-        "ONEDNN_MAX_CPU_ISA",
-        "AVX2",
-        "AVX2",
-        "oneDNN's convolutions differ between vector widths",
-        # oneDNN hides its effective value: the canary shows whether it obeyed
-        read=lambda: os.environ.get("ONEDNN_MAX_CPU_ISA"),
-    ),
-    _portable(
-        "MKL_CBWR",
-        "COMPATIBLE",
-        MKL_COMPATIBLE,
-        "MKL takes another path for each maker and model of CPU",
-        read=lambda: libraries.mkl("mkl_serv_cbwr_get", MKL_ALL),
-    ),
-    _portable(
-        "NPY_DISABLE_CPU_FEATURES",
-        "X86_V4,AVX512_ICL,AVX512_SPR",  # NumPy's names of what AVX-512 CPUs have
-        "X86_V3",
-        "NumPy's own kernels differ between vector widths",
-        read=libraries.numpy_kernels,
-    ),
-    _portable(
-        "OPENBLAS_CORETYPE",
-        "Haswell",
-        "Haswell",
-        "NumPy's OpenBLAS has other kernels for each model of CPU",
-        read=libraries.openblas_kernels,
-    ),
-    _functions(
-        "nnpack",
-        "_C._get_nnpack_enabled",
-        "backends.nnpack.set_flags",
-        False,
-        "NNPACK is chosen or not by what the CPU is",
-        portable=True,
-    ),
-    _functions(
-        "deterministic_debug_mode",
-        "get_deterministic_debug_mode",
-        "set_deterministic_debug_mode",
-        2,
-        "operations without a deterministic kernel stop the run instead of changing its bits",
-    ),
-    _attribute("backends.cudnn.deterministic", True, "cuDNN picks only deterministic algorithms"),
-    _attribute("backends.cudnn.benchmark", False, "timing decides the algorithm otherwise"),
-    _attribute("backends.cudnn.allow_tf32", False, "TF32 keeps 10 bits of the mantissa"),
-    _functions(
-        "float32_matmul_precision",
-        "get_float32_matmul_precision",
-        "set_float32_matmul_precision",
-        "highest",
-        "TF32 and bfloat16 passes replace float32 products otherwise",
-    ),
-    _attribute(
-        "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
-        False,
-        "split sums would round in float16",
-    ),
-    _attribute(
-        "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
-        False,
-        "split sums would round in bfloat16",
-    ),
-    _attribute("backends.mkldnn.deterministic", True, "oneDNN picks only deterministic algorithms"),
-    _functions(
-        "mem_efficient_sdp",
-        "backends.cuda.mem_efficient_sdp_enabled",
-        "backends.cuda.enable_mem_efficient_sdp",
-        False,
-        "its backward pass adds atomically; flash attention has a deterministic one",
-    ),
-    _functions(
-        "cudnn_sdp",
-        "backends.cuda.cudnn_sdp_enabled",
-        "backends.cuda.enable_cudnn_sdp",
-        False,
-        "its backward pass promises no order",
-    ),
-    _attribute(
-        "utils.deterministic.fill_uninitialized_memory",
-        False,
-        "filling costs time and hides code that reads memory before it writes it",
-    ),
-)
+_stated: dict[str, Value] = {}  # what `apply` has found effective
 
 
 def can_be_portable(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
@@ -230,17 +52,17 @@ def applicable(determinism: Determinism) -> list[Switch]:
 
 
 def missing_variables(determinism: Determinism, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables still to be set, by name.
+    """The variables still to be set, by name; those that schedulers set for every job are set anew.
 
     Raises:
-        Refused: variables that hold another value; they are named, never overridden.
+        Refused: other variables that hold another value; they are named, never overridden.
     """
     missing, contradictions = {}, []
     for switch in applicable(determinism):
         if switch.setting is None:
             continue
         seen = environ.get(switch.name)
-        if seen is None:
+        if seen is None or (switch.scheduled and seen != switch.setting):
             missing[switch.name] = switch.setting
         elif seen != switch.setting:
             contradictions.append(
@@ -258,10 +80,23 @@ def set_environment(determinism: Determinism) -> None:
     Some variables work only from process start (PYTHONHASHSEED), others only before torch or numpy
     load. Starting again serves both, and after it nothing is missing.
     """
-    missing = missing_variables(determinism)
-    if missing:
+    if missing := told_variables(determinism):
         os.environ.update(missing)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def told_variables(determinism: Determinism, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """`missing_variables`; one line per command says which of them a scheduler has set otherwise."""
+    missing = missing_variables(determinism, environ)
+    replaced = [f"{name}={environ[name]}" for name in missing if name in environ]
+    if replaced and os.environ.get("RANK", "0") == "0":
+        _tell(f"{', '.join(replaced)}: replaced by 1 in this run, because the number of threads decides bits")
+    return missing
+
+
+@cache  # a command may start many trainings
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def apply(determinism: Determinism) -> None:
@@ -274,17 +109,40 @@ def apply(determinism: Determinism) -> None:
     for switch in rows:
         if switch.write:
             switch.write(switch.strict)
-    wrong = [(switch, seen) for switch in rows if (seen := switch.read()) != switch.strict]
+    wrong = [(switch, seen) for switch in rows if (seen := switch.effective()) != switch.strict]
     if wrong:
         raise Refused(
             "\n".join(
                 f"switch {row.name}: {seen!r} is effective, {row.strict!r} wanted: {row.why}" for row, seen in wrong
             )
         )
-    if getattr(*_torch("get_num_threads"))() > 1:
+    if getattr(*torch_of("get_num_threads"))() > 1:
         libraries.touch_vector_functions()
+    _stated.update(effective())
+
+
+def require_held(local: bool = False) -> None:
+    """Refuse code that has changed a switch since `apply`, relaxed or not: records state the values of then.
+
+    Raises:
+        Refused: it names each switch; a `local` one is of this rank.
+    """
+    lines = [
+        f"switch {row.name}: {seen!r} is effective, {_stated[row.name]!r} wanted: {row.why}. Code of this project "
+        f"changed it after the run began: remove that line. Or relax the switch and change it before the run begins: "
+        f"--set 'determinism.relax=[{row.name}]'"
+        for row in SWITCHES
+        if row.name in _stated and (seen := row.effective()) != _stated[row.name]
+    ]
+    if lines:
+        raise Refused("\n".join(lines), local=local)
+
+
+def let_go() -> None:
+    """The run has ended: nothing is held any longer."""
+    _stated.clear()
 
 
 def effective() -> dict[str, Value]:
     """The value of every switch as it is now, by name."""
-    return {switch.name: switch.read() for switch in SWITCHES}
+    return {switch.name: switch.effective() for switch in SWITCHES}

@@ -15,7 +15,7 @@ from ...asked.params import load
 from ...asked.settings import Settings
 from ...errors import Preempted, Refused
 from ...files import read_json
-from ...machine.switches import missing_variables
+from ...machine.switches import told_variables
 from ...project import Project
 from .. import trainings
 from . import rules
@@ -144,7 +144,7 @@ def _one_step(project: Project, settings: Settings, overrides: Sequence[str]) ->
     report = folder / "step.json"
     asked = [word for override in overrides for word in ("--set", override)]
     words = trainings.command(project, ".repro.lab.audit.audited", ONE_STEP, report, "--out", folder / "run", *asked)
-    environ = trainings.environment(project) | missing_variables(settings.determinism)
+    environ = trainings.environment(project) | told_variables(settings.determinism)
     try:
         done = subprocess.run(words, cwd=project.root, env=environ, capture_output=True, text=True, errors="replace")
         said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-LAST:])
