@@ -51,8 +51,19 @@ def is_inside_repository(project: Path) -> bool:
     return False
 
 
+def share_data() -> None:
+    """Put the dataset where `dvc push` would, so that a clone has it; for another remote, where that takes it from."""
+    place = Path(".dvc", "cache") if ANSWERS["dvc_remote"] else Path("data", "remote")
+    for pointer in Path("data", "raw").glob("*.dvc"):
+        folder, name = re.findall("md5: (..)(.*)", pointer.read_text(encoding="utf-8"))[0]
+        shared = place / "files" / "md5" / folder / name
+        shared.parent.mkdir(parents=True)
+        shutil.copyfile(pointer.with_suffix(""), shared)
+
+
 def main() -> None:
     """Leave a whole project behind, whatever git can do here."""
+    share_data()
     for folder in (".github/workflows", ".github"):  # made even when no file in it was wanted
         with contextlib.suppress(OSError):
             Path(folder).rmdir()

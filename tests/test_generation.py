@@ -168,7 +168,7 @@ def test_answers_arrive(baked: BakedProject, answers: Answers) -> None:
     assert baked.has_file(f"src/{package}/train.py")
     dvc = RawConfigParser()
     dvc.read_string(baked.text(".dvc/config"))
-    assert dvc["'remote \"storage\"'"]["url"] == f'"{answers.get("dvc_remote", "remote")}"'
+    assert dvc["'remote \"storage\"'"]["url"] == f'"{answers.get("dvc_remote", "../data/remote")}"'
     uri = answers.get("mlflow_tracking_uri", "")
     assert yaml.safe_load(baked.text("params.yaml"))["tracking"]["uri"] == uri
     variables = yaml.safe_load(baked.text("deploy/kubernetes/trainjob.yaml"))["spec"]["trainer"]["env"]

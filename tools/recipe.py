@@ -18,6 +18,9 @@ LOCK = RECIPES / "requirements.txt"  # what the recipes add to the locks, all to
 LOCKS = "cpu.txt", "cuda.txt"
 PACKAGES = "packages.toml"
 APART = {"params.yaml", PACKAGES, "README.md"}  # merged, or the recipe's own
+REMOTE = Path("data", "remote")  # where a project with the default answers shares its data
+CONFUSION = "confusion.csv"  # of classes; a recipe whose evaluation writes none has no plot of it
+PLOT = re.compile(rf"(?m)^  - [^\n]*:\n(?:      [^\n]*\n)*?[^\n]*{re.escape(CONFUSION)}[^\n]*\n")
 
 
 def known() -> list[str]:
@@ -56,6 +59,18 @@ def with_dependencies(text: str, added: str) -> str:
     return text.replace(opening, opening + "".join(missing), 1).rstrip("\n") + "\n\n" + tables
 
 
+def share(pointer: Path) -> None:
+    """Have DVC and git treat a dataset as the project's own: git ignores it, and the tracked remote holds it."""
+    ignored, name, raw = pointer.parent / ".gitignore", f"/{pointer.stem}\n", pointer.with_suffix("")
+    if name not in (text := ignored.read_text()):
+        ignored.write_text(text + name)
+    project = pointer.parents[2]
+    if (project / REMOTE).is_dir():
+        folder, md5 = re.findall("md5: (..)(.*)", pointer.read_text())[0]
+        (project / REMOTE / "files" / "md5" / folder).mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(raw, project / REMOTE / "files" / "md5" / folder / md5)
+
+
 def lay(name: str, project: Path) -> None:
     """Lay a recipe over the project in this folder."""
     recipe = RECIPES / name
@@ -63,6 +78,12 @@ def lay(name: str, project: Path) -> None:
     files = [path.relative_to(recipe) for path in recipe.rglob("*") if path.is_file()]
     for file in (file for file in files if str(file) not in APART and file.suffix != ".pyc"):
         shutil.copy(recipe / file, (package if file.suffix == ".py" else project) / file)
+    for file in (file for file in files if file.suffix == ".dvc"):
+        share(project / file)
+    if CONFUSION not in (package / "evaluate.py").read_text():
+        stages = project / "dvc.yaml"
+        stages.write_text(PLOT.sub("", stages.read_text()))
+        (project / "artifacts" / CONFUSION).unlink(missing_ok=True)
     keys, asked = project / "params.yaml", project / "pyproject.toml"
     keys.write_text(with_sections(keys.read_text(), (recipe / keys.name).read_text()))
     if (recipe / PACKAGES).is_file():

@@ -129,7 +129,7 @@ ASKED = [
     ("data", {"sha256": "0" * 64}, checks.dataset, FAULT, "0000 wanted"),
     ("data", {"raw": "nowhere"}, checks.dataset, FAULT, "nowhere: missing"),
     ("data", {"test_percent": 21}, checks.prepared, FAULT, "prepared with other keys"),
-    ("data", {"prepared": "nowhere"}, checks.prepared, FAULT, "nowhere/manifest.json: missing"),
+    ("data", {"prepared": "nowhere"}, checks.prepared, WARNING, "nowhere: not prepared yet"),
     ("determinism", {"relax": ("nnpack",)}, checks.switches_effective, WARNING, "relaxed: nnpack"),
     ("determinism", {"relax": ("nonsense",)}, checks.switches_effective, FAULT, "unknown switch 'nonsense'"),
     ("determinism", {"cpu": "native"}, checks.arithmetic, WARNING, "determinism.cpu is native"),

@@ -30,9 +30,13 @@ def params(*overrides: str) -> Any:
 
 
 def pytest_configure() -> None:
-    """Start pytest again with the environment of a run, where a variable is missing: torch reads them when it loads."""
+    """Start pytest again with the environment of a run, where a variable is missing: torch reads them when it loads.
+
+    Then have the dataset there: DVC brings it to a clone. What is wrong with it is said once, before any test.
+    """
     try:
         ours("repro.machine.switches").set_environment(params().determinism)
+        ours("repro.asked.manifest").require_raw(data_in(params()))
     except ours("repro.errors").Refused as refused:
         pytest.exit(str(refused), returncode=2)
 
@@ -41,10 +45,14 @@ def pytest_configure() -> None:
 def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The config, and the data that it asks for, prepared in a folder of the tests' own."""
     config = params()
-    places = {"raw": str(ROOT / config.data.raw), "prepared": str(tmp_path_factory.mktemp("prepared"))}
-    config = config.model_copy(update={"data": config.data.model_copy(update=places)})
+    config = config.model_copy(update={"data": data_in(config, prepared=str(tmp_path_factory.mktemp("prepared")))})
     prepare(config)
     return config
+
+
+def data_in(config: Any, **places: str) -> Any:
+    """The keys of `data`, with the dataset as it is named from anywhere, and with other places."""
+    return config.data.model_copy(update={"raw": str(ROOT / config.data.raw), **places})
 
 
 def prepare(config: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from ..differences import differences, named, some
 from ..errors import Refused
 from ..files import read_json
-from . import hashing
+from . import hashing, pull
 from .hashing import WHOLE, Entries, told
 from .settings import Check, Data, addressed
 
@@ -24,6 +24,10 @@ SHAPE = {"asked?": dict, "files": [{"path": str, "size": int, "sha256": str}], "
 FEW = 1000  # files that a manifest states one by one
 ALL = "."  # the path that stands for all files of a folder
 ESCAPED = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
+
+
+class Unprepared(Refused):
+    """The data have never been prepared, or for other keys; what prepares them mends it."""
 
 
 def sha256_file(path: Path) -> str:
@@ -54,29 +58,30 @@ def read_raw(data: Data) -> Entries:
     Raises:
         Refused: it is missing or empty; or it is, or holds, a link to a folder.
     """
-    raw = _raw(data)
+    raw, why = _raw(data)
     before, held = _look(raw, data.check)
     if not held:
-        raise Refused(f"{raw}: {'an empty folder' if raw.is_dir() else 'missing'}. Put the dataset there")
+        raise Refused(f"{raw}: an empty folder. Put the dataset there" if raw.is_dir() else f"{raw}: missing. {why}")
     _keep(raw, before, held)
     return held
 
 
 def require_raw(data: Data) -> None:
-    """Refuse a dataset, a file or a folder, that is not the one params.yaml names.
+    """Refuse a dataset, a file or a folder, that is not the one params.yaml names; DVC brings one that is missing.
 
     The remedy begins with git, because `dvc repro` writes the digest of any file that it finds into the pointer.
     """
-    pointer = f"{Path(data.raw)}.dvc"
-    remedy = f"Restore it: git checkout {pointer} && dvc checkout --force {pointer} (or dvc pull)"
-    require(_raw(data), data.sha256, remedy, data.check)
+    raw, why = _raw(data)
+    remedy = f"Restore it: git checkout {raw}.dvc && dvc checkout --force {raw}.dvc (or dvc pull)"
+    require(raw, data.sha256, why or remedy, data.check)
 
 
-def _raw(data: Data) -> Path:
+def _raw(data: Data) -> tuple[Path, str]:
+    """The dataset, and why DVC could not bring it where it is missing."""
     raw = Path(data.raw)
     if raw.is_symlink() and raw.is_dir():
         raise Refused(f"{raw}: a link to a folder seen, a folder wanted: name that one as data.raw: {raw.resolve()}")
-    return raw
+    return raw, "" if raw.exists() else pull.bring(raw)
 
 
 def require(root: Path, sha256: str, remedy: str, check: Check | None = "every_byte", but: str | None = None) -> None:
@@ -181,7 +186,7 @@ def _stated(held: Entries) -> list[dict[str, Any]]:
 def read(folder: Path) -> dict[str, Any]:
     """The manifest of `folder`, not yet checked against its files."""
     if not (folder / NAME).is_file():
-        raise Refused(f"{folder / NAME}: missing. Prepare the data first: make repro")
+        raise Unprepared(f"{folder / NAME}: missing. Prepare the data first: make repro")
     return read_json(folder / NAME, SHAPE, f"It was truncated or altered. {REMEDY}")
 
 
@@ -221,7 +226,7 @@ def require_prepared(data: Data) -> dict[str, Any]:
             f"manifest.write(folder, asked=config), and prepare them again: make repro"
         )
     if differing := differences(manifest["asked"], addressed(data)):
-        raise Refused(
+        raise Unprepared(
             f"{folder}: prepared with other keys of `data` ({named(differing, 'there', 'here')}). Prepare the data "
             f"again: make repro. If you give such a key with --set, give prepare the same --set"
         )

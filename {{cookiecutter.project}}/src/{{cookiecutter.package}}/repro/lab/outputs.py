@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from ..asked.yaml_file import parse_yaml, read_yaml
 from ..differences import some
 from ..errors import Refused
 from ..project import Project
+from ..records.git import GitFailed, git, is_repository
 from ..records.names import WEIGHTS
 
 OUTPUTS = "dvc.lock"
@@ -52,10 +52,13 @@ def committed(project: Project, locked: Stages) -> tuple[bool, str]:
 
     DVC rewrites dvc.lock in silence when outputs differ, and knows nothing of what is made without it.
     """
-    shown = subprocess.run(["git", "show", f"HEAD:./{OUTPUTS}"], cwd=project.root, capture_output=True, text=True)
-    if shown.returncode:
+    try:
+        shown = git(project.root, "show", f"HEAD:./{OUTPUTS}").decode()
+    except GitFailed:
+        if not is_repository(project.root):
+            return True, f"no git here, so there is no committed {OUTPUTS} to compare with: run it in a clone"
         return False, f"{OUTPUTS}: not committed, so there is nothing to compare with: git add and commit it"
-    there = parse_yaml(shown.stdout, f"{OUTPUTS} as committed", SHAPE, "Write and commit another: dvc repro")
+    there = parse_yaml(shown, f"{OUTPUTS} as committed", SHAPE, "Write and commit another: dvc repro")
     if there["stages"] != locked:
         return False, (
             f"the outputs are not those of the committed {OUTPUTS}: commit it if you meant that, "

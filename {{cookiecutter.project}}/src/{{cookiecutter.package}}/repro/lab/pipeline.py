@@ -7,6 +7,10 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import Refused
+from ..records.git import is_repository
 
 TELLING = "dvc.stage.run", "dvc.stage.cache"  # which stage runs by which command, or comes from the cache
 TOLD = 1, 2, 3, 4, 130, 143  # exit codes of stages that have said why
@@ -21,9 +25,15 @@ def main() -> int:
     for name in TELLING:
         logging.getLogger(name).setLevel(logging.INFO)
     try:
-        with Repo() as repo:
+        known = is_repository(Path())
+        if not known:  # DVC would not begin
+            print("no git repository here: a receipt will name no commit, and `repro replay` needs one. Take a clone")
+        with Repo(config={"core": {"no_scm": not known}}) as repo:
             if not repo.reproduce():
                 print("nothing has changed since dvc.lock")
+    except Refused as refused:
+        refused.tell()
+        return refused.exit_code
     except DvcException as error:
         return _told(": ".join(_causes(error)))
     except KeyboardInterrupt:

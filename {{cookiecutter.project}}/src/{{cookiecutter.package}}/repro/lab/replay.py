@@ -2,21 +2,21 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
-from ..asked import hashing, manifest
+from ..asked import hashing, manifest, pull
 from ..asked.classes import promises
 from ..asked.params import PARAMS
 from ..differences import differences, flatten, some
 from ..errors import Failure, Refused
 from ..project import Project
+from ..records.git import GitFailed, git, is_repository
 from ..records.machinery import judged
 from ..records.names import RUN, TRACE
 from ..records.receipt import Receipt, read
@@ -34,8 +34,6 @@ from {package}.repro.asked.params import load
 from {package}.repro.differences import flatten
 print(json.dumps([*flatten(load(Config).addressed())]))
 """
-# git and DVC may reach out to a remote, and would ask a terminal for its password
-NO_TERMINAL: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
 ENVIRONMENT_KEYS = ("device", "determinism.cpu", "determinism.relax")
 
 
@@ -131,16 +129,22 @@ def _checked_out(project: Project, name: str, code: Mapping[str, Any], patch: Pa
     commit = code["commit"]
     if not commit:
         raise Refused(f"run {name[:12]}: made outside git, so that nobody knows its code")
-    if _git(project.root, "cat-file", "-e", f"{commit}^{{commit}}", check=False).returncode:
-        raise Refused(f"commit {commit}: not in this repository; get it with: git fetch, and run this again")
+    if not is_repository(project.root):
+        raise Refused(f"{project.root}: no git repository, which has the code of the run; run this in a clone")
+    try:
+        git(project.root, "cat-file", "-e", f"{commit}^{{commit}}")
+    except GitFailed:
+        raise Refused(
+            f"commit {commit}: not in this repository; get it with: git fetch, and run this again"
+        ) from None
     tree = project.root / "build" / f"replay-{name[:12]}"
     try:
         _remove(project, tree)  # left by one that was killed
         no_hooks = ("-c", "core.hooksPath=/dev/null")
-        _git(project.root, *no_hooks, "worktree", "add", "--quiet", "--detach", str(tree), commit)
+        git(project.root, *no_hooks, "worktree", "add", "--quiet", "--detach", str(tree), commit)
         if patch:
-            _git(tree, "apply", "--whitespace=nowarn", str(patch.absolute()))
-        root = tree / _git(project.root, "rev-parse", "--show-prefix").stdout.strip()
+            git(tree, "apply", "--whitespace=nowarn", str(patch.absolute()))
+        root = tree / git(project.root, "rev-parse", "--show-prefix").decode().strip()
         (machinery,) = (root / "src").glob("*/repro")
         yield Project(machinery.parent)
     finally:
@@ -148,16 +152,10 @@ def _checked_out(project: Project, name: str, code: Mapping[str, Any], patch: Pa
 
 
 def _remove(project: Project, tree: Path) -> None:
-    _git(project.root, "worktree", "remove", "--force", str(tree), check=False)
+    with suppress(GitFailed):  # where there is none
+        git(project.root, "worktree", "remove", "--force", str(tree))
     shutil.rmtree(tree, ignore_errors=True)
-    _git(project.root, "worktree", "prune", check=False)
-
-
-def _git(folder: Path, *words: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
-    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, **NO_TERMINAL)
-    if check and done.returncode:
-        raise Failure(f"git {' '.join(words)}: {' '.join(done.stderr.split())}")
-    return done
+    git(project.root, "worktree", "prune")
 
 
 def _raw(project: Project, config: Mapping[str, Any], wanted: str, tree: Project, tell: Tell) -> Path:
@@ -173,26 +171,9 @@ def _raw(project: Project, config: Mapping[str, Any], wanted: str, tree: Project
     if manifest.digest(hashing.entries(own, {})) == wanted:
         return own
     tell(f"{named}: missing or other data here; asking DVC for it")
-    local = Path(".dvc", "config.local")  # where the user keeps credentials
-    if (project.root / local).is_file():
-        shutil.copy2(project.root / local, tree.root / local)
-    listed = [line.partition("=") for line in _dvc(project, "config", "--list").splitlines()]
-    # which name a folder from the user's own
-    places = [(key, value) for key, _, value in listed if key.startswith("remote.") and key.endswith(".url")]
-    for words in (
-        ("config", "--local", "core.no_scm", "true"),
-        ("cache", "dir", "--local", str(project.root / ".dvc" / "cache")),
-        *(("config", "--local", *place) for place in places),
-        ("pull", "--quiet", f"{named}.dvc"),
-    ):
-        _dvc(tree, *words)
-    manifest.require(raw, wanted, "DVC has it neither in its cache nor in a remote; put it back, then replay again")
+    why = pull.bring(raw, tree.root, owner=project.root)
+    manifest.require(raw, wanted, why or "DVC has other data than the record names; put them back, then replay again")
     return raw
-
-
-def _dvc(project: Project, *words: str) -> str:
-    command = [sys.executable, "-m", "dvc", *words]
-    return subprocess.run(command, cwd=project.root, capture_output=True, text=True, **NO_TERMINAL).stdout
 
 
 def _configured(project: Project, named: str, wanted: str) -> Path:

@@ -121,7 +121,7 @@ class Series:
     def _made(self, asked: Asked) -> tuple[Made, bool]:
         settings = {**ALONE, **asked.settings}
         config = load(self.schema, overrides=(*self.overrides, *trainings.texts(settings)))
-        data = manifest.require_prepared(config.data)
+        data = trainings.prepared(self.project, config, self.tell)
         wanted = {
             "address": content_address(self.project, config, data, asked.ranks).digest,
             "config": config.flat(),

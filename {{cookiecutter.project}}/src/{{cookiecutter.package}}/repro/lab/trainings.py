@@ -4,10 +4,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..asked import manifest
+from ..asked.params import load
+from ..asked.settings import Settings
 from ..asked.stages import VARIABLE as STAGE
 from ..errors import Failure
 from ..project import Project
@@ -90,3 +93,21 @@ def run(
     if done.returncode not in ends:
         raise Ended(words, done.returncode, (done.stderr.strip() or done.stdout.strip()).splitlines()[-12:])
     return done.stdout
+
+
+def prepared(project: Project, config: Settings, tell: Callable[[str], None]) -> dict[str, Any]:
+    """The manifest of the prepared data; where these are not as params.yaml asks, its stage prepares them first.
+
+    Raises:
+        Refused: they are altered; or overrides ask for other ones than were prepared.
+        Ended: they could not be prepared.
+    """
+    try:
+        return manifest.require_prepared(config.data)
+    except manifest.Unprepared as unprepared:
+        if config.data != load(type(config)).data:
+            raise
+        tell(f"{str(unprepared).partition('. ')[0]}. Preparing the data")
+        manifest.require_raw(config.data)  # it says where DVC brings them
+        run(project, command(project, ".prepare", {}))
+        return manifest.require_prepared(config.data)

@@ -1,7 +1,6 @@
 """What a record of others brings along: its code is shown, and run only where the user allows it."""
 
 import hashlib
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 from ..errors import Failure, Refused
 from ..project import Project
 from ..records.code_state import code_state
+from ..records.git import GitFailed, git, is_repository
 from ..records.signature import standing
 
 
@@ -47,14 +47,12 @@ def require_trusted(
 
 def _shown(project: Project, patch: Path) -> list[str]:
     """A line per file: how many lines are added and removed. git reads the patch, as it does to apply it."""
-    top = subprocess.run(["git", "rev-parse", "--show-toplevel"], cwd=project.root, capture_output=True, text=True)
-    done = subprocess.run(
-        ["git", "apply", "--numstat", str(patch.absolute())],
-        cwd=top.stdout.strip() or project.root,  # in a folder below, git would leave out the files of others
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise Failure(f"{patch}: no patch that git can read: {' '.join(done.stderr.split())}")
-    rows = (line.split("\t", 2) for line in done.stdout.splitlines())
+    # in a folder below the top, git would leave out the files of others
+    inside = is_repository(project.root)
+    top = Path(git(project.root, "rev-parse", "--show-toplevel").decode().strip()) if inside else project.root
+    try:
+        listed = git(top, "apply", "--numstat", str(patch.absolute())).decode(errors="replace")
+    except GitFailed as failed:
+        raise Failure(f"{patch}: no patch that git can read: {failed}") from None
+    rows = (line.split("\t", 2) for line in listed.splitlines())
     return [f"  {name}: {'binary' if added == '-' else f'+{added} -{removed}'}" for added, removed, name in rows]

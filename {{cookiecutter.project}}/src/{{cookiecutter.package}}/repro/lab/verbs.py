@@ -56,7 +56,8 @@ def smoke(ours: Ours, overrides: tuple[str, ...]) -> None:
     from . import trainings
     from .verify import shortened
 
-    _, asked, _ = shortened(ours.schema, overrides)
+    settings, asked, _ = shortened(ours.schema, overrides)
+    trainings.prepared(ours.project, settings, click.echo)
     out = ours.project.root / "build" / "smoke"
     shutil.rmtree(out, ignore_errors=True)
     for stage in ("train", "evaluate"):
@@ -125,9 +126,11 @@ def verify(ours: Ours, overrides: tuple[str, ...], ranks: int | None, only: tupl
     It reports EQUAL or DIFFERS for each way, by its NAME, or why it was not tried. The trainings are shortened as
     `verify.shorten` in params.yaml says.
     """
+    from .trainings import prepared
     from .verify import chosen, places_here, shortened, starting, train_in_all_ways
 
     ways, (settings, asked, vary) = chosen(only), shortened(ours.schema, overrides)
+    prepared(ours.project, settings, click.echo)
     places, verdicts = ranks or places_here(settings.device), []
     with starting(ours.project, settings.determinism) as start:
         for row in train_in_all_ways(ours.project, settings, places, start, asked, click.echo, ways, vary):

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from ..credentials import secret_in
 from ..differences import some
 from ..errors import Refused
 from ..project import Project
+from .git import GitFailed, git, is_repository
 from .names import PATCH
 
 # The files that a run reads and git keeps. No other file of the work tree reaches a record.
@@ -23,11 +23,14 @@ def code_state(project: Project) -> tuple[dict[str, Any], bytes]:
     """The project's git commit, and a patch of the uncommitted changes in files that a run reads.
 
     The facts are {"commit", "dirty", "patch": SHA-256}; all None outside git.
+
+    Raises:
+        Refused: git does not read a folder of another user.
     """
     try:
-        head = _git(project, "rev-parse", "HEAD").decode().strip()
+        head = git(project.root, "rev-parse", "HEAD").decode().strip()
         patch = _patch(project)
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, GitFailed):
         return {"commit": None, "dirty": None, "patch": None}, b""
     return {"commit": head, "dirty": bool(patch), "patch": hashlib.sha256(patch).hexdigest() if patch else None}, patch
 
@@ -75,11 +78,11 @@ def _patch(project: Project) -> bytes:
     prefixes = ("-c", "diff.noprefix=false", "-c", "diff.mnemonicPrefix=false")
     with tempfile.TemporaryDirectory() as folder:
         index = Path(folder, "index")
-        own = project.root / _git(project, "rev-parse", "--git-path", "index").decode().strip()
+        own = project.root / git(project.root, "rev-parse", "--git-path", "index").decode().strip()
         if own.is_file():
             shutil.copyfile(own, index)
-        _git(project, "add", "--intent-to-add", "--", ".", index=index)
-        return _git(project, *prefixes, "diff", *plain, "HEAD", "--", *READ, index=index)
+        git(project.root, "add", "--intent-to-add", "--", ".", index=index)
+        return git(project.root, *prefixes, "diff", *plain, "HEAD", "--", *READ, index=index)
 
 
 def public_files(project: Project, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
@@ -90,27 +93,10 @@ def public_files(project: Project, names: Iterable[str]) -> Iterator[tuple[str, 
     folder = project.package.relative_to(project.root)
     paths = {name: (folder / name).as_posix() for name in names}
     left_out: set[str] = set()
-    if _in_git(project):
+    if is_repository(project.root):
         given = os.fsencode("\0".join(paths.values()))
-        left_out = {*os.fsdecode(_git(project, "check-ignore", "--stdin", "-z", given=given, ends=(0, 1))).split("\0")}
+        left_out = {*os.fsdecode(git(project.root, "check-ignore", "--stdin", "-z", given=given, ends=(0, 1))).split("\0")}
     for name, path in paths.items():
         content = (project.package / name).read_bytes()
         if path not in left_out and not secret_in(Path(name).name, content):
             yield name, content
-
-
-def _in_git(project: Project) -> bool:
-    try:
-        return bool(_git(project, "rev-parse", "--git-dir"))
-    except (OSError, subprocess.CalledProcessError):
-        return False
-
-
-def _git(
-    project: Project, *arguments: str, index: Path | None = None, given: bytes = b"", ends: tuple[int, ...] = (0,)
-) -> bytes:
-    env = os.environ | ({"GIT_INDEX_FILE": str(index)} if index else {})
-    done = subprocess.run(["git", *arguments], cwd=project.root, env=env, input=given, capture_output=True)
-    if done.returncode not in ends:
-        raise subprocess.CalledProcessError(done.returncode, done.args, done.stdout, done.stderr)
-    return done.stdout

@@ -17,6 +17,7 @@ from ...differences import flatten, some
 from ...errors import Failure, Refused
 from ...files import write_json
 from ...project import Project
+from ...records.git import GitFailed, git, is_repository
 from ...shape import plain, shown
 from .. import trainings
 from ..series import Asked, Made, environment, kept
@@ -57,10 +58,11 @@ def resolve(project: Project, name: str) -> str:
     Raises:
         Refused: there is no such commit.
     """
-    done = _run(project.root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
-    if done.returncode:
-        raise Refused(f"{shown(name)}: no such commit in this repository; git log lists those there are")
-    return done.stdout.strip()
+    words = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    try:
+        return git(project.root, *words).decode().strip()
+    except GitFailed:
+        raise Refused(f"{shown(name)}: no such commit in this repository; git log lists those there are") from None
 
 
 class There:
@@ -101,9 +103,9 @@ def cloned(project: Project, folder: Path) -> Iterator["Clone"]:
     Raises:
         Refused: the project is in no repository.
     """
-    place = _run(project.root, "rev-parse", "--show-toplevel", "--show-prefix")
-    if place.returncode:
+    if not is_repository(project.root):
         raise Refused(f"{project.root}: no git repository, so there are no commits; git init begins one")
+    place = _run(project.root, "rev-parse", "--show-toplevel", "--show-prefix")
     top, prefix = place.stdout.split("\n")[:2]
     try:
         shutil.rmtree(folder, ignore_errors=True)  # left by one that was killed

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...asked import manifest
+from ...asked import manifest, pull
 from ...asked.address import content_address
 from ...asked.params import load
 from ...asked.settings import Determinism, Settings
@@ -127,6 +127,9 @@ def _side(schema: type[Settings], words: Words, long: bool) -> Side:
 
 def _places(project: Project, config: Settings) -> dict[str, Any]:
     """Where the user has the data, from the root of the file system: a clone lies elsewhere."""
+    raw = project.root / config.data.raw
+    if not raw.exists():
+        pull.bring(raw)  # if it cannot, a commit's own stage says so
     return {key: str((project.root / config.flat()[key]).resolve()) for key in PLACES}
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import subprocess
 import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from ...asked.manifest import sha256_file
 from ...errors import Failure, Refused
 from ...project import Project
 from ...records import names
+from ...records.git import git
 from ...records.receipt import Receipt, read
 from .. import archive
 from ..beside import FILES, is_stated
@@ -114,7 +114,7 @@ def _about(project: Project, commit: str) -> About:
     """From pyproject.toml and git, as they were at the commit."""
     told = tomllib.loads(_shown(project, commit, "pyproject.toml").decode())["project"]
     authors = [str(each.get("name") or each.get("email")) for each in told.get("authors", [])]
-    date = _git(project, "show", "--no-patch", "--format=%cs", commit).decode().strip()
+    date = git(project.root, "show", "--no-patch", "--format=%cs", commit).decode().strip()
     url = str(told.get("urls", {}).get("Repository", "")) or f"urn:git:{commit}"
     given = told.get("license", "")
     terms = given if isinstance(given, str) else str(given.get("text", ""))
@@ -162,11 +162,4 @@ def _tracked(project: Project, commit: str, name: str) -> list[bytes]:
 
 
 def _shown(project: Project, commit: str, name: str) -> bytes:
-    return _git(project, "show", f"{commit}:./{name}")
-
-
-def _git(project: Project, *words: str) -> bytes:
-    done = subprocess.run(["git", *words], cwd=project.root, capture_output=True)
-    if done.returncode:
-        raise Failure(f"git {' '.join(words)}: {' '.join(done.stderr.decode(errors='replace').split())}")
-    return done.stdout
+    return git(project.root, "show", f"{commit}:./{name}")

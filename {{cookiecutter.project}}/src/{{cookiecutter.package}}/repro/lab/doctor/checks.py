@@ -37,6 +37,8 @@ def git(context: Context) -> Found:
     """Whether a receipt of this code names a commit, and nothing beside it."""
     state, patch = code_state(context.project)
     if not state["commit"]:
+        if shutil.which("git") is None:
+            return Found(State.WARNING, "git is not installed", "install it: a receipt then names the code")
         return Found(
             State.WARNING, "no git commit", "git init && git add . && git commit: a receipt then names the code"
         )
@@ -88,6 +90,8 @@ def dataset(context: Context) -> Found:
 
 def prepared(context: Context) -> Found:
     """Whether the prepared data are whole, and prepared as params.yaml asks."""
+    if not Path(context.settings.data.prepared).exists():
+        return Found(State.WARNING, f"{context.settings.data.prepared}: not prepared yet", "make repro prepares them")
     found = manifest.require_prepared(context.settings.data)
     return Found(State.OK, f"{context.settings.data.prepared}: {len(found['files'])} entries of its manifest hold")
 
