@@ -134,9 +134,7 @@ def _checked_out(project: Project, name: str, code: Mapping[str, Any], patch: Pa
     try:
         git(project.root, "cat-file", "-e", f"{commit}^{{commit}}")
     except GitFailed:
-        raise Refused(
-            f"commit {commit}: not in this repository; get it with: git fetch, and run this again"
-        ) from None
+        raise Refused(f"commit {commit}: not in this repository; get it with: git fetch, and run this again") from None
     tree = project.root / "build" / f"replay-{name[:12]}"
     try:
         _remove(project, tree)  # left by one that was killed

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..asked import manifest
 from ..asked.address import content_address, digest
 from ..asked.params import load
 from ..asked.settings import Settings

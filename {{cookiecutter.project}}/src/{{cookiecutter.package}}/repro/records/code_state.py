@@ -95,7 +95,9 @@ def public_files(project: Project, names: Iterable[str]) -> Iterator[tuple[str, 
     left_out: set[str] = set()
     if is_repository(project.root):
         given = os.fsencode("\0".join(paths.values()))
-        left_out = {*os.fsdecode(git(project.root, "check-ignore", "--stdin", "-z", given=given, ends=(0, 1))).split("\0")}
+        left_out = {
+            *os.fsdecode(git(project.root, "check-ignore", "--stdin", "-z", given=given, ends=(0, 1))).split("\0")
+        }
     for name, path in paths.items():
         content = (project.package / name).read_bytes()
         if path not in left_out and not secret_in(Path(name).name, content):

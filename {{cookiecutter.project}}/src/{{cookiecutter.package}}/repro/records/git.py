@@ -1,4 +1,4 @@
-"""git, as the project asks it. Where git refuses the folder because it is another user's, that is told with the remedy."""
+"""git, as the project asks it. Where it refuses the folder of another user, that is told with the remedy."""
 
 import os
 import subprocess
