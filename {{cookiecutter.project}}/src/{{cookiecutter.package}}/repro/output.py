@@ -46,7 +46,7 @@ def outlive_readers() -> None:
             file = _Lenient(number, "w", closefd=False)
             buffer = file if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(file)
             lenient = io.TextIOWrapper(
-                buffer,  # type: ignore[arg-type]
+                buffer,
                 stream.encoding,
                 stream.errors,
                 line_buffering=stream.line_buffering,
