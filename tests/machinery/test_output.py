@@ -32,7 +32,9 @@ def ended(way: str, prepared: Path, out: Path) -> str:
     return " ".join(codes)
 
 
-@pytest.mark.parametrize("way", ["head", pytest.param("both", marks=pytest.mark.long), "closed", "ranks"])
+@pytest.mark.parametrize(
+    "way", ["head", *(pytest.param(way, marks=pytest.mark.long) for way in ("both", "closed", "ranks"))]
+)
 def test_closed_output_ends_the_printing_and_not_the_training(way: str, prepared: Path, tmp_path: Path):
     assert ended(way, prepared, tmp_path / "run") == "0 0"
     report(OURS, tmp_path / "run", None)
