@@ -154,6 +154,12 @@ def test_recipe_is_laid_once_or_twice_alike(bake: Bake) -> None:
         lay(name, before.path)
         assert before.files() == once
         assert "repro/" not in before.run("git", "status", "--porcelain")
+        drawn, written = ("confusion.csv" in path.read_text() for path in (
+            before.path / "dvc.yaml", before.path / "src" / "repro_project" / "evaluate.py"))  # fmt: skip
+        assert drawn == written
+        for pointer in (tool.RECIPES / name).rglob("*.dvc"):  # a clone has its data, and git ignores them beside it
+            assert once[f"data/remote/files/md5/{tool.md5(pointer)}"][1] == pointer.with_suffix("").read_bytes()
+            before.run("git", "check-ignore", "--quiet", f"data/raw/{pointer.stem}")
 
 
 def test_slip_is_refused_in_a_line(tmp_path: Path) -> None:

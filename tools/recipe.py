@@ -59,6 +59,11 @@ def with_dependencies(text: str, added: str) -> str:
     return text.replace(opening, opening + "".join(missing), 1).rstrip("\n") + "\n\n" + tables
 
 
+def md5(pointer: Path) -> str:
+    """The MD5 that a pointer of DVC states, as DVC names a file by it."""
+    return "/".join(re.findall("md5: (..)(.*)", pointer.read_text())[0])
+
+
 def share(pointer: Path) -> None:
     """Have DVC and git treat a dataset as the project's own: git ignores it, and the tracked remote holds it."""
     ignored, name, raw = pointer.parent / ".gitignore", f"/{pointer.stem}\n", pointer.with_suffix("")
@@ -66,9 +71,9 @@ def share(pointer: Path) -> None:
         ignored.write_text(text + name)
     project = pointer.parents[2]
     if (project / REMOTE).is_dir():
-        folder, md5 = re.findall("md5: (..)(.*)", pointer.read_text())[0]
-        (project / REMOTE / "files" / "md5" / folder).mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(raw, project / REMOTE / "files" / "md5" / folder / md5)
+        shared = project / REMOTE / "files" / "md5" / md5(pointer)
+        shared.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(raw, shared)
 
 
 def lay(name: str, project: Path) -> None:
