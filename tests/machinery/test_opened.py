@@ -1,7 +1,9 @@
 """A file of the project that no hash covers is refused, with the line that opened it."""
 
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -15,7 +17,8 @@ from project.repro.training.sampling import Seeded
 from small import PIPELINE, Case, small
 from warm import PROJECT
 
-UNKNOWN = "constants.json", "tables/rates.npy"
+MACHINERY = opened.MACHINERY
+UNKNOWN = "constants.json", "tables/rates.npy", "src/tides/.dropout", "src/tides/words.txt~", "src/tides/repro/lab/x"
 KNOWN = "src/tides/words.json", "data/prepared/rates.npy", "../rates.npy"
 READING = """
 import os
@@ -29,6 +32,8 @@ def by_mapping(name): np.load(name, mmap_mode="r")
 def by_descriptor(name): os.close(os.open(name, os.O_RDONLY))
 def by_both(name): open(name, "r+b").close()
 def written(name): open(name, "wb").close()
+def appended(name): open(name, "ab").close()
+def replaced(name): written("beside"), os.replace("beside", name)
 def kept(name):
     with open(name, "w+b") as file:
         np.save(file, np.zeros(2))
@@ -56,7 +61,7 @@ def reader(case: Case, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         case.write(name, "")
         with (case.project.root / name).open("wb") as file:
             np.save(file, np.zeros(2))
-    opened.watch(case.project, [case.project.package, case.project.root / "data" / "prepared"])
+    opened.watch(case.project, [case.project.root / "data" / "prepared"])
     yield module("of_data", case.project.package / "data.py")
     opened._watches.clear()
 
@@ -105,8 +110,53 @@ def test_file_that_the_stage_itself_wrote_is_let_through(case: Case, reader: Mod
     case.run("train", lambda: (reader.written("notes.txt"), reader.by_open("notes.txt"), reader.kept("rates.npy")))
 
 
+# ---- the run's own folder
+
+
+def saved(path: Path, number: int) -> None:
+    """A file that a library writes in C, so that nobody sees it: the process of another program does."""
+    subprocess.run([sys.executable, "-c", f"open({str(path)!r}, 'w').write('{number}' * {number})"], check=True)
+
+
+# what the code does, and whether it reads what lies there from before
+OWN: dict[str, tuple[Callable[[ModuleType, Path], object], bool]] = {
+    "read": (lambda reader, out: reader.by_open(out / "old.npy"), True),
+    "in a folder": (lambda reader, out: reader.by_numpy(out / "deep" / "old.npy"), True),
+    "appended": (lambda reader, out: (reader.appended(out / "old.npy"), reader.by_open(out / "old.npy")), True),
+    "both": (lambda reader, out: reader.by_both(out / "old.npy"), True),
+    "renamed": (lambda reader, out: ((out / "old.npy").rename(out / "b"), reader.by_open(out / "b")), True),
+    "written anew": (lambda reader, out: (reader.written(out / "old.npy"), reader.by_open(out / "old.npy")), False),
+    "written in C": (lambda reader, out: (saved(out / "old.npy", 7), reader.by_open(out / "old.npy")), False),
+    "replaced": (lambda reader, out: (reader.replaced(out / "old.npy"), reader.by_open(out / "old.npy")), False),
+    "new": (lambda reader, out: (reader.written(out / "b"), reader.by_open(out / "b")), False),
+    "new in C": (lambda reader, out: (saved(out / "b", 7), reader.by_open(out / "b")), False),
+    "by the library": (lambda reader, out: module("run", MACHINERY / "run.py").by_open(out / "old.npy"), False),
+}
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("way", OWN)
+def test_file_of_the_runs_folder_from_before_is_refused(
+    case: Case, reader: ModuleType, way: str, inside: bool, tmp_path_factory: pytest.TempPathFactory
+):
+    """As `if (out / "head.npy").exists(): load it`, which makes the second run another one."""
+    out = case.project.root / "run" if inside else tmp_path_factory.mktemp("scratch") / "run"
+    (out / "deep").mkdir(parents=True)
+    for path in (out / "old.npy", out / "deep" / "old.npy"):
+        np.save(path, np.zeros(2))
+    opened.watch(case.project, [], out)
+    act, refused = OWN[way]
+    if refused:
+        said = case.refusal("train", lambda: act(reader, out))
+        name = out.relative_to(case.project.root) if inside else out
+        assert said.startswith(f"{name}/") and " (by data.py:" in said
+        assert "opened, but written before this process began" in said and "run.steps(state=...)" in said
+    else:
+        case.run("train", lambda: act(reader, out))
+
+
 def test_file_that_the_machinery_opens_is_let_through(case: Case, reader: ModuleType):
-    machinery = module("machinery", opened.MACHINERY / "run.py")
+    machinery = module("machinery", MACHINERY / "run.py")
     case.run("train", lambda: (machinery.by_open("constants.json"), machinery.by_pathlib("constants.json")))
 
 
@@ -128,7 +178,7 @@ def test_file_that_a_librarys_dataset_opens_is_refused(case: Case, reader: Modul
     """The machinery asks it for an item, and no line of the owner's stands between."""
     library = module("library", case.project.root.parent / "venv" / "site-packages" / "images" / "folder.py")
     calling = "def item(dataset): return dataset[0]"
-    machinery = module("machinery", opened.MACHINERY / "training" / "sampling.py", calling)
+    machinery = module("machinery", MACHINERY / "training" / "sampling.py", calling)
     said = case.refusal("train", lambda: machinery.item(Folder(library)))
     assert said.startswith("constants.json (by images/folder.py:6): opened, but not in the content address")
 

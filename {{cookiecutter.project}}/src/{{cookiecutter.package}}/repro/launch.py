@@ -83,8 +83,8 @@ def begin(project: Project, schema: type[S], trains: bool = False) -> tuple[S, P
         if ranks > 1:
             _start_ranks(config, overrides, out, ranks)
         set_environment(config.determinism)
-        known = project.root / config.data.prepared, out, *(project.root / name for name in config.unhashed.files)
-        opened.watch(project, [project.package, Path(sys.prefix), *known])
+        known = [project.root / name for name in (config.data.prepared, *config.unhashed.files)]
+        opened.watch(project, [*known, Path(sys.prefix), *([] if trains else [out])], out if trains else None)
         return config, out
     except click.ClickException as error:
         _end(Refused(error.format_message()))

@@ -16,6 +16,7 @@ from . import progress
 from .asked import loaded, manifest, opened, stages
 from .asked.address import LOCKS, content_address
 from .asked.settings import Settings
+from .asked.still import Still
 from .differences import flatten
 from .errors import Failure, Preempted, Refused
 from .files import write_json
@@ -61,6 +62,7 @@ class Run:
         self._saver: Saver | None = None
         self._origin: checkpoint.Origin | None = None
         self._plan: sampling.Plan | None = None
+        self._still: Still | None = None
         self._resumed = self._terminated = self._finished = self._in_pieces = False
         self._done = 0  # steps
 
@@ -85,9 +87,7 @@ class Run:
 
     def _agree(self) -> None:
         """Compare all that could make ranks compute different numbers, before they compute any."""
-        data = self.world.once_per_host(
-            lambda: manifest.require_prepared(self.config.data), self.config.data.model_dump_json()
-        )
+        data = self.world.once_per_host(self._data, self.config.data.model_dump_json())
         _let_read(data, self.config)
         self.address = content_address(self.project, self.config, data, self.world.size)
         loaded.require_unchanged(self.project, self.address.preimage["code"])
@@ -96,6 +96,16 @@ class Run:
         wanted = self._promise.watch.wanted
         known = self.world.together(lambda: unproven_before(self.out) if wanted and self.world.leads else {})
         self._promise.meet(self.world.from_lead(known))
+
+    def _data(self) -> dict[str, Any]:
+        """The manifest of the data, which this rank watches for its host."""
+        self._still = Still(self.config.data)
+        return self._still.manifest
+
+    def _require_still(self) -> None:
+        stages.require_still()
+        if self._still:
+            self._still.require()
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -245,6 +255,8 @@ class Run:
         self._trace.step(done - 1, sums, last=ended)
         if preempted or ended or done % self.config.checkpoint.every == 0:
             switches.require_held(local=self.world.size > 1)  # before a checkpoint holds what came of it
+            if self._still:
+                self._still.require(local=self.world.size > 1)
             self._trace.flush()
             if self._saver:
                 self._saver.save(done, self._model, self._optimizers, self._objects)
@@ -283,7 +295,7 @@ class Run:
         if self._finished:
             raise Refused("run.finish() was called twice: call it once, with all metrics")
         numbers = {name: as_number(name, value) for name, value in metrics.items()}
-        self.world.together(stages.require_still)
+        self.world.together(self._require_still)
         self.world.together(switches.require_held)
         self._finished = True
         self.log(self._stop - 1, **{"epoch": self._plan.epoch(self._stop), **numbers})
@@ -358,7 +370,9 @@ def alone(config: Settings) -> World:
         Refused: the prepared data is missing or altered, or there is no such device.
     """
     switches.apply(config.determinism)
-    _let_read(manifest.require_prepared(config.data), config)
+    still = Still(config.data)
+    _let_read(still.manifest, config)
+    stages.hold(still.require)
     return World(0, 1, world.device_of(config.device))
 
 

@@ -65,9 +65,13 @@ def digest(value: Any) -> str:
 
 def code(project: Project) -> dict[str, str]:
     """SHA-256 of every file of the package that a run may read, by its path relative to the package."""
+    return {name: manifest.sha256_file(project.package / name) for name in addressed(project)}
+
+
+def addressed(project: Project) -> list[str]:
+    """The files of the package that a run may read, by their paths relative to the package."""
     folders = tuple(each for each in OUTSIDE_THE_RUN if each.endswith("/"))
-    kept = (name for name in files(project.package) if name not in OUTSIDE_THE_RUN and not name.startswith(folders))
-    return {name: manifest.sha256_file(project.package / name) for name in kept}
+    return [name for name in files(project.package) if name not in OUTSIDE_THE_RUN and not name.startswith(folders)]
 
 
 def files(folder: Path) -> list[str]:

@@ -48,7 +48,7 @@ def entries(root: Path, known: Entries | None = None, but: str | None = None) ->
     Raises:
         Refused: there is a link to a folder, or something that is neither a file nor a folder.
     """
-    found = {name: each for name, each in _found(root) if name != but}
+    found = {name: each for name, each in identities(root) if name != but}
     old = known or {}
     kept = {name: old[name] for name, now in found.items() if name in old and old[name][:4] == now}
     unread = sorted(found.keys() - kept.keys(), key=lambda name: (-found[name][0], name))  # the largest first
@@ -67,7 +67,12 @@ def _identity(found: os.stat_result) -> Identity:
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
-def _found(root: Path) -> Iterator[tuple[str, Identity]]:
+def identities(root: Path) -> Iterator[tuple[str, Identity]]:
+    """Every file under a folder (or the file itself, named ""), by its name, with what changes when it does.
+
+    Raises:
+        Refused: as `entries`.
+    """
     if root.exists() and not root.is_dir():
         yield WHOLE, _regular(str(root), root.stat())
     folders = [""] if root.is_dir() else []
@@ -91,7 +96,7 @@ def _regular(path: str, found: os.stat_result) -> Identity:
 
 def _read_all(paths: list[tuple[str, str, Identity]]) -> dict[str, Entry]:
     """Read files in a few threads, which all take the next one from one list: hashing lets others run."""
-    now, turns = _clock(), iter(paths)
+    now, turns = clock(), iter(paths)
 
     def work() -> dict[str, Entry]:
         return {name: _read(path, before, now) for name, path, before in turns}
@@ -116,7 +121,7 @@ def _read(path: str, before: Identity, now: int) -> Entry:
     return Entry(size, changed, inode_changed if rested else NEVER, inode, sha256.hexdigest())
 
 
-def _clock() -> int:
+def clock() -> int:
     """The time in ns by the clock of the project's file system; 0, long ago, where nothing can be remembered."""
     try:
         MEMORY.mkdir(parents=True, exist_ok=True)

@@ -83,18 +83,25 @@ def watched(project: Project, sections: Sequence[str], whole: bool, unhashed: Se
         files()
         require_kept(project)
 
+    place = len(_files)
     _files.append(still)
     try:
         yield
+        require_still()
     finally:
-        _files.remove(still)
-    still()
+        del _files[place:]
     changed = [difference.field for difference in differences(before, _state(project, stage))]
     if stage and changed:
         raise Refused(
             f"{some(changed)}: changed while stage {stage.name} ran. DVC would take that for the state that was used. "
             f"Undo it and record the outcome with: dvc commit {stage.name}. Or repeat: dvc repro"
         )
+
+
+def hold(check: Callable[[], None]) -> None:
+    """Have the stage that runs, if any, do this check as well when it ends."""
+    if _files:
+        _files.append(check)
 
 
 def require_still() -> None:
