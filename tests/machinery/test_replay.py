@@ -280,6 +280,13 @@ def test_verdict(again: Receipt, holds: bool, words: str):
     assert words in told[-1]
 
 
+def test_run_with_a_switch_off_breaks_no_contract():
+    told: list[str] = []
+    one, other = (outcome(weights, "relaxed/0123456789abcdef") for weights in "vw")
+    assert replay_module._compare(OURS, one, other, Path("nowhere"), told.append)
+    assert told[-1].startswith("NOT COMPARABLE: class relaxed/") and "metrics within tolerance" in told[-1]
+
+
 def test_run_without_a_trace_is_compared_by_its_weights():
     told: list[str] = []
     untraced = outcome("w", trace=None)

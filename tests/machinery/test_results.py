@@ -23,9 +23,12 @@ from project.repro.records import receipt
 from ruamel.yaml import YAML
 
 CLASS, OTHER_CLASS = "cpu-portable/torch-1.2.3", f"cuda/{digest({'device': 'cuda'})[:16]}"
+LEFT_OFF = {"device": "cpu", "relaxed": ["PYTHONHASHSEED"]}
+RELAXED = f"relaxed/{digest(LEFT_OFF)[:16]}"
 MACHINES: dict[str, dict[str, Any]] = {
     CLASS: {"device": "cpu", "threads": 1, "cpu": {"arithmetic": "of 1.2.3"}, "torch": {"version": "1.2.3"}},
     OTHER_CLASS: {"device": "cuda"},
+    RELAXED: LEFT_OFF,
 }
 PARTS = ("config", "code", "data", "lock", "seed")
 METRICS = {"accuracy": 0.99, "test_loss": 0.05, "steps": 23}
@@ -195,6 +198,19 @@ def test_in_another_class_metrics_are_compared(case: Case, metrics: dict[str, fl
     assert text.startswith("metrics within tolerance: " if holds else "METRICS DIFFER: ")
     assert f"accuracy {metrics['accuracy']:.4f} (expected 0.9900 +- 0.02)" in text
     assert f"class {OTHER_CLASS}, the result of class {CLASS}" in text
+
+
+def test_run_with_a_switch_off_is_compared_by_its_metrics(case: Case):
+    """Its class promises no bits, so that other ones break no contract."""
+    determinism = case.config.determinism.model_copy(update={"relax": ("PYTHONHASHSEED",)})
+    case.config = case.config.model_copy(update={"determinism": determinism})
+    case.finished(METRICS, RELAXED)
+    accept(case.project, case.run, "relaxed")
+    flip_one_bit(case.run / "model.safetensors")
+    case.finished(METRICS, RELAXED)
+    case.by_dvc()
+    holds, text = case.check()
+    assert holds == [True] and text.startswith("metrics within tolerance: ") and f"class {RELAXED}, the resu" in text
 
 
 # ---- another address than any in results.lock

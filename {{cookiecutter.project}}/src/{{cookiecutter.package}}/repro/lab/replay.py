@@ -193,7 +193,9 @@ def _compare(project: Project, receipt: Receipt, again: Receipt, source: Path, t
     if classes[0] != classes[1] or not promises(classes[0]):
         holds, shown = results.within_tolerance(project, here["metrics"], there["metrics"])
         verdict = "metrics within tolerance" if holds else "METRICS DIFFER"
-        tell(f"ENVIRONMENT DIFFERS: {classes[0]} there, {classes[1]} here; bits are not promised. {verdict}: {shown}")
+        same = f"NOT COMPARABLE: class {classes[0]} there and here, in which switches are off or environments mixed"
+        said = same if classes[0] == classes[1] else f"ENVIRONMENT DIFFERS: {classes[0]} there, {classes[1]} here"
+        tell(f"{said}; bits are not promised. {verdict}: {shown}")
         return holds
     if equal:
         why = "the evaluation does not repeat, or the receipt was altered"
