@@ -22,6 +22,7 @@ from warm import GRACE, Warm, forget_tests
 
 FLIPPED_AFTER = 7  # steps
 WRONG_FROM = 18  # the gradient that counts of the first shard that rank 1 of 2 computes twice, shard 4
+SECOND_EPOCH = 23  # the first step behind the first epoch's end
 WRONG_PIECE = 30  # the piece of a gradient, of those that rank 1 of 2 is given, that is wrong: neither first nor last
 
 
@@ -150,6 +151,28 @@ def evaluation(package: str) -> None:
     module.evaluate = evaluated
 
 
+def second_epoch(package: str) -> None:
+    """What a loop sets as the second epoch begins: a process that goes on behind that lacks it."""
+    import torch
+
+    step, seen = import_module(f"{package}.repro.step").Step, list[int]()
+    backward, stepped = step.backward, torch.optim.AdamW.step
+
+    def passed(self: Any, *arguments: Any) -> Any:
+        seen.append(self.number)
+        return backward(self, *arguments)
+
+    @wraps(stepped)
+    def changed(self: torch.optim.AdamW, *arguments: Any) -> Any:
+        result = stepped(self, *arguments)
+        if SECOND_EPOCH - 1 in seen and seen[-1] >= SECOND_EPOCH:
+            flip(self.param_groups[0]["params"][-1])
+        return result
+
+    step.backward = passed
+    torch.optim.AdamW.step = changed  # type: ignore[method-assign]
+
+
 def now_and_then(package: str) -> None:
     """A number that nobody seeds enters the first weights in every third run whose dropout is not 0.1.
 
@@ -229,6 +252,7 @@ FAULTS: dict[str, Callable[[str], None]] = {
         output_gradient,
         piece,
         evaluation,
+        second_epoch,
         now_and_then,
         unseen,
         no_room,

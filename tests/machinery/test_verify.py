@@ -103,6 +103,11 @@ def test_evaluation_midway_that_changes_the_model_is_seen(fault: tuple[str, ...]
     assert rows[VARIED.name].verdict == verdict
 
 
+def test_state_that_the_second_epoch_begins_with_is_seen_where_a_late_kill_loses_it(verified: Verify):
+    rows = verified("second_epoch", "0", ways=("once more", "killed and resumed"), **{"train.epochs": 2})
+    assert [row.verdict for row in rows.values()] == ["EQUAL", "EQUAL", "DIFFERS"], rows
+
+
 def test_no_key_to_vary_is_said(verified: Verify):
     rows = verified(ways=(VARIED.name,))
     assert rows[VARIED.name].verdict == "not tried: verify.vary in params.yaml names no key"

@@ -104,7 +104,18 @@ def test_way_that_is_not_tried_counts_for_nothing(
     assert (done.output.splitlines()[-1], done.exit_code) == (told, code), done
 
 
-# ---- the kill: a training in place of which a script runs, which writes rows and then ends or waits
+# ---- the kill: a training in place of which a script runs, which makes checkpoints and then ends or waits
+
+
+def test_kills_lie_before_and_behind_an_epochs_end_and_in_the_last_third():
+    kills = {way.name: way.instant(45, 2.004) for way in WAYS if way.ended}
+    assert kills == {
+        "killed and resumed": 34,
+        "killed and resumed on 2 ranks": 23,
+        "stopped by SIGTERM and resumed": 15,
+    }
+    assert [verify.behind_an_epoch(*length) for length in ((23, 1.02), (12, 0.3), (90, 4.0))] == [11, 6, 23]
+
 
 Started = tuple[list[int], Callable[[], "subprocess.Popen[bytes]"]]
 Start = Callable[..., Started]
@@ -119,9 +130,9 @@ def start(tmp_path: Path) -> Start:
 
         def training() -> "subprocess.Popen[bytes]":
             code = codes[len(started)] if len(started) < len(codes) else None
-            rows = tmp_path / "run" / names.STEP_ROWS
-            text = f"import pathlib, sys, time; rows = pathlib.Path({str(rows)!r}); rows.parent.mkdir(parents=True); "
-            text += "rows.write_bytes(bytes(10**5)); time.sleep(3600)" if code is None else f"sys.exit({code})"
+            text = f"import os, sys, time; os.makedirs({str(tmp_path / 'run' / names.CHECKPOINTS)!r}); "
+            made = "[os.makedirs(f'run/checkpoints/{step:09d}-0') for step in (6, 18, 12)]; time.sleep(3600)"
+            text += f"os.chdir({str(tmp_path)!r}); {made}" if code is None else f"sys.exit({code})"
             started.append(0 if code is None else 1)
             return subprocess.Popen([sys.executable, "-c", text], start_new_session=True)
 
@@ -135,7 +146,18 @@ def test_training_that_is_too_quick_for_a_kill_is_started_again(start: Start, qu
     started, training = start(*[0] * quick)
     verify._kill(training, tmp_path / "run", 12, signal.SIGKILL)
     assert started == [1] * quick + [0]
-    assert (tmp_path / "run" / names.STEP_ROWS).is_file()
+    assert (tmp_path / "run" / names.CHECKPOINTS).is_dir()
+
+
+def test_training_that_is_killed_late_goes_on_from_the_step_that_was_wanted(start: Start, tmp_path: Path):
+    folder = tmp_path / "run" / names.CHECKPOINTS
+    for by in (signal.SIGTERM, signal.SIGKILL):
+        _, training = start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(verify, "PAUSE", 0.01)
+            verify._kill(training, tmp_path / "run", 12, by)
+        steps = [step for step, _ in verify._checkpoints(tmp_path / "run")]
+        assert folder.is_dir() and (by == signal.SIGTERM or max(steps) <= 12)
 
 
 def test_training_that_is_always_too_quick_is_told(start: Start, tmp_path: Path):

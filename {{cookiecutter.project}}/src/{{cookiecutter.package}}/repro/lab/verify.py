@@ -1,5 +1,7 @@
 """The contract proved for this model and this data: short trainings in many ways must all give the same bits."""
 
+import json
+import math
 import os
 import shutil
 import signal
@@ -16,11 +18,9 @@ from ..asked.params import PARAMS, load
 from ..asked.settings import Determinism, Settings
 from ..differences import differences
 from ..errors import Failure, Refused
-from ..files import read_json
 from ..machine.switches import told_variables
 from ..project import Project
-from ..records.chain import LINK, STEP
-from ..records.names import METRICS, STEP_ROWS
+from ..records.names import CHECKPOINTS, METRIC_ROWS
 from ..records.opening import told_of, unproven
 from ..records.receipt import read
 from ..shape import plain
@@ -32,8 +32,8 @@ S = TypeVar("S", bound=Settings)
 Start = Callable[["Way", Mapping[str, Any]], trainings.Process]  # of a training in this way, with these keys
 NOTHING: Mapping[str, Any] = {}
 FOLDER = Path("build", "verify")
-ROW = STEP.itemsize + LINK  # bytes
 SHARD = "parallel.shard"
+TRIES = 3  # to kill a training before it ends
 PAUSE = 0.005  # seconds between two looks at a training
 LINE = 100  # characters of a refusal that are shown
 LINES = 12  # of what a training that failed has printed
@@ -47,6 +47,7 @@ class Way:
     settings: Mapping[str, Any] = field(default_factory=dict)
     ranks: int = 1
     ended: signal.Signals | None = None  # by what, on the way; then it is started again
+    instant: Callable[[int, float], int] = lambda steps, epochs: steps // 3  # after how many of its steps
     cold: bool = False  # whether it starts as a user starts it, by torchrun where it has several ranks
 
     @property
@@ -65,6 +66,16 @@ class Way:
         return self.folder.with_suffix(".log")
 
 
+def behind_an_epoch(steps: int, epochs: float) -> int:
+    """The first step that begins in the second epoch; half of the steps where there is none."""
+    return math.floor(steps / epochs) + 1 if epochs >= 1 and math.floor(steps / epochs) + 1 < steps else steps // 2
+
+
+def in_the_last_third(steps: int, epochs: float) -> int:
+    """Three quarters of the steps."""
+    return steps - steps // 4
+
+
 ONCE, VARIED = Way("one process", cold=True), Way("neutral keys varied")
 WAYS = (
     Way("once more"),
@@ -76,8 +87,8 @@ WAYS = (
     Way("optimizer in pieces on 2 ranks", {SHARD: "optimizer"}, ranks=2),
     Way("weights in pieces on 2 ranks", {SHARD: "full"}, ranks=2),
     Way("weights in pieces on 3 ranks", {SHARD: "full"}, ranks=3),
-    Way("killed and resumed", ended=signal.SIGKILL),
-    Way("killed and resumed on 2 ranks", ranks=2, ended=signal.SIGKILL),
+    Way("killed and resumed", ended=signal.SIGKILL, instant=in_the_last_third),
+    Way("killed and resumed on 2 ranks", ranks=2, ended=signal.SIGKILL, instant=behind_an_epoch),
     Way("stopped by SIGTERM and resumed", ended=signal.SIGTERM),
     Way("tracked", {"tracking.enabled": True, "tracking.uri": f"sqlite:///{FOLDER}/mlflow.db"}),
     Way("no trace", {"trace.level": "off"}),
@@ -189,7 +200,7 @@ def train_in_all_ways(
     if first.weights and (said := told_of(unproven(project.root / ONCE.folder))):
         tell("\n".join(said))
     yield first
-    steps = read_json(project.root / ONCE.folder / METRICS)["steps"] if first.weights else 0
+    length = _length(project.root / ONCE.folder) if first.weights else (0, 0.0)
     for way in ways if first.weights else ():
         if way.ranks > min(places, config.parallel.shards):
             yield Row(way.name, f"not tried: {places} places for ranks here, {config.parallel.shards} shards")
@@ -198,7 +209,7 @@ def train_in_all_ways(
         elif way is VARIED and not vary:
             yield Row(way.name, "not tried: verify.vary in params.yaml names no key")
         else:
-            row = _train(project, way, {**common, **way.settings, **(vary if way is VARIED else {})}, start, steps)
+            row = _train(project, way, {**common, **way.settings, **(vary if way is VARIED else {})}, start, *length)
             if row.weights:
                 same = row.weights == first.weights and row.trace in (None, first.trace)
                 row = Row(row.name, "EQUAL" if same else "DIFFERS", row.weights, row.trace)
@@ -207,12 +218,21 @@ def train_in_all_ways(
             yield row
 
 
-def _train(project: Project, way: Way, settings: Mapping[str, Any], start: Start, steps: int = 0) -> Row:
+def _length(out: Path) -> tuple[int, float]:
+    """How many steps a finished run has, and how many epochs."""
+    last = json.loads((out / METRIC_ROWS).read_bytes().splitlines()[-1])
+    return last["step"] + 1, last["metrics"]["epoch"]
+
+
+def _train(
+    project: Project, way: Way, settings: Mapping[str, Any], start: Start, steps: int = 0, epochs: float = 0.0
+) -> Row:
     out, log = project.root / way.folder, project.root / way.log
     try:
         if way.ended:
-            settings = {**settings, "checkpoint.every": max(1, steps // 6)}
-            _kill(partial(start, way, settings), out, steps // 3, way.ended)
+            at = max(1, way.instant(steps, epochs))
+            settings = {**settings, "checkpoint.every": at, "checkpoint.keep": 9}
+            _kill(partial(start, way, settings), out, at, way.ended)
         log.unlink(missing_ok=True)
         _, code = _watched(partial(start, way, settings))
     except Failure as failure:
@@ -227,9 +247,9 @@ def _train(project: Project, way: Way, settings: Mapping[str, Any], start: Start
     return Row(way.name, "EQUAL", receipt.weights, receipt.stated["trace"])
 
 
-def _holds(path: Path, least: int) -> bool:
-    """Whether a file has so many bytes."""
-    return path.is_file() and path.stat().st_size >= least
+def _checkpoints(out: Path) -> list[tuple[int, Path]]:
+    """The complete checkpoints of a run, each with how many steps it has done."""
+    return [(int(folder.name[:9]), folder) for folder in (out / CHECKPOINTS).glob("[0-9]*")]
 
 
 def _watched(
@@ -256,20 +276,21 @@ def _watched(
 
 
 def _kill(start: Callable[[], trainings.Process], out: Path, after: int, by: signal.Signals) -> None:
-    """Start a training and end it with this signal once its trace holds more than `after` steps.
+    """Start a training and end it with this signal once it holds the checkpoint of step `after`, from which it goes on.
 
-    On a busy machine the kill may come too late; then it is tried again, sooner. A training that fails is left to the
-    caller, who starts it again.
+    On a busy machine the kill may come late: checkpoints that were made meanwhile are removed, and where the training
+    has ended, it is tried again. A training that fails is left to the caller, who starts it again.
 
     Raises:
         Failure: the training ended first each time.
     """
-    rows = out / STEP_ROWS
-    for steps in (after, after // 2, 0):
+    for _ in range(TRIES):
         shutil.rmtree(out, ignore_errors=True)
-        process, _ = _watched(start, partial(_holds, rows, (steps + 1) * ROW))
+        process, _ = _watched(start, lambda: any(step >= after for step, _ in _checkpoints(out)))
         with suppress(ProcessLookupError):
             os.killpg(process.pid, by)
         if process.wait():
+            for step, folder in _checkpoints(out) if by == signal.SIGKILL else ():
+                shutil.rmtree(folder) if step > after else None
             return
     raise Failure("the training ended before it was killed: make it longer, see verify.shorten in params.yaml")
