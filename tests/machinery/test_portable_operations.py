@@ -18,6 +18,7 @@ from project import PROJECT
 from project.config import Config
 from project.repro.asked import stages
 from project.repro.asked.settings import Determinism
+from project.repro.errors import Preempted
 from project.repro.files import read_json
 from project.repro.machine import environment, portable, switches
 from project.repro.project import Project
@@ -137,6 +138,46 @@ def test_operation_is_told_with_module_line_and_replacement(name: str, attempt: 
     assert facts["environments"] == [facts["tags"]["repro.environment"]] == [ended.environment["environment"]]
 
 
+@pytest.mark.parametrize(("fused", "remedy"), [("AdamW", "AdamW(..., fused=True)"), ("RMSprop", "an optimizer with")])
+def test_optimizer_that_is_not_fused_is_told_with_its_own_remedy(fused: str, remedy: str, attempt: Attempt):
+    def loop(run: Run, parts: Parts) -> None:
+        parts.optimizer = getattr(torch.optim, fused)(parts.model.parameters(), lr=0.01, foreach=False)
+        PLAIN(run, parts)
+
+    told = attempt(loop).told[0]
+    assert told.startswith("sqrt float32 at loops.py:") and f". Use {remedy}" in told
+
+
+def other(graph: Any, inputs: Any) -> Callable[..., Any]:
+    """A compiler whose code computes otherwise than what it was made of."""
+    return lambda *values: tuple(1.25 * result for result in graph(*values))
+
+
+def test_what_the_owner_compiles_is_compiled_in_each_step_and_told(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):
+    def begun(stop: bool = False, **more: Any) -> Ended:
+        torch._dynamo.reset()  # as in a process of its own
+
+        def loop(run: Run, parts: Parts) -> None:
+            for step in parts.steps(run):
+                good(step, parts)
+                run._terminated = stop and step.number == 0
+            run.finish()
+
+        return attempt(loop, function=torch.compile(lambda x: x * 0.1, backend=other), **more)
+
+    whole = begun(out="whole")
+    assert whole.told[0].startswith(f"torch.compile at {THIS}:") and whole.unproven == ["torch.compile"]
+    assert whole.environment["class"].startswith("cpu/")
+    assert whole.environment["preimage"]["compiler"]["version"]
+    with pytest.raises(Preempted):
+        begun(stop=True)
+    resumed = begun()
+    assert read_json(resumed.out / names.ENVIRONMENT) == whole.environment
+    assert (resumed.out / names.WEIGHTS).read_bytes() == (whole.out / names.WEIGHTS).read_bytes()
+    monkeypatch.setenv("CXX", "g++ -ffast-math")
+    assert begun(out="fast").environment["environment"] != whole.environment["environment"]
+
+
 def same(x: Tensor) -> Tensor:
     return (exact.sqrt(x) + x**2 * torch.rsqrt(x)) / 8
 
@@ -161,7 +202,7 @@ def test_optimizer_without_fused_is_told_by_its_line(attempt: Attempt):
     ended = attempt(loop)
     assert ended.unproven == ["_foreach_sqrt float32"]
     assert ended.told[0].startswith("_foreach_sqrt float32 at loops.py:")
-    assert ended.told[0].endswith("its bits differ between CPUs. Use an optimizer with fused=True, such as AdamW")
+    assert ended.told[0].endswith("its bits differ between CPUs. Use AdamW(..., fused=True)")
 
 
 def test_backward_pass_and_initial_weights_are_seen(attempt: Attempt):

@@ -93,8 +93,7 @@ class Run:
         loaded.require_unchanged(self.project, self.address.preimage["code"])
         report = self.address.preimage | {"environment": self.environment}
         agreement.require_agreement(flatten(report), self.world, "the ranks disagree before step 0:")
-        wanted = self._promise.watch.wanted
-        known = self.world.together(lambda: unproven_before(self.out) if wanted and self.world.leads else {})
+        known = self.world.together(lambda: unproven_before(self.out) if self.world.leads else {})
         self._promise.meet(self.world.from_lead(known))
 
     def _data(self) -> dict[str, Any]:
@@ -119,7 +118,8 @@ class Run:
             here = self._promise.record()
             change_environment(self.out, self._record, here, self.config.compute.plain)
             self._set_origin(here["environment"])
-            _tell("\n".join(told_of(self._promise.unproven)))
+            if self._promise.promised:
+                _tell("\n".join(told_of(self._promise.unproven)))
 
     def _open(self) -> None:
         if not self.world.leads:

@@ -5,7 +5,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..asked.classes import PORTABLE, class_of, described
 from ..asked.settings import Compute, Determinism
 from ..credentials import SECRET, without_credentials
 from .canary import arithmetic_canary
+from .compiler import COMPILED, compiler
 from .switches import effective, is_portable
 
 # Only these variables are read: no other one may reach a record.
@@ -75,9 +76,13 @@ def is_promised(environment: dict[str, Any], compute: Compute) -> bool:
     return environment_class(environment, compute).startswith(PORTABLE)
 
 
-def with_unproven(environment: dict[str, Any], operations: Iterable[str]) -> dict[str, Any]:
-    """The environment of a run that calls operations whose bits may depend on the CPU: with the CPU's model."""
-    return environment | {"cpu": environment["cpu"] | {"model": _cpu_model(), "unproven": sorted(operations)}}
+def with_unproven(environment: dict[str, Any], operations: Collection[str]) -> dict[str, Any]:
+    """The environment of a run that calls operations whose bits may depend on the CPU: with the CPU's model.
+
+    Where code is compiled among them, the compiler belongs to it, too.
+    """
+    found = environment | {"cpu": environment["cpu"] | {"model": _cpu_model(), "unproven": sorted(operations)}}
+    return found | {"compiler": compiler()} if COMPILED in operations else found
 
 
 def record(environment: dict[str, Any], compute: Compute, **facts: Any) -> dict[str, Any]:

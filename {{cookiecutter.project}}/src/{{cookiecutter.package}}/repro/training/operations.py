@@ -5,11 +5,14 @@ argument and no result. Calls of the machinery are its own business, and proved 
 
 A call is told with its place: the module whose `forward` is under way, and the line that is nearest to it outside
 torch. In the backward pass no line runs. Each node there was made by a call of the forward pass and bears its number.
+
+What torch.compile compiles is compiled here as in every other step, and noted by its first line.
 """
 
+import inspect
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -17,12 +20,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.callback import CallbackArgs, callback_handler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..machine import portable
+from ..machine.compiler import COMPILED
 
 MACHINERY = str(Path(__file__).resolve().parents[1])
 TORCH = str(Path(torch.__file__).parent)
+OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
 EXACT = "repro.training.exact.sqrt"
 REPLACEMENTS = {
     "sqrt": f"{EXACT}(x)",
@@ -40,6 +46,7 @@ class Place:
 
     module: nn.Module | None
     line: str  # file:line
+    optimizer: type[torch.optim.Optimizer] | None = None  # of torch's, whose step is under way
 
     def told(self, names: dict[nn.Module, str]) -> str:
         """In words; `names` are those of the model's modules."""
@@ -50,11 +57,12 @@ class Place:
 
 
 class Operations:
-    """Sees all calls between `begin` and `end`, except while it is paused."""
+    """Sees all calls between `begin` and `end`, except while it is paused; what is compiled, also where not wanted."""
 
     def __init__(self, wanted: bool = True) -> None:
         self._mode = _Mode() if wanted else None
         self._on = False
+        self._compiled: str | None = None
 
     @property
     def wanted(self) -> bool:
@@ -63,12 +71,19 @@ class Operations:
 
     def begin(self) -> None:
         """From here on calls are seen."""
+        callback_handler.register_start_callback(self._compiles)
         self._switch(True)
 
     def end(self) -> None:
         """From here on nothing is seen, and nothing costs time."""
         self._switch(False)
         self._mode = None
+        with suppress(ValueError):  # it has not begun, or has ended
+            callback_handler.remove_start_callback(self._compiles)
+
+    def _compiles(self, arguments: CallbackArgs) -> None:
+        if self._compiled is None:
+            self._compiled = _line(sys._getframe(1))
 
     def rest(self) -> None:
         """From here on nothing is seen but what is `watched`."""
@@ -92,9 +107,13 @@ class Operations:
         """Operations that were met and are not known to be portable, each with a line on its first call."""
         names = {module: name for name, module in model.named_modules()}
         met = self._mode.unproven if self._mode else {}
-        return {
-            name: f"{name} at {place.told(names)}: {_standing(name)}{_replacement(name)}" for name, place in met.items()
+        told = {
+            name: f"{name} at {place.told(names)}: {_standing(name)}{_replacement(name, place)}"
+            for name, place in met.items()
         }
+        if self._compiled is not None:
+            told[COMPILED] = f"{COMPILED} at {self._compiled}: its bits depend on the compiler and the CPU"
+        return told
 
     def _switch(self, on: bool) -> None:
         if self._mode and on != self._on:
@@ -111,12 +130,37 @@ def _standing(operation: str) -> str:
     return "its bits differ between CPUs" if differs else "nobody has measured whether its bits differ between CPUs"
 
 
-def _replacement(operation: str) -> str:
+def _replacement(operation: str, place: Place) -> str:
+    if place.optimizer:
+        fused = "fused" in inspect.signature(place.optimizer).parameters
+        instead = f"{place.optimizer.__name__}(..., fused=True)" if fused else REPLACEMENTS["_foreach_sqrt"]
+        return f". Use {instead}"
     instead = REPLACEMENTS.get(operation.split()[0])
     return f". Use {instead}" if instead else ""
 
 
+def _line(frame: FrameType | None) -> str:
+    """The line that is nearest to a frame outside torch and this library."""
+    while frame and not _is_line(frame, MACHINERY):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "the backward pass"
+
+
+def _is_line(frame: FrameType, *others: str) -> bool:
+    """Whether a frame is of a file that somebody has written, outside torch and these `others`."""
+    file = frame.f_code.co_filename
+    made = file.startswith("<") or str(frame.f_globals.get("__name__", "")).startswith("torch.")  # by a compiler
+    return not made and not file.startswith((TORCH, *others))
+
+
 class _Mode(TorchDispatchMode):
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Else torch.compile would skip what it meets in the first step, and for good in this process."""
+        return True
+
     def __init__(self) -> None:
         super().__init__()
         self.unproven: dict[str, Place] = {}
@@ -124,7 +168,7 @@ class _Mode(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        if function.namespace not in portable.SILENT:
+        if getattr(function, "namespace", "") not in portable.SILENT:
             place = self._place(sys._getframe(1))
             name, kind = portable.operation(function, args, result)
             if place and kind not in portable.table().get(name, ()) and not portable.is_exact(args, result):
@@ -133,16 +177,18 @@ class _Mode(TorchDispatchMode):
 
     def _place(self, frame: FrameType | None) -> Place | None:
         """The place of a call that this frame leads to; None if it is the machinery's own."""
-        module, line = None, ""
+        module, line, optimizer = None, "", None
         while frame:
             file = frame.f_code.co_filename
             if file.startswith(TORCH):
                 if frame.f_code.co_name == "_engine_run_backward":
                     # what has a line all the same is code of the owner's: a hook, or a function's own backward
                     return Place(module, line) if line else self._of_backward()
+                held = frame.f_locals.get("self") if file.startswith(OPTIMIZERS) and not line else None
+                optimizer = type(held) if isinstance(held, torch.optim.Optimizer) else optimizer
             elif file.startswith(MACHINERY) and not line:
                 return None
-            elif not line:
+            elif not line and _is_line(frame):
                 line = f"{Path(file).name}:{frame.f_lineno}"
             if module is None and frame.f_code.co_varnames[:1] == ("self",):
                 here = frame.f_locals.get("self")
@@ -150,7 +196,7 @@ class _Mode(TorchDispatchMode):
             if module and line:
                 break
             frame = frame.f_back
-        place = Place(module, line)
+        place = Place(module, line, optimizer)
         self._of_node.setdefault(torch.autograd._get_sequence_nr() - 1, place)  # type: ignore[attr-defined]
         return place
 

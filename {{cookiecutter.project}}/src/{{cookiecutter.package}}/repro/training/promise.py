@@ -8,6 +8,7 @@ from torch import nn
 from ..asked.settings import Settings
 from ..differences import flatten, some
 from ..machine import environment
+from ..machine.compiler import COMPILED
 from .agreement import require_agreement
 from .operations import Operations
 from .world import World
@@ -18,34 +19,35 @@ class Promise:
 
     Attributes:
         environment: the numeric environment (what its digest is made of).
-        watch: sees the operations that the run calls, if the class is the portable one so far.
+        promised: whether the class is the portable one so far.
+        watch: sees the operations that the run calls, if it is, and what is compiled in any case.
         unproven: those whose bits may depend on the CPU, each with a line on its first call.
     """
 
     def __init__(self, config: Settings, world: World) -> None:
         self._compute, self._world = config.compute, world
         self.environment = environment.numeric_environment(config.determinism, world.device)
-        self.watch = Operations(environment.is_promised(self.environment, config.compute))
+        self.promised = environment.is_promised(self.environment, config.compute)
+        self.watch = Operations(self.promised)
         self.unproven: Mapping[str, str] = {}
 
     def meet(self, unproven: Mapping[str, str]) -> None:
-        """The run calls these operations: the CPU's model belongs to its environment, and no rank has another.
+        """The run calls these operations, in the portable class or by compiled code: the CPU's model belongs to its environment, and no rank has another.
 
         Raises:
             Disagreement: the ranks have different CPUs.
         """
-        self.unproven = unproven
-        if unproven:
-            self.environment = environment.with_unproven(self.environment, unproven)
-            said = f"bits of {some(list(unproven), 3)} may depend on the CPU, and the ranks have different ones:"
+        self.unproven = {name: line for name, line in unproven.items() if self.promised or name == COMPILED}
+        if self.unproven:
+            self.environment = environment.with_unproven(self.environment, self.unproven)
+            said = f"bits of {some(list(self.unproven), 3)} may depend on the CPU, and the ranks have different ones:"
             require_agreement(flatten(self.environment), self._world, said)
 
     def judge(self, model: nn.Module) -> None:
         """Meet what the ranks have called until now, and watch no longer."""
-        seen, watched = self.watch.unproven(model), self.watch.wanted
+        seen = self.watch.unproven(model)
         self.watch.end()
-        if watched:
-            self.meet({name: line for rank in self._world.gather(seen)[::-1] for name, line in rank.items()})
+        self.meet({name: line for rank in self._world.gather(seen)[::-1] for name, line in rank.items()})
 
     def record(self) -> dict[str, Any]:
         """What environment.json holds."""

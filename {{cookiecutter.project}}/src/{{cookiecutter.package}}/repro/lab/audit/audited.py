@@ -52,6 +52,11 @@ class Watch(operations._Mode):
         self._caller: FrameType | None = None
         self._derived = False  # torch's own formula of a gradient calls
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Nothing is compiled in an audit: it looks at each operation that the owner has written."""
+        return False
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._caller = sys._getframe().f_back
         self.calls += 1
