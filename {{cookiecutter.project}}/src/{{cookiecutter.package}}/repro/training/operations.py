@@ -9,6 +9,7 @@ torch. In the backward pass no line runs. Each node there was made by a call of 
 What torch.compile compiles is compiled here as in every other step, and noted by its first line.
 """
 
+import contextlib
 import inspect
 import sys
 from collections.abc import Iterator
@@ -141,7 +142,7 @@ def _replacement(operation: str, place: Place) -> str:
 
 def _line(frame: FrameType | None) -> str:
     """The line that is nearest to a frame outside torch and this library."""
-    while frame and not _is_line(frame, MACHINERY):
+    while frame and not _is_line(frame, MACHINERY, contextlib.__file__):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "the backward pass"
 
