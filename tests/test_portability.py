@@ -1,7 +1,7 @@
 """The table of portable operations says what was observed: an operation that differs once, anywhere, is marked."""
 
 import pytest
-from portability import HERE, HERE_SHORT, QEMU, compared, document, marked
+from portability import HERE, HERE_SHORT, QEMU, compared, document, marked, of_builds
 
 SAME = {"one": "aa", "two": "bb"}
 
@@ -51,3 +51,11 @@ def test_operation_that_a_played_cpu_did_not_run_is_left_out(calls: dict[str, st
     seen["Zen 2"]["calls"] = {"sqrt float32": calls, "exp float32": SAME}
     assert marked(compared(seen)) == {"exp": ["float32"]}
     assert "`sqrt`, `tan`" in document(seen, compared(seen))  # among those that were not compared
+
+
+@pytest.mark.parametrize(("changed", "said"), [({}, "0 operations differ.**"), ({"two": "cc"}, "`sqrt float32`.**")])
+def test_builds_are_compared_call_by_call(changed: dict[str, str | None], said: str) -> None:
+    """Inputs that one build alone has seen are no difference."""
+    seen = observed(here=changed | {"three": "dd"})
+    told = of_builds(seen[HERE] | {"build": "1+cpu"}, seen["Zen 2"] | {"build": "1+cu1"})
+    assert "torch 1+cpu and 1+cu1" in told and said in told and "4 calls of 2 operations" in told

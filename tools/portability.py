@@ -1,6 +1,10 @@
 """Which operations of torch give the same bits on every CPU: a table in the machinery, and docs/portability.md.
 
     python tools/portability.py
+    python tools/portability.py --builds PYTHON
+
+The second compares the build of torch that another Python has with the usual one, on this CPU, and writes that section
+of the document alone.
 
 Every operation that torch's own list of operators has samples for runs forward and backward, with the project's
 portable switches: torch's samples, hard inputs for what works element by element, modules, losses, optimizers and
@@ -11,6 +15,7 @@ Calls with equal inputs are compared, so one operation that differs does not tai
 What was measured already lies in build/portability and is kept; `make clean` removes it.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -99,6 +104,12 @@ have, took too long, or crashed the emulator.
 
 {failed}
 """
+BUILDS = "\n## Two builds of one release\n"
+OF_BUILDS = """
+`python tools/portability.py --builds PYTHON` ran the same cases with torch {one} and {other} on {host}.
+**{calls} calls of {operations} operations with equal inputs were compared; {wrong} operations differ{which}.**
+Builds in which none differs share the class `cpu-portable`. Measured at commit {commit}.
+"""
 VARIABLES = """
 import json
 from {package}.repro.asked.settings import Determinism
@@ -107,16 +118,16 @@ print(json.dumps(missing_variables(Determinism(cpu="portable", relax=()))))
 """
 
 
-def measured(project: Path, name: str, cpu: Cpu) -> dict[str, Any]:
+def measured(project: Path, name: str, cpu: Cpu, python: Path = VENV / "bin" / "python") -> dict[str, Any]:
     """The observations on a CPU, which are made unless they lie in their file."""
     file = FOLDER / f"{name.replace(' ', '-')}.json"
     if not file.is_file():
         base = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         base |= {"PYTHONPATH": str(project / "src")}
-        asked = [str(VENV / "bin" / "python"), "-c", VARIABLES.format(package=PACKAGE)]
+        asked = [str(python), "-c", VARIABLES.format(package=PACKAGE)]
         strict = json.loads(subprocess.run(asked, env=base, check=True, capture_output=True, text=True).stdout)
         script = str(Path(__file__).with_name("portability_calls.py"))
-        words = [*cpu.command, str(VENV / "bin" / "python"), script, cpu.extent, f"{file}.part"]
+        words = [*cpu.command, str(python), script, cpu.extent, f"{file}.part"]
         start = time.monotonic()
         subprocess.run(words, env=base | strict | cpu.variables, check=True)
         print(f"{file.name}: {time.monotonic() - start:.0f} s", flush=True)
@@ -191,18 +202,52 @@ def _filled(names: list[str]) -> str:
     return textwrap.fill(", ".join(f"`{name}`" for name in names), 120, break_long_words=False, break_on_hyphens=False)
 
 
+def of_builds(one: dict[str, Any], other: dict[str, Any]) -> str:
+    """The section on two builds of torch, measured on one CPU."""
+    counted = {key: of[other["build"]] for key, of in compared({HERE: one, other["build"]: other}).items()}
+    differ = [f"`{key}`" for key, (_, wrong) in counted.items() if wrong]
+    return BUILDS + OF_BUILDS.format(
+        one=one["build"],
+        other=other["build"],
+        host="an Intel CPU" + " with AVX-512" * disguise.here_is("avx512f"),
+        calls=sum(both for both, _ in counted.values()),
+        operations=sum(both > 0 for both, _ in counted.values()),
+        wrong=len(differ),
+        which=": " * bool(differ) + ", ".join(differ),
+        commit=commit(),
+    )
+
+
+def compare_builds(project: Path, python: Path) -> None:
+    """Measure with both Pythons, and write the section on builds."""
+    version = subprocess.run(
+        [python, "-c", "import torch; print(torch.__version__)"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    one, other = measured(project, HERE, Cpu()), measured(project, f"{HERE} {version}", Cpu(), python)
+    if one["torch"] != other["torch"]:
+        sys.exit(f"{python}: torch {other['torch']} seen, {one['torch']} wanted: builds of one release are compared")
+    DOCUMENT.write_text(DOCUMENT.read_text().partition(BUILDS)[0] + of_builds(one, other))
+    print(f"written: {DOCUMENT.relative_to(ROOT)}")
+
+
 def main() -> None:
     """Measure what is not measured yet, and write both tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--builds", type=Path, metavar="PYTHON", help="the Python that has another build of torch")
+    asked = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     project = bake(FOLDER)
     make_venv(project)
+    if asked.builds:
+        return compare_builds(project, asked.builds.absolute())
     known = cpus()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         seen = dict(zip(known, pool.map(lambda name: measured(project, name, known[name]), known), strict=True))
     result = compared(seen)
     lines = [" ".join([name, *kinds]) for name, kinds in marked(result).items()]
     TABLE.write_text("\n".join([HEADER.format(torch=seen[HERE]["torch"]), *lines, ""]))
-    DOCUMENT.write_text(document(seen, result))
+    builds = "".join(DOCUMENT.read_text().partition(BUILDS)[1:])
+    DOCUMENT.write_text(document(seen, result) + builds)
     print(f"written: {TABLE.relative_to(ROOT)}, {DOCUMENT.relative_to(ROOT)}")
 
 

@@ -163,7 +163,8 @@ def main() -> None:
         for operation, outputs in seen["calls"].items():
             known = calls.setdefault(operation, {})
             known |= {given: made if known.get(given, made) == made else None for given, made in outputs.items()}
-    facts = {"torch": torch.__version__.partition("+")[0], "differentiable": sorted(set(differentiable()))}
+    facts: dict[str, Any] = {"torch": torch.__version__.partition("+")[0], "build": torch.__version__}
+    facts |= {"differentiable": sorted(set(differentiable()))}
     FILE.write_text(json.dumps({**facts, "calls": calls, "failed": failed}))
 
 
