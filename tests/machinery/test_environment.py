@@ -209,7 +209,7 @@ def released(**changes: Any) -> dict[str, Any]:
 
 
 def is_portable(seen: dict[str, Any], compute: Compute = PLAIN) -> bool:
-    return environment_class(seen, compute) == f"cpu-portable/torch-{torch.__version__}"
+    return environment_class(seen, compute) == f"cpu-portable/torch-{torch.__version__.partition('+')[0]}"
 
 
 def test_class_is_portable_for_the_released_arithmetic_alone():
@@ -219,6 +219,24 @@ def test_class_is_portable_for_the_released_arithmetic_alone():
     assert not is_portable(released(device="cuda"))
     assert not is_portable(released(), Compute(precision="bfloat16", compile=False))
     assert not is_portable(released(), Compute(precision="float32", compile=True))
+
+
+BUILDS = {
+    "2.13.0+cpu": "2.13.0",
+    "2.13.0+cu130": "2.13.0+cu130",  # not compared yet
+    "2.13.0": "2.13.0",
+    "2.12.0+cpu": "2.12.0+cpu",
+    "2.13.0+rocm7.0": "2.13.0+rocm7.0",
+    "2.13.0a0+git1234567": "2.13.0a0+git1234567",
+}
+
+
+@pytest.mark.parametrize("version", BUILDS)
+def test_builds_that_were_compared_are_one_class_and_no_others(version: str):
+    seen = released(torch={"version": version, "git": "0" * 40})
+    assert environment_class(seen, PLAIN) == f"cpu-portable/torch-{BUILDS[version]}"
+    otherwise = seen | {"cpu": seen["cpu"] | {"arithmetic": "0" * 64}}
+    assert environment_class(otherwise, PLAIN) == f"cpu/{digest(otherwise)[:16]}"
 
 
 def test_outside_the_portable_class_each_environment_is_its_own():

@@ -11,6 +11,9 @@ RELAXED, MIXED = "relaxed", "mixed"  # in these, a run need not repeat
 # while all portable pins are in force.
 RELEASED = "c7c6a0ea250fcd71f8926fc2fb058efa6e74db09888b18d6d0f686b5eaaa24ec"
 RELEASED_WITH = "2.13.0"
+# Builds that gave the bits of their release, by the template's `make builds`. Any other is a class of its own, though
+# its canary is the same.
+RELEASES = {"2.13.0+cpu": "2.13.0"}
 
 
 def described(environment: Mapping[str, Any], plain: bool, before: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
@@ -43,7 +46,8 @@ def class_of(environment: Mapping[str, Any], plain: bool, arithmetic: str = RELE
         and not relaxed
     )
     if portable and isinstance(torch, Mapping):
-        return f"{PORTABLE}/torch-{torch.get('version')}"
+        version = str(torch.get("version"))
+        return f"{PORTABLE}/torch-{RELEASES.get(version, version)}"
     return f"{RELAXED if relaxed else device}/{digest(environment)[:16]}"
 
 
