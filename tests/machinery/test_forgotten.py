@@ -264,7 +264,7 @@ def test_evaluation_with_a_changed_switch_is_refused(
 ):
     for change, code in ((lambda: None, 0), (lambda: torch.set_num_threads(2), 2)):
 
-        def stage(config: Config, out: Path) -> None:
+        def stage(config: Config, out: Path, change: Callable[[], None] = change) -> None:
             alone(config)
             change()
 

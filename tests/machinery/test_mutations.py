@@ -149,7 +149,10 @@ class Place(NamedTuple):
         facts.write_bytes(facts.read_bytes().replace(b'"FINISHED"', f'"{status}"'.encode()))
         address = ContentAddress(json.loads((CLEAN[0] / names.ADDRESS).read_text())["preimage"])
         environment = json.loads((CLEAN[0] / names.ENVIRONMENT).read_text())
-        opened = open_run(self.project, self.config, self.run, address, environment, lambda line: None)
+        here = environment["preimage"]
+        opened = open_run(
+            self.project, self.config, self.run, address, environment, lambda unproven: here, lambda line: None
+        )
         opened.record.end("FINISHED", {})
 
 

@@ -1,7 +1,7 @@
 """The run directory when a run begins: nothing is removed, written over or taken over that is not this run's."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -53,9 +53,14 @@ def begin(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Be
 
     def begin(seed: int, end: bool = True, here: dict[str, Any] = ENVIRONMENT, **record: str) -> Path:
         out = tmp_path / "run"
+
+        def calling(unproven: Mapping[str, str]) -> dict[str, Any]:
+            added = {"model": here["informational"]["cpu"], "unproven": sorted(unproven)} if unproven else {}
+            return here["preimage"] | {"cpu": here["preimage"]["cpu"] | added}
+
         asked = config.model_copy(update={"record": config.record.model_copy(update=record)})
         require_run_directory(OURS, out)
-        opened = open_run(OURS, asked, out, address(seed), here, print)
+        opened = open_run(OURS, asked, out, address(seed), here, calling, print)
         for file in (names.STEP_ROWS, names.rank_rows(0), f"{SAVED}/state.json"):
             (out / file).parent.mkdir(parents=True, exist_ok=True)
             (out / file).write_text(str(seed))
@@ -311,7 +316,15 @@ SECRETS = [
 def opened(own: Path, config: Config, out: str = "run") -> list[str]:
     """What is told when a run of the project begins."""
     told: list[str] = []
-    open_run(project_in(own), config, own / out, address(0), ENVIRONMENT, told.append)
+    open_run(
+        project_in(own),
+        config,
+        own / out,
+        address(0),
+        ENVIRONMENT,
+        lambda unproven: ENVIRONMENT["preimage"],
+        told.append,
+    )
     return told
 
 

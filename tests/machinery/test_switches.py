@@ -41,7 +41,8 @@ def set_by_hand(switch: Switch) -> object:
     other = {"deterministic_debug_mode": 0, "float32_matmul_precision": "medium", "fp32_precision": "ieee"}
     value = other.get(switch.name, not switch.strict)
     switch.write(value)
-    assert (seen := switch.read()) != switch.strict
+    seen = switch.read()
+    assert seen != switch.strict
     return seen
 
 

@@ -128,7 +128,7 @@ class Run:
         require_run_directory(self.project, self.out)
         self._lock.acquire()
         here = self._promise.record()
-        opened = open_run(self.project, self.config, self.out, self.address, here, _tell)
+        opened = open_run(self.project, self.config, self.out, self.address, here, self._promise.calling, _tell)
         self._record, self._resumed = opened.record, opened.resumed
         self._set_origin(here["environment"])
         if self.config.tracking.enabled:

@@ -62,9 +62,15 @@ def bring(raw: Path, root: Path = ROOT, owner: Path = ROOT) -> str:
         words = [sys.executable, "-c", CHILD, str(root), str(owner), str(pointer.absolute())]
         # on a terminal DVC shows how far it is
         shown = None if sys.stderr.isatty() else subprocess.DEVNULL
-        # without a terminal that a remote could ask for a password
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": shown}
-        done = subprocess.run(words, cwd=root, text=True, start_new_session=True, **pipes)
+        done = subprocess.run(
+            words,
+            cwd=root,
+            stdin=subprocess.DEVNULL,  # and no terminal that a remote could ask for a password
+            stdout=subprocess.PIPE,
+            stderr=shown,
+            text=True,
+            start_new_session=True,
+        )
     if done.returncode == 0:
         return ""
     *_, name, url, why = ["", "", "", *done.stdout.splitlines()] if done.stdout else ["", "", "DVC said no word"]

@@ -24,7 +24,9 @@ def git(folder: Path, *words: str, index: Path | None = None, given: bytes = b""
     env = os.environ | {"LC_ALL": "C"} | ({"GIT_INDEX_FILE": str(index)} if index else {})
     try:
         # a session of its own has no terminal that git, or what it starts, could ask for a password
-        done = subprocess.run(["git", *words], cwd=folder, env=env, input=given, capture_output=True, start_new_session=True)
+        done = subprocess.run(
+            ["git", *words], cwd=folder, env=env, input=given, capture_output=True, start_new_session=True
+        )
     except FileNotFoundError:
         raise GitFailed("git is not installed") from None
     if done.returncode in ends:

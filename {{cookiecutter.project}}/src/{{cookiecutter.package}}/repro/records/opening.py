@@ -63,9 +63,13 @@ def open_run(
     out: Path,
     address: ContentAddress,
     environment: dict[str, Any],
+    calling: Callable[[Mapping[str, str]], dict[str, Any]],
     tell: Callable[[str], None],
 ) -> Opened:
     """Open the run directory `out` for a run of `address` on `environment` (what environment.json is to hold).
+
+    `calling` gives the preimage of the environment here of a run that calls such operations; before step 0 nobody
+    knows them.
 
     Raises:
         Refused: it holds an unfinished run of another content address, a finished one of another address or
@@ -81,7 +85,7 @@ def open_run(
         return Opened(record, resumed)
     code, patch = code_state(project)
     require_no_secret(patch)
-    _clear(out, config.record.finished, address, environment, tell)
+    _clear(out, config.record.finished, address, calling, tell)
     if line := told(patch):
         tell(line)
     # before run.json: that file says that there is a run to go on with, and going on needs its address
@@ -136,7 +140,11 @@ def change_environment(out: Path, record: Record, environment: dict[str, Any], p
 
 
 def _clear(
-    out: Path, finished: str, address: ContentAddress, environment: Mapping[str, Any], tell: Callable[[str], None]
+    out: Path,
+    finished: str,
+    address: ContentAddress,
+    calling: Callable[[Mapping[str, str]], dict[str, Any]],
+    tell: Callable[[str], None],
 ) -> None:
     """Make room for a new record: a finished run other than this very one is moved to earlier/, and no crash loses it.
 
@@ -146,7 +154,7 @@ def _clear(
     for moved in (out / names.EARLIER).glob(f".*.part/{names.RUN}"):  # a crash came before its last rename
         _name(moved.parent, mark)
     facts = read_record(out, names.RUN) if (out / names.RUN).is_file() else None
-    other = facts and _other(out, facts, address, environment)
+    other = facts and _other(out, facts, address, calling)
     if other and finished == "refuse":
         raise Refused(
             f"{out} holds a finished run of {other}, and record.finished is refuse. "
@@ -166,16 +174,17 @@ def _clear(
         ) from None
 
 
-def _other(out: Path, facts: Mapping[str, Any], address: ContentAddress, environment: Mapping[str, Any]) -> str | None:
-    """In which way the finished run in `out` is another one than that of this address and environment; None: it is not.
-
-    Before step 0 an environment lacks the operations that take a run out of the portable class, and the CPU's model.
-    """
+def _other(
+    out: Path,
+    facts: Mapping[str, Any],
+    address: ContentAddress,
+    calling: Callable[[Mapping[str, str]], dict[str, Any]],
+) -> str | None:
+    """In which way the finished run in `out` is another one than that of this address and environment; None: in none."""
     if (there := facts["tags"]["repro.address"]) != address.digest:
         return f"another content address ({there[:16]})"
-    begun, here = read_record(out, names.ENVIRONMENT), environment["preimage"]
-    if calls := begun["informational"].get("unproven"):
-        here = here | {"cpu": here["cpu"] | {"model": environment["informational"]["cpu"], "unproven": sorted(calls)}}
+    begun = read_record(out, names.ENVIRONMENT)
+    here = calling(begun["informational"].get("unproven", {}))
     if facts.get("environments", [begun["environment"]]) == [digest(here)]:
         return None
     differing = differences(begun["preimage"], here)

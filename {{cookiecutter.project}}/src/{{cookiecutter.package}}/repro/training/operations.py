@@ -135,8 +135,8 @@ def _replacement(operation: str, place: Place) -> str:
     if place.optimizer:
         fused = "fused" in inspect.signature(place.optimizer).parameters
         instead = f"{place.optimizer.__name__}(..., fused=True)" if fused else REPLACEMENTS["_foreach_sqrt"]
-        return f". Use {instead}"
-    instead = REPLACEMENTS.get(operation.split()[0])
+    else:
+        instead = REPLACEMENTS.get(operation.split()[0], "")
     return f". Use {instead}" if instead else ""
 
 

@@ -32,16 +32,22 @@ class Promise:
         self.unproven: Mapping[str, str] = {}
 
     def meet(self, unproven: Mapping[str, str]) -> None:
-        """The run calls these operations, in the portable class or by compiled code: the CPU's model belongs to its environment, and no rank has another.
+        """The run calls these operations: the CPU's model belongs to its environment, and no rank has another.
+
+        Outside the portable class that is known already, and only compiled code adds to it.
 
         Raises:
             Disagreement: the ranks have different CPUs.
         """
         self.unproven = {name: line for name, line in unproven.items() if self.promised or name == COMPILED}
         if self.unproven:
-            self.environment = environment.with_unproven(self.environment, self.unproven)
+            self.environment = self.calling(self.unproven)
             said = f"bits of {some(list(self.unproven), 3)} may depend on the CPU, and the ranks have different ones:"
             require_agreement(flatten(self.environment), self._world, said)
+
+    def calling(self, unproven: Mapping[str, str]) -> dict[str, Any]:
+        """The environment here of a run that calls these operations."""
+        return environment.with_unproven(self.environment, unproven) if unproven else self.environment
 
     def judge(self, model: nn.Module) -> None:
         """Meet what the ranks have called until now, and watch no longer."""
