@@ -57,5 +57,5 @@ def test_operation_that_a_played_cpu_did_not_run_is_left_out(calls: dict[str, st
 def test_builds_are_compared_call_by_call(changed: dict[str, str | None], said: str) -> None:
     """Inputs that one build alone has seen are no difference."""
     seen = observed(here=changed | {"three": "dd"})
-    told = of_builds(seen[HERE] | {"build": "1+cpu"}, seen["Zen 2"] | {"build": "1+cu1"})
+    told = of_builds(seen[HERE] | {"build": "1+cpu"}, seen["Zen 2"] | {"build": "1+cu1"}, "A CPU.")
     assert "torch 1+cpu and 1+cu1" in told and said in told and "4 calls of 2 operations" in told

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from about import commit
+from about import about, commit
 from bake import PACKAGE, ROOT, VENV, bake, make_venv
 
 sys.path.insert(0, str(ROOT / "tests" / "hosts"))
@@ -106,9 +106,10 @@ have, took too long, or crashed the emulator.
 """
 BUILDS = "\n## Two builds of one release\n"
 OF_BUILDS = """
-`python tools/portability.py --builds PYTHON` ran the same cases with torch {one} and {other} on {host}.
-**{calls} calls of {operations} operations with equal inputs were compared; {wrong} operations differ{which}.**
-Builds in which none differs share the class `cpu-portable`. Measured at commit {commit}.
+`python tools/portability.py --builds PYTHON` ran the same cases with torch {one} and {other} on one CPU. {about}
+
+**{calls} calls of {operations} operations with equal inputs were compared; {wrong} operations differ{which}.** Builds in
+which none differs share the class `cpu-portable`.
 """
 VARIABLES = """
 import json
@@ -202,19 +203,18 @@ def _filled(names: list[str]) -> str:
     return textwrap.fill(", ".join(f"`{name}`" for name in names), 120, break_long_words=False, break_on_hyphens=False)
 
 
-def of_builds(one: dict[str, Any], other: dict[str, Any]) -> str:
-    """The section on two builds of torch, measured on one CPU."""
+def of_builds(one: dict[str, Any], other: dict[str, Any], place: str) -> str:
+    """The section on two builds of torch, measured on one CPU in this place."""
     counted = {key: of[other["build"]] for key, of in compared({HERE: one, other["build"]: other}).items()}
     differ = [f"`{key}`" for key, (_, wrong) in counted.items() if wrong]
     return BUILDS + OF_BUILDS.format(
         one=one["build"],
         other=other["build"],
-        host="an Intel CPU" + " with AVX-512" * disguise.here_is("avx512f"),
+        about=place,
         calls=sum(both for both, _ in counted.values()),
-        operations=sum(both > 0 for both, _ in counted.values()),
+        operations=len({key.split()[0] for key, (both, _) in counted.items() if both}),
         wrong=len(differ),
         which=": " * bool(differ) + ", ".join(differ),
-        commit=commit(),
     )
 
 
@@ -223,10 +223,11 @@ def compare_builds(project: Path, python: Path) -> None:
     version = subprocess.run(
         [python, "-c", "import torch; print(torch.__version__)"], check=True, capture_output=True, text=True
     ).stdout.strip()
+    here = about()
     one, other = measured(project, HERE, Cpu()), measured(project, f"{HERE} {version}", Cpu(), python)
     if one["torch"] != other["torch"]:
         sys.exit(f"{python}: torch {other['torch']} seen, {one['torch']} wanted: builds of one release are compared")
-    DOCUMENT.write_text(DOCUMENT.read_text().partition(BUILDS)[0] + of_builds(one, other))
+    DOCUMENT.write_text(DOCUMENT.read_text().partition(BUILDS)[0] + of_builds(one, other, here))
     print(f"written: {DOCUMENT.relative_to(ROOT)}")
 
 

@@ -19,6 +19,8 @@ from project.repro.lab.cost import ALL, STRICT
 STEPS = 100
 DETERMINISM = Determinism(cpu="portable", relax=())
 SLOW = "deterministic_debug_mode"
+ROWS = len(cost.rows_here(DETERMINISM, "cpu", ()))
+CYCLES = cost.fewest_cycles(ROWS)
 
 
 @dataclass
@@ -51,9 +53,9 @@ class Fake:
 
 
 def test_planted_cost_is_told_and_no_other_is():
-    found = cost.measure(Fake([ALL, SLOW]), DETERMINISM, 14)
+    found = cost.measure(Fake([ALL, SLOW]), DETERMINISM, CYCLES)
     told = [row.switch for row in found.rows if row.seconds.told_from_zero]
-    assert told == [ALL, SLOW] and len(found.rows) == 14
+    assert told == [ALL, SLOW] and len(found.rows) == ROWS
     for row in found.rows:
         assert row.seconds.low <= row.seconds.cost_pct <= row.seconds.high
         assert (row.seconds.low <= 30 <= row.seconds.high) == (row.switch in told)
@@ -61,17 +63,17 @@ def test_planted_cost_is_told_and_no_other_is():
         assert row.same_bits == (row.switch not in told)
     assert found.record()["determinism_cost_pct"] == found.rows[0].seconds.cost_pct and found.rows[0].switch == ALL
     text = "\n".join(cost.lines(found))
-    assert f"Alone, {SLOW} of 13 can be told from zero in time." in text
+    assert f"Alone, {SLOW} of {ROWS - 1} can be told from zero in time." in text
     assert f"{found.rows[0].seconds.cost_pct:.1f} % more time, 30.0 % more memory" in text
 
 
 def test_nothing_is_told_where_nothing_costs():
-    found = cost.measure(Fake(), DETERMINISM, 14)
+    found = cost.measure(Fake(), DETERMINISM, CYCLES)
     assert not [row for row in found.rows if row.seconds.told_from_zero or row.memory.told_from_zero]
     assert all(row.same_bits for row in found.rows) and found.repeats
     text = "\n".join(cost.lines(found))
     assert "a cost in time cannot be told from zero, a cost in memory cannot be told from zero" in text
-    assert "Alone, none of 13 can be told" in text
+    assert f"Alone, none of {ROWS - 1} can be told" in text
 
 
 def test_first_steps_do_not_count_and_each_training_comes_at_each_place():

@@ -100,10 +100,11 @@ def test_command_prints_the_hash_that_params_yaml_wants(raw: Path):
     one, all_of_them = (python(*words, *more) for more in ([], ["--files"]))
     assert one.stdout.strip() == asked(raw).sha256 == hashlib.sha256(all_of_them.stdout.encode()).hexdigest()
     assert len(all_of_them.stdout.splitlines()) == len(FILES)
-    for wrong, said in ((raw / "nowhere", "missing"), (raw.parent / "empty", "an empty folder")):
+    missing = "missing. It lies outside the project, where DVC brings nothing: put it there"
+    for wrong, said in ((raw / "nowhere", missing), (raw.parent / "empty", "an empty folder. Put the dataset there")):
         (raw.parent / "empty").mkdir(exist_ok=True)
         done = python(*words[:-1], f"data.raw={wrong}")
-        assert (done.returncode, done.stderr) == (2, f"{wrong}: {said}. Put the dataset there\n")
+        assert (done.returncode, done.stderr) == (2, f"{wrong}: {said}\n")
 
 
 def test_hash_does_not_depend_on_threads_or_order(raw: Path, monkeypatch: pytest.MonkeyPatch):
@@ -142,7 +143,10 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda raw: (raw / "a.png").rename(raw / "z.png"),
         "{raw}/a.png: missing; wanted SHA-256 {first}. {raw}: z.png seen, but not among",
     ),
-    "gone": (lambda raw: raw.rename(raw.parent / "gone"), "{raw}: missing; wanted SHA-256 {sha256}. Restore it: git"),
+    "gone": (
+        lambda raw: raw.rename(raw.parent / "gone"),
+        "{raw}: missing; wanted SHA-256 {sha256}. It lies outside the project, where DVC brings nothing: put it there",
+    ),
     "link to a folder": (link_to_a_folder, "{raw}/b: a link to a folder seen, files wanted: copy them there"),
     "pipe": (lambda raw: os.mkfifo(raw / "pipe"), "{raw}/pipe: neither a file nor a folder: remove it"),
     "itself a link": (

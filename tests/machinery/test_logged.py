@@ -206,7 +206,7 @@ def test_model_that_cannot_be_pickled_is_told_and_leaves_nothing(tmp_path: Path)
 
 
 def test_nothing_goes_where_git_cannot_say_what_it_ignores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(code_state, "_in_git", lambda project: True)
+    monkeypatch.setattr(code_state, "is_repository", lambda project: True)
     (tmp_path / "src" / "own").mkdir(parents=True)  # of no repository, so that `git check-ignore` fails
     (tmp_path / "out").mkdir()
     told = logged.write(nn.Linear(2, 2), Project(tmp_path / "src" / "own"), tmp_path / "out")

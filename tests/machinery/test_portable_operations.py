@@ -367,10 +367,10 @@ def test_verify_tells_the_operations_of_its_first_training(
 ):
     from project.repro.lab import verify
 
-    def train(project: Project, way: verify.Way, settings: Any, start: Any, steps: int = 0) -> verify.Row:
+    def train(project: Project, way: verify.Way, settings: Any, start: Any, *length: float) -> verify.Row:
         folder = project.root / way.folder
         folder.mkdir(parents=True)
-        (folder / names.METRICS).write_text('{"steps": 3}')
+        (folder / names.METRIC_ROWS).write_text('{"step": 2, "metrics": {"epoch": 1}}')
         record = {"environment": "", "class": "", "preimage": {}, "informational": {"unproven": met}}
         (folder / names.ENVIRONMENT).write_text(json.dumps(record))
         return verify.Row(way.name, "EQUAL", "0" * 64)

@@ -20,5 +20,5 @@ def test_short_run_is_trained_and_evaluated(project: Path):
 
 def test_stage_that_fails_is_told_with_its_words(project: Path):
     done = command(project, PACKAGE, "smoke", "--set", "data.prepared=nowhere")
-    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "nowhere/manifest.json: missing. Prepare the data first" in done.stderr

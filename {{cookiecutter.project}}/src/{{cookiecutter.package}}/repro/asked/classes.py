@@ -7,13 +7,13 @@ from .address import digest
 
 PORTABLE = "cpu-portable"
 RELAXED, MIXED = "relaxed", "mixed"  # in these, a run need not repeat
-# Every x86-64 CPU with AVX2 gives this digest with torch 2.13.0's CPU build, NumPy 2.4.6 and the mathematics of glibc,
-# while all portable pins are in force.
+# Every x86-64 CPU with AVX2 gives this digest with torch 2.13.0, NumPy 2.4.6 and the mathematics of glibc, while all
+# portable pins are in force.
 RELEASED = "c7c6a0ea250fcd71f8926fc2fb058efa6e74db09888b18d6d0f686b5eaaa24ec"
 RELEASED_WITH = "2.13.0"
-# Builds that gave the bits of their release, by the template's `make builds`. Any other is a class of its own, though
-# its canary is the same.
-RELEASES = {"2.13.0+cpu": "2.13.0"}
+# Builds that gave the bits of their release, as the template's `tools/portability.py --builds` measured. Any other is a
+# class of its own, though its canary is the same.
+RELEASES = {"2.13.0+cpu": "2.13.0", "2.13.0+cu130": "2.13.0"}
 
 
 def described(environment: Mapping[str, Any], plain: bool, before: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:

@@ -51,18 +51,20 @@ def applicable(determinism: Determinism) -> list[Switch]:
     ]
 
 
-def missing_variables(determinism: Determinism, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables still to be set, by name; those that schedulers set for every job are set anew.
+def missing_variables(
+    determinism: Determinism, environ: Mapping[str, str] = os.environ, replaces: bool = True
+) -> dict[str, str]:
+    """The variables still to be set, by name; with `replaces` those that schedulers set for every job are set anew.
 
     Raises:
-        Refused: other variables that hold another value; they are named, never overridden.
+        Refused: variables that hold another value and are not replaced; they are named, never overridden.
     """
     missing, contradictions = {}, []
     for switch in applicable(determinism):
         if switch.setting is None:
             continue
         seen = environ.get(switch.name)
-        if seen is None or (switch.scheduled and seen != switch.setting):
+        if seen is None or (replaces and switch.scheduled and seen != switch.setting):
             missing[switch.name] = switch.setting
         elif seen != switch.setting:
             contradictions.append(

@@ -136,7 +136,7 @@ def checked(given: Side) -> Side:
         Refused: more ranks than shards, a switch that does not exist, or a variable that a switch sets otherwise.
     """
     require_ranks(given.config, given.ranks)
-    missing_variables(given.determinism, given.variables)
+    missing_variables(given.determinism, given.variables, replaces=False)  # a side asks for them
     return given
 
 
