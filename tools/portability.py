@@ -106,10 +106,11 @@ have, took too long, or crashed the emulator.
 """
 BUILDS = "\n## Two builds of one release\n"
 OF_BUILDS = """
-`python tools/portability.py --builds PYTHON` ran the same cases with torch {one} and {other} on one CPU. {about}
+`python tools/portability.py --builds PYTHON` ran the same cases with torch {one} and {other} on one CPU.
+{about}
 
-**{calls} calls of {operations} operations with equal inputs were compared; {wrong} operations differ{which}.** Builds in
-which none differs share the class `cpu-portable`.
+**{calls} calls of {operations} operations with equal inputs were compared; {wrong} operations differ{which}.**
+Builds in which none differs share the class `cpu-portable`.
 """
 VARIABLES = """
 import json

@@ -145,7 +145,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "gone": (
         lambda raw: raw.rename(raw.parent / "gone"),
-        "{raw}: missing; wanted SHA-256 {sha256}. It lies outside the project, where DVC brings nothing: put it there",
+        "{raw}: missing; wanted SHA-256 {sha256}. It lies outside",
     ),
     "link to a folder": (link_to_a_folder, "{raw}/b: a link to a folder seen, files wanted: copy them there"),
     "pipe": (lambda raw: os.mkfifo(raw / "pipe"), "{raw}/pipe: neither a file nor a folder: remove it"),
