@@ -1,5 +1,6 @@
 """The Dockerfile, built unchanged on a stand-in for the CUDA base: what it holds, and what it trains to."""
 
+import faulthandler
 import json
 import re
 import shutil
@@ -69,6 +70,7 @@ def download(project: BakedProject, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def image(bake: Bake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     """The image of a project with the default answers, from the CPU lock."""
+    faulthandler.cancel_dump_traceback_later()  # it takes minutes
     folder = tmp_path_factory.mktemp("engine")
     projects = [bake(), bake()]
     download(projects[0], folder / "wheels")

@@ -1,5 +1,6 @@
 """One digest for everybody: training on other CPUs than this machine's."""
 
+import faulthandler
 import hashlib
 import json
 import os
@@ -118,6 +119,7 @@ def on_each(profiles: Sequence[str], work: Callable[[str], Played]) -> dict[str,
 @pytest.fixture(scope="module")
 def portable(project: Project, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Played]:
     """What each CPU with AVX2 gives while all switches are on."""
+    faulthandler.cancel_dump_traceback_later()  # it takes minutes
     out = tmp_path_factory.mktemp("portable")
 
     def work(profile: str) -> Played:
