@@ -4,7 +4,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,9 +114,16 @@ def angle(x: Tensor) -> Tensor:
     return torch.atan(x)
 
 
+def later(x: Tensor) -> Tensor:
+    with ExitStack() as stack:
+        stack.callback(torch.sqrt, x)  # Python's own file calls it
+    return x
+
+
 PLANTED = {  # the function, the operation, the replacement
     "sqrt": (root, "sqrt float32", ". Use repro.training.exact.sqrt(x)"),
     "power": (power, "pow(0.5) float32", ". Use repro.training.exact.sqrt(x)"),
+    "callback": (later, "sqrt float32", ". Use repro.training.exact.sqrt(x)"),
     "atan": (angle, "atan float32", ""),
 }
 

@@ -18,6 +18,7 @@ INTEGERS, MEASURED = "integers", {torch.float32: "float32", torch.float64: "floa
 ROOTS = (0.5, -0.5)  # as exponents, they are computed by other functions
 # not arithmetic: communication adds what the order-free sum has made exact, and FSDP2 moves weights and gradients
 SILENT = ("c10d", "_c10d_functional", "fsdp", "profiler")
+POINTS = ("set",)  # gives a tensor another storage, as copy.deepcopy does: no number is computed
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -48,9 +49,9 @@ def operation(function: Any, arguments: Any, result: Any) -> tuple[str, str]:
     return name, _kind([*tensors_in(arguments)] or [*tensors_in(result)])
 
 
-def is_exact(arguments: Any, result: Any) -> bool:
-    """Whether a call takes and gives integers alone: nothing is rounded there."""
-    return all(_kind([tensor]) == INTEGERS for tensor in (*tensors_in(arguments), *tensors_in(result)))
+def is_exact(name: str, arguments: Any, result: Any) -> bool:
+    """Whether a call rounds nothing: it takes and gives integers alone, or computes no number."""
+    return name in POINTS or all(_kind([tensor]) == INTEGERS for tensor in (*tensors_in(arguments), *tensors_in(result)))
 
 
 def _kind(tensors: list[Tensor]) -> str:

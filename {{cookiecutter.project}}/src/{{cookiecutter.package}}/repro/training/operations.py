@@ -9,9 +9,9 @@ torch. In the backward pass no line runs. Each node there was made by a call of 
 What torch.compile compiles is compiled here as in every other step, and noted by its first line.
 """
 
-import contextlib
 import inspect
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from ..machine.compiler import COMPILED
 
 MACHINERY = str(Path(__file__).resolve().parents[1])
 TORCH = str(Path(torch.__file__).parent)
+STANDARD, PACKAGES = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")  # one may hold the other
 OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
 EXACT = "repro.training.exact.sqrt"
 REPLACEMENTS = {
@@ -142,15 +143,16 @@ def _replacement(operation: str, place: Place) -> str:
 
 def _line(frame: FrameType | None) -> str:
     """The line that is nearest to a frame outside torch and this library."""
-    while frame and not _is_line(frame, MACHINERY, contextlib.__file__):
+    while frame and not _is_line(frame, MACHINERY):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "the backward pass"
 
 
 def _is_line(frame: FrameType, *others: str) -> bool:
-    """Whether a frame is of a file that somebody has written, outside torch and these `others`."""
+    """Whether a frame is of a file that somebody has written, outside torch, Python and these `others`."""
     file = frame.f_code.co_filename
     made = file.startswith("<") or str(frame.f_globals.get("__name__", "")).startswith("torch.")  # by a compiler
+    made = made or (file.startswith(STANDARD) and not file.startswith(PACKAGES))  # copy.deepcopy, say
     return not made and not file.startswith((TORCH, *others))
 
 
@@ -172,7 +174,7 @@ class _Mode(TorchDispatchMode):
         if getattr(function, "namespace", "") not in portable.SILENT:
             place = self._place(sys._getframe(1))
             name, kind = portable.operation(function, args, result)
-            if place and kind not in portable.table().get(name, ()) and not portable.is_exact(args, result):
+            if place and kind not in portable.table().get(name, ()) and not portable.is_exact(name, args, result):
                 self.unproven.setdefault(f"{name} {kind}", place)
         return result
 
