@@ -11,6 +11,7 @@ import pytest
 import torch
 from project.config import Config
 from project.repro.errors import Failure, Refused
+from project.repro.machine import switches
 from project.repro.training import sampling
 from project.repro.training.order import Permutation
 from project.repro.training.sampling import AHEAD, Plan, Shards
@@ -103,6 +104,33 @@ def test_worker_count_does_not_change_a_bit(config: Config, workers: int):
     alone = loaded(config, world(0, 1), 0, 0, 6)
     assert torch.equal(torch.stack(alone), torch.stack(loaded(config, world(0, 1), workers, 0, 6)))
     assert len(torch.stack(alone)[..., 1:].unique()) == 3 * 6 * BATCH  # it draws, and never the same twice
+
+
+class Reducing:
+    """A dataset whose transform adds many numbers."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.stack([torch.rand(count).sum() for count in (100_003, 1_000_003)])
+
+
+def test_item_is_made_with_one_thread_in_every_process():
+    made, stated = [], switches.effective()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            torch.manual_seed(0)
+            made.append((sampling.Seeded(Reducing(), 0)[(0, 0)], Reducing()[0]))
+            with pytest.raises(Refused):
+                sampling.Seeded(Refusing(), 0)[(0, 0)]
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(1)
+    (one, alone), (two, together) = made
+    assert torch.equal(one, two) and not torch.equal(alone, together)  # where nobody sets one thread, two add otherwise
+    assert switches.effective() == stated
 
 
 class Refusing(Dataset[Any]):

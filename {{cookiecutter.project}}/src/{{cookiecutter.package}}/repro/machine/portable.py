@@ -51,7 +51,8 @@ def operation(function: Any, arguments: Any, result: Any) -> tuple[str, str]:
 
 def is_exact(name: str, arguments: Any, result: Any) -> bool:
     """Whether a call rounds nothing: it takes and gives integers alone, or computes no number."""
-    return name in POINTS or all(_kind([tensor]) == INTEGERS for tensor in (*tensors_in(arguments), *tensors_in(result)))
+    tensors = (*tensors_in(arguments), *tensors_in(result))
+    return name in POINTS or all(_kind([tensor]) == INTEGERS for tensor in tensors)
 
 
 def _kind(tensors: list[Tensor]) -> str:

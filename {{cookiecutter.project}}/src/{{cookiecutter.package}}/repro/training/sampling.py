@@ -109,14 +109,22 @@ def planned(dataset: Indexed, settings: Settings, epochs: int | None, steps: int
 class Seeded(Dataset[Any]):
     """A dataset whose items are pure functions of the root seed and of their key, even if its transforms draw.
 
-    A key is what the seeds of `purpose` are derived from; the index in the dataset is its last number.
+    A key is what the seeds of `purpose` are derived from; the index in the dataset is its last number. Each item is made
+    with one thread, as in a loader's worker: more of them would add a large tensor in another order.
     """
 
     def __init__(self, dataset: Indexed, seed: int, purpose: str = "sample") -> None:
         self.dataset, self.seed, self.purpose = dataset, seed, purpose
 
     def __getitem__(self, key: tuple[int, ...]) -> Any:
-        item = seeded(derive(self.seed, self.purpose, *key), lambda: self.dataset[key[-1]])
+        threads = torch.get_num_threads()
+        if threads != 1:
+            torch.set_num_threads(1)
+        try:
+            item = seeded(derive(self.seed, self.purpose, *key), lambda: self.dataset[key[-1]])
+        finally:
+            if threads != 1:
+                torch.set_num_threads(threads)
         opened.require_known()
         return item
 
