@@ -228,6 +228,7 @@ def changing(name: str, moment: str) -> Loop:
 
         change("before step 0")
         for step in parts.steps(run):
+            assert moment != "before step 0", "a step was made"
             if step.number == 1:
                 change("at a checkpoint")
             good(step, parts)

@@ -81,21 +81,23 @@ def test_change_of_no_byte_and_no_date_is_let_through(copied: Config, change: Ca
     still.require()
 
 
+@pytest.mark.parametrize(("called", "times", "saved"), [("clip_grad_norm_", 4, 3), ("evaluate", 0, 23)])
 def test_run_ends_before_it_saves_and_goes_on_to_the_same_result(
-    copied: Config, finish: Finish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    called: str, times: int, saved: int, copied: Config, finish: Finish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    steps, clip = count(), train_module.clip_grad_norm_
+    """Data change in the loop, or when all checkpoints are written: then the run has no receipt."""
+    calls, function = count(), getattr(train_module, called)
     path = Path(copied.data.prepared) / NAME
 
-    def clipped(*given: Any) -> Any:
-        if next(steps) == 4:
+    def changing(*given: Any) -> Any:
+        if next(calls) == times:
             mapped(path)
-        return clip(*given)
+        return function(*given)
 
     with monkeypatch.context() as patch, pytest.raises(Refused, match=rf"^data changed while .*{NAME}: SHA-256"):
-        patch.setattr(train_module, "clip_grad_norm_", clipped)
+        patch.setattr(train_module, called, changing)
         train_module.train(copied, tmp_path / "run")
-    assert [path.name[:9] for path in checkpoint.found(tmp_path / "run" / "checkpoints")] == ["000000003"]
+    assert [path.name[:9] for path in checkpoint.found(tmp_path / "run" / "checkpoints")][-1] == f"{saved:09d}"
     assert not (tmp_path / "run" / "receipt.json").exists()
     finish()
 
