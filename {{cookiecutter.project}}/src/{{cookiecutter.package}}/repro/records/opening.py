@@ -180,7 +180,7 @@ def _other(
     address: ContentAddress,
     calling: Callable[[Mapping[str, str]], dict[str, Any]],
 ) -> str | None:
-    """In which way the finished run in `out` is another one than that of this address and environment; None: in none."""
+    """In which way the finished run in `out` is not that of this address and environment; None: in none."""
     if (there := facts["tags"]["repro.address"]) != address.digest:
         return f"another content address ({there[:16]})"
     begun = read_record(out, names.ENVIRONMENT)
