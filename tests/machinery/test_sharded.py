@@ -282,7 +282,7 @@ def test_sum_that_is_not_exact_depends_on_the_world_size(fault: str, prepared: P
 
 LINES = {
     "odd_cuts": "parallel.shard: AdamW does not update each element by itself",
-    "torch_clips": "To clip gradients, or for their norm, call clip_grad_norm_ of repro/training/exact.py",
+    "torch_clips": "to clip gradients, or for their norm, call clip_grad_norm_ of repro/training/exact.py",
 }
 
 

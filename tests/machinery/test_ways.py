@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from conftest import PACKAGE, python
 from project import PROJECT
@@ -17,6 +18,8 @@ from project.repro.errors import Failure, Refused
 from project.repro.lab import verify
 from project.repro.lab.verify import WAYS, Way, chosen
 from project.repro.records import names
+from project.repro.training.pieces import Piece, Scattered
+from project.repro.training.world import ALONE
 from server import until
 from warm import PATIENCE
 
@@ -63,7 +66,7 @@ REFUSAL = "parallel.shard: Adafactor does not update each element by itself, so 
     ("way", "code", "said", "verdict"),
     [
         (PIECES, 2, ["told before", REFUSAL], f"not tried: {REFUSAL}"),
-        (PIECES, 2, ["\x1b[2Jone" + 40 * " more"], r"not tried: \x1b[2Jone" + 17 * " more" + " …"),
+        (PIECES, 2, ["\x1b[2Jone" + 80 * " more"], r"not tried: \x1b[2Jone" + 57 * " more" + " …"),
         (PIECES, 2, [], "not tried: refused without a word"),
         (PIECES, 1, [REFUSAL], f"FAILED: it ended with 1:\n{REFUSAL}"),
         (PIECES, -9, [], "FAILED: it ended with -9:"),
@@ -74,15 +77,33 @@ def test_refusal_of_pieces_alone_is_no_failure(
     way: str, code: int, said: list[str], verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(verify, "FOLDER", tmp_path)
+    row = tried(way, code, said)
+    assert row.verdict == verdict.replace("%s", "\n".join(str(line) for line in range(10, 20)))
+    assert not row.weights
+
+
+def tried(way: str, code: int, said: list[str]) -> verify.Row:
+    """The row of a training that says this and ends with this code."""
 
     def start(way: Way, settings: Mapping[str, Any]) -> "subprocess.Popen[bytes]":
         way.log.write_text("".join(f"{line}\n" for line in said))
         end = f"import os; os._exit({code})" if code >= 0 else f"import os; os.kill(os.getpid(), {-code})"
         return subprocess.Popen([sys.executable, "-c", end])
 
-    row = verify._train(PROJECT, *chosen([way]), {}, start)
-    assert row.verdict == verdict.replace("%s", "\n".join(str(line) for line in range(10, 20)))
-    assert not row.weights
+    return verify._train(PROJECT, *chosen([way]), {}, start)
+
+
+def test_refusal_of_torchs_clip_is_shown_as_one_sentence_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    weight = torch.nn.Parameter(torch.ones(4))
+    weight.grad = Scattered(Piece(torch.ones(4), 0, weight.shape, ALONE))
+    with pytest.raises(Refused) as refused:
+        torch.nn.utils.clip_grad_norm_([weight], 1.0)
+    monkeypatch.setattr(verify, "FOLDER", tmp_path)
+    verdict = tried(PIECES, 2, [str(refused.value)]).verdict
+    assert verdict.startswith("not tried: linalg_vector_norm cannot take a gradient that lies in pieces on the ranks: ")
+    assert "call clip_grad_norm_ of repro/training/exact.py" in verdict and verdict.endswith(" parallel.shard=none")
 
 
 @pytest.mark.parametrize(

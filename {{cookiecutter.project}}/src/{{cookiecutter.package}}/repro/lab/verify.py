@@ -35,7 +35,7 @@ FOLDER = Path("build", "verify")
 SHARD = "parallel.shard"
 TRIES = 3  # to kill a training before it ends
 PAUSE = 0.005  # seconds between two looks at a training
-LINE = 100  # characters of a refusal that are shown
+LINE = 300  # characters of a refusal that are shown: its remedy stands at its end
 LINES = 12  # of what a training that failed has printed
 
 

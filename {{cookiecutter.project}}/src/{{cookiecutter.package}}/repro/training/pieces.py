@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from ..errors import Refused
+from ..machine.portable import plain
 from .world import World
 
 ALIGN = 128  # bytes: two vectors of AVX-512
@@ -174,8 +175,8 @@ class Scattered(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, *call: Any) -> Any:
         raise Refused(
-            f"{func}: of a gradient that lies in pieces on the ranks. To clip gradients, or for their norm, call "
-            f"clip_grad_norm_ of repro/training/exact.py; for other uses set parallel.shard=none"
+            f"{plain(func.name())} cannot take a gradient that lies in pieces on the ranks: to clip gradients, or for "
+            f"their norm, call clip_grad_norm_ of repro/training/exact.py; for other uses set parallel.shard=none"
         )
 
 

@@ -109,8 +109,8 @@ def planned(dataset: Indexed, settings: Settings, epochs: int | None, steps: int
 class Seeded(Dataset[Any]):
     """A dataset whose items are pure functions of the root seed and of their key, even if its transforms draw.
 
-    A key is what the seeds of `purpose` are derived from; the index in the dataset is its last number. Each item is made
-    with one thread, as in a loader's worker: more of them would add a large tensor in another order.
+    A key is what the seeds of `purpose` are derived from; the index in the dataset is its last number. Each item is
+    made with one thread, as in a loader's worker: more of them would add a large tensor in another order.
     """
 
     def __init__(self, dataset: Indexed, seed: int, purpose: str = "sample") -> None:
