@@ -177,23 +177,38 @@ def test_transformer_learns_as_shipped(project: InstalledProject, tmp_path: Path
     assert json.loads((tmp_path / "metrics.json").read_text())["accuracy"] >= 0.97
 
 
-@pytest.mark.parametrize(
-    "damage", [*(pytest.param(each, marks=pytest.mark.long) for each in ("missing", "truncated")), "altered"]
-)
+@pytest.mark.parametrize("damage", [pytest.param("truncated", marks=pytest.mark.long), "altered"])
 def test_damaged_data_stops_before_dvc_sees_it(bake: Bake, project: InstalledProject, damage: str) -> None:
     """With its name, the hash wanted and the hash seen; and DVC's pointer stays what it was."""
     baked = bake()
     raw = baked.path / "data" / "raw" / "digits.csv.gz"
     whole = raw.read_bytes()
-    raw.unlink()
-    if damage != "missing":
-        raw.write_bytes(whole[:-100] if damage == "truncated" else whole[:100] + b"!" + whole[101:])
+    raw.write_bytes(whole[:-100] if damage == "truncated" else whole[:100] + b"!" + whole[101:])
     done = run("make", "repro", f"VENV={VENV}", cwd=baked.path, env=baked.env, check=False)
     wanted = yaml.safe_load(baked.text("params.yaml"))["data"]["sha256"]
     assert done.returncode == 2
     assert "data/raw/digits.csv.gz: " in done.stdout and wanted in done.stdout and "Traceback" not in done.stdout
-    assert damage == "missing" or re.search(r"SHA-256 [0-9a-f]{64} \(\d+ bytes\) seen", done.stdout)
+    assert re.search(r"SHA-256 [0-9a-f]{64} \(\d+ bytes\) seen", done.stdout)
     assert baked.run("git", "status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize("remote", [pytest.param("there", marks=pytest.mark.long), "gone"])
+def test_missing_data_are_brought_by_dvc_or_stop_make_before_it_begins(
+    bake: Bake, project: InstalledProject, remote: str
+) -> None:
+    """From a folder of a name with a space; where no remote has them, its name and the way are said once."""
+    path = bake().path
+    path = path.rename(path.with_name("a project"))
+    raw = path / "data" / "raw" / "digits.csv.gz"
+    raw.unlink()
+    if remote == "gone":
+        shutil.rmtree(path / "data" / "remote")
+    env = {**in_venv(path, project.env), "PYTHONPATH": str(path / "src")}
+    target = "repro" if remote == "gone" else "smoke"
+    done = run("make", "--assume-old=environment", target, f"VENV={VENV}", cwd=path, env=env, check=False)
+    assert done.stdout.count("digits.csv.gz: missing; DVC brings it") == 1 and "Traceback" not in done.stdout
+    assert (done.returncode == 0) == raw.exists() == (remote == "there"), done.stdout
+    assert done.stdout.count("DVC cannot bring it: its remote 'storage' (") == (remote == "gone")
 
 
 def test_own_lint_passes(project: InstalledProject) -> None:

@@ -1,6 +1,7 @@
 """Data that are missing are brought by DVC, from its cache or its remote: git holds nothing but their pointers."""
 
 import fcntl
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,7 +78,7 @@ def bring(raw: Path, root: Path = ROOT, owner: Path = ROOT) -> str:
     inside = Path(url).is_relative_to(root) and url
     remote = f"its remote {name!r} ({without_credentials(url)})" if name else "it has no default remote"
     return (
-        f"DVC cannot bring it: {remote}: {why}. Whoever has the data runs: dvc push {pointer}"
+        f"DVC cannot bring it: {remote}: {why}. Whoever has the data runs: dvc push {shlex.quote(str(pointer))}"
         f"{f', and commits {Path(url).relative_to(root)}' if inside else ''}. "
         f"Another remote is named with: dvc remote add --default NAME URL"
     )
