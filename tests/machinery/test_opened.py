@@ -8,8 +8,10 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import project
 import pytest
 from project.config import Config
+from project.repro import launch
 from project.repro.asked import opened
 from project.repro.asked.params import load
 from project.repro.errors import Refused
@@ -153,6 +155,21 @@ def test_file_of_the_runs_folder_from_before_is_refused(
         assert "opened, but written before this process began" in said and "run.steps(state=...)" in said
     else:
         case.run("train", lambda: act(reader, out))
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_training_has_the_folder_of_its_run_watched(trains: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "old").touch()
+    monkeypatch.setattr(sys, "argv", ["stage", "--out", str(tmp_path)])
+    monkeypatch.chdir(PROJECT)
+    monkeypatch.setattr(launch, "outlive_readers", lambda: None)
+    monkeypatch.setattr(launch.loaded, "remember", lambda project: None)
+    try:
+        launch.begin(project.PROJECT, Config, trains)
+        (tmp_path / "old").read_text()
+        assert [*opened._watches[0].earlier] == [str(tmp_path / "old")] * trains
+    finally:
+        opened._watches.clear()
 
 
 def test_file_that_the_machinery_opens_is_let_through(case: Case, reader: ModuleType):
