@@ -203,6 +203,12 @@ def test_config_that_is_not_that_of_the_address_is_refused(key: str, value: floa
         verify_receipt.report(OURS, run, None)
 
 
+def test_config_that_relaxes_other_switches_than_its_environment_is_refused(run: Path):
+    forged(run, lambda statement: statement["predicate"]["config"].update({"determinism.relax": ["nnpack"]}))
+    with pytest.raises(Failure, match="altered: its config relaxes other switches than its environment"):
+        verify_receipt.report(OURS, run, None)
+
+
 def hashed_anew(environment: dict[str, Any]) -> None:
     """As one who edits a preimage would."""
     environment["environment"] = digest(environment["preimage"])
