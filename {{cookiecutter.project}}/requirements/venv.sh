@@ -121,7 +121,8 @@ lock_install() {
         "$VENV/bin/python" "$root/requirements/with_uv.py" install --no-deps --no-build-isolation --require-hashes \
             --index-strategy unsafe-best-match -r "$1"
     else
-        pip_install --require-hashes --no-build-isolation -r "$1"
+        # an older pip would install a source package without a record of its files, which a run asks for
+        pip_install --require-hashes --no-build-isolation --use-pep517 -r "$1"
     fi
 }
 
