@@ -15,6 +15,7 @@ from project.repro.asked.settings import Compute, Determinism
 from project.repro.credentials import without_credentials
 from project.repro.machine import switches
 from project.repro.machine.canary import RELEASED
+from project.repro.machine.compiler import compiler
 from project.repro.machine.environment import environment_class, numeric_environment, record, variables
 
 STRICT = Determinism(cpu="portable", relax=())
@@ -267,6 +268,13 @@ def test_environment_and_class_are_of_all_that_a_run_was_in():
     for part in ("environment", "class"):
         assert len({each[part] for each in mixed}) == 4
     assert [promises(each["class"]) for each in mixed] == [False, False, False, True]
+
+
+def test_no_secret_of_the_compilers_variables_is_recorded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CXXFLAGS", "-O2 --proxy=https://user:pa55word@host/x")
+    monkeypatch.setenv("TORCHDYNAMO_TOKEN", "pa55word")
+    found = compiler()["variables"]
+    assert found["CXXFLAGS"].startswith("-O2 ") and "pa55word" not in json.dumps(found)
 
 
 def test_what_helps_a_reader_stays_out_of_the_digest(config: Config):

@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from ..credentials import SECRET, without_credentials
+
 COMPILED = "torch.compile"  # its name among the operations whose bits may depend on the CPU
 VARIABLES = (
     "CXX", "CC", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
@@ -17,7 +19,10 @@ PREFIX = "TORCHDYNAMO_"
 
 
 def compiler() -> dict[str, Any]:
-    """Its first line on itself, the SHA-256 of its file, and the variables that it and torch.compile read."""
+    """Its first line on itself, the SHA-256 of its file, and the variables that it and torch.compile read.
+
+    Credentials in these variables are hidden.
+    """
     words = shlex.split(os.environ.get("CXX", "")) or ["g++"]
     path = shutil.which(words[0])
     said = ""
@@ -30,6 +35,8 @@ def compiler() -> dict[str, Any]:
         "version": said.partition("\n")[0],
         "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else None,
         "variables": {
-            name: value for name, value in sorted(os.environ.items()) if name in VARIABLES or name.startswith(PREFIX)
+            name: "(hidden)" if SECRET.search(name) else without_credentials(value)
+            for name, value in sorted(os.environ.items())
+            if name in VARIABLES or name.startswith(PREFIX)
         },
     }
