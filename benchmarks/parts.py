@@ -139,7 +139,7 @@ CASES = {
     )
     for model, precision, (mode, switch) in product(("convnet", "transformer"), ("float32", "bfloat16"), MODES.items())
 }
-MANY = ("parallel.global_batch=256", "parallel.shards=2", "train.epochs=6")
+MANY = ("parallel.global_batch=256", "parallel.micro_batches=2", "train.epochs=6")
 LARGE = (*MANY, "model.depth=8")
 SIZES = {
     # as many parameters as GPT-2 small has in its 12 blocks, 85 million: perceptrons here are half as wide

@@ -1,4 +1,4 @@
-"""Whether shards may share one pass: how many gradients keep their bits where torch.func.vmap makes all at once.
+"""Whether micro-batches may share a pass: how many gradients keep their bits where torch.func.vmap makes all at once.
 
 python measure/at_once.py
 """
@@ -30,15 +30,16 @@ for config in MODELS:
     title = config.model.name
     torch.manual_seed(0)
     model = build(config)
-    shards, size = config.parallel.shards, config.parallel.global_batch // config.parallel.shards
-    images, labels = torch.rand(shards, size, 1, 8, 8), torch.randint(10, (shards, size))
+    number = config.parallel.micro_batches
+    size = config.parallel.global_batch // number
+    images, labels = torch.rand(number, size, 1, 8, 8), torch.randint(10, (number, size))
     weights, buffers = dict(model.named_parameters()), dict(model.named_buffers())
 
     def loss(weights, images, labels):
         copied = {name: buffer.clone() for name, buffer in buffers.items()}
         return cross_entropy(functional_call(model, (weights, copied), (images,)), labels)
 
-    each, again = ([grad(loss)(weights, *shard) for shard in zip(images, labels)] for _ in range(2))
+    each, again = ([grad(loss)(weights, *batch) for batch in zip(images, labels)] for _ in range(2))
     of = len(each) * len(weights)
     equal = sum(torch.equal(one[name], other[name]) for one, other in zip(each, again) for name in weights)
     print(f"{title}: one by one, and again: {equal} of {of} gradients have the same bits")
@@ -47,7 +48,7 @@ for config in MODELS:
     except RuntimeError as error:
         print(f"{title}: at once: refused by vmap: {error}".split(".")[0])
         continue
-    equal = sum(torch.equal(together[name][shard], each[shard][name]) for name in weights for shard in range(shards))
+    equal = sum(torch.equal(together[name][n], each[n][name]) for name in weights for n in range(number))
     print(f"{title}: at once: {equal} of {of}")
 """
 

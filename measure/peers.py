@@ -171,8 +171,8 @@ class Peer:
         import torch
 
         self._make, self._pace = make, pace
-        self.share = config.parallel.shards // world()[1]  # micro-batches of this process
-        self._batch, self._shards = config.parallel.global_batch, config.parallel.shards
+        self.share = config.parallel.micro_batches // world()[1]  # micro-batches of this process
+        self._batch, self._micro_batches = config.parallel.global_batch, config.parallel.micro_batches
         self.bfloat16 = config.compute.precision == "bfloat16"
         on_card = config.device != "cpu" and torch.cuda.is_available()
         self.world = SimpleNamespace(device=torch.device("cuda" if on_card else "cpu"))
@@ -187,7 +187,10 @@ class Peer:
         self, model: Any, optimizer: Any, dataset: Any, epochs: int = 0, steps: int = 0, **more: Any
     ) -> Iterator["Step"]:
         """As many as the project's; `more` is for the machinery."""
-        self.optimizer, self.parts = optimizer, self._make(model, optimizer, dataset, self._batch // self._shards)
+        self.optimizer, self.parts = (
+            optimizer,
+            self._make(model, optimizer, dataset, self._batch // self._micro_batches),
+        )
         for number in range(of := steps or math.ceil(epochs * len(dataset) / self._batch)):
             self._pace.begins()
             yield Step(self, number, of)

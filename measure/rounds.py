@@ -90,7 +90,7 @@ class Taken:
 EPOCHS = "train.epochs=10000"  # more than are ever made
 WORKLOADS = {
     "convnet": Workload("digits, convnet", (EPOCHS,), 4),
-    "few": Workload("digits, convnet, 2 shards", (EPOCHS, "parallel.shards=2"), 4),
+    "few": Workload("digits, convnet, 2 micro-batches", (EPOCHS, "parallel.micro_batches=2"), 4),
     "transformer": Workload("digits, transformer", (EPOCHS, "model.name=transformer"), 4),
     "large": Workload(
         "digits, larger transformer",

@@ -26,7 +26,7 @@ DIGITS = [name for name, workload in WORKLOADS.items() if not workload.recipe]
 WARM, OTHER = 20, "all else, in Python"
 # what is timed -> functions as module:name; those of the project's machinery without its package
 ITEMS: dict[str, tuple[str, ...]] = {
-    "forward": ("repro_project.train:shard_loss",),
+    "forward": ("repro_project.train:micro_batch_loss",),
     "backward": ("torch:Tensor.backward",),
     "optimizer": ("torch.optim:AdamW.step",),
     "norm of the gradients": ("torch.nn.utils:clip_grad_norm_", "training.exact:clip_grad_norm_"),
@@ -38,9 +38,9 @@ ITEMS: dict[str, tuple[str, ...]] = {
     ),
     "samples: seeds and generators": ("training.sampling:Seeded.__getitem__", "training.generators:seeded"),
     "files that are opened": ("asked.opened:require_known",),
-    "shards: seeds": ("step:Step._seed",),
+    "micro-batches: seeds": ("step:Step._seed",),
     "gradients: rounded and added": ("training.parallel:OrderFree._take",),
-    "gradients: sums made zero": ("training.parallel:OrderFree.shards",),
+    "gradients: sums made zero": ("training.parallel:OrderFree.micro_batches",),
     "gradients: the means": ("training.parallel:OrderFree._give",),
     "gradients: reduce": ("training.parallel:OrderFree.reduce",),
     "gradients: are finite": ("training.finite:nonfinite",),

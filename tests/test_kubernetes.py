@@ -228,11 +228,11 @@ def test_container_has_no_more_rights_than_a_training_needs(job: dict[str, Any])
     assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-def test_each_rank_has_a_gpu_and_a_shard(baked: tuple[Answers, BakedProject], job: dict[str, Any]) -> None:
-    """More ranks than shards would be refused when they start; what is not asked for may not be there."""
+def test_each_rank_has_a_gpu_and_a_micro_batch(baked: tuple[Answers, BakedProject], job: dict[str, Any]) -> None:
+    """More ranks than micro-batches would be refused when they start; what is not asked for may not be there."""
     trainer = job["spec"]["trainer"]
-    shards = yaml.safe_load(baked[1].text("params.yaml"))["parallel"]["shards"]
-    assert trainer["numNodes"] * trainer["numProcPerNode"] <= shards
+    micro_batches = yaml.safe_load(baked[1].text("params.yaml"))["parallel"]["micro_batches"]
+    assert trainer["numNodes"] * trainer["numProcPerNode"] <= micro_batches
     requests, limits = (trainer["resourcesPerNode"][kind] for kind in ("requests", "limits"))
     assert requests.keys() == {"cpu", "memory"} and requests["memory"] == limits["memory"]
     assert limits["nvidia.com/gpu"] == str(trainer["numProcPerNode"])

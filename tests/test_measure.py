@@ -155,7 +155,7 @@ def test_steps_on_more_processes_stand_beside_those_of_one(project: InstalledPro
     assert [cell[7] for cell in cells[:2]] == ["0.0", f"{4 * held.parameters / 1000:.1f}"]
 
 
-def test_shards_cannot_share_a_pass(project: InstalledProject) -> None:
+def test_micro_batches_cannot_share_a_pass(project: InstalledProject) -> None:
     """One by one their gradients have the same bits each time; at once they have not, or vmap refuses the model."""
     assert project.python.is_file()  # of the environment that the tool uses
     told = run(sys.executable, MEASURE / "at_once.py").stdout

@@ -119,7 +119,7 @@ def test_clone_has_the_data_that_the_owner_has_pushed(yours: InstalledProject, t
 # What is wrong: the file, a text there, what stands in its place; and the tests that fail of it.
 FAULTS = (
     ("model.py", "    return Perceptron(", "    torch.seed()\n    return Perceptron(",
-     "two_models_of_one_seed_have_equal_weights same_shard_gives_equal_gradients_twice"),
+     "two_models_of_one_seed_have_equal_weights same_micro_batch_gives_equal_gradients_twice"),
     ("data.py", "            window *= random.choice((-1, 1))", "            self.noise += 0.01",
      "workers_change_no_sample item_depends_on_seed_epoch_and_index_alone"),
     ("prepare.py", "levels[:early])", "levels[:early] + np.random.default_rng().random())",

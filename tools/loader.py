@@ -26,7 +26,7 @@ FOLDER = ROOT / "build" / "loader"
 RESULT = ROOT / "docs" / "loader.md"
 RECIPES = "images", "language"
 WORKERS = 0, 2, 4
-SIZES = 8, 64  # samples per shard
+SIZES = 8, 64  # samples per micro-batch
 ROUNDS, SECONDS = 7, 1.5  # of which the first warms up; seconds of each loader in a round
 KEYS = 4096
 CALLS = 20_000
@@ -36,7 +36,7 @@ CALLS = 20_000
 
 
 def measure(rounds: int, seconds: float) -> dict[str, Any]:
-    """By workers and samples per shard, the samples per second of both loaders in each round; and the time of keys."""
+    """By workers and samples per micro-batch, both loaders' samples per second in each round; and the time of keys."""
     from repro_project.config import Config
     from repro_project.repro.asked.params import load
     from repro_project.repro.machine.switches import apply, set_environment

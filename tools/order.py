@@ -23,7 +23,7 @@ from bake import NAME, ROOT, VENV, bake, in_venv, make_venv
 PROJECT = ROOT / "build" / "order" / NAME
 RESULT = ROOT / "docs" / "order.md"
 SIZES = tuple(10**exponent for exponent in (6, 7, 8, 9, 10))
-BATCH, SHARDS = 64, 8
+BATCH, MICRO_BATCHES = 64, 8
 BATCHES = 200  # after the first one
 REPEATS = 3  # processes, of which the median counts
 TITLES = {"plan": "`Plan`", "torch": "`DistributedSampler`"}
@@ -68,12 +68,12 @@ def plan(samples: int, load: bool) -> Callable[[], Iterator[Any]]:
     stop, world = start + BATCHES + 1, World(0, 1, torch.device("cpu"))
 
     def begin() -> Iterator[Any]:
-        made = sampling.Plan(samples, BATCH, SHARDS, seed=0)
+        made = sampling.Plan(samples, BATCH, MICRO_BATCHES, seed=0)
         if load:
-            shards = iter(sampling.loader(Indices(samples), made, config, world, start, stop))
+            micro_batches = iter(sampling.loader(Indices(samples), made, config, world, start, stop))
         else:
-            shards = iter(sampling.Shards(made, made.mine(world), start, stop))
-        return (list(itertools.islice(shards, SHARDS)) for _ in itertools.count())
+            micro_batches = iter(sampling.MicroBatches(made, made.mine(world), start, stop))
+        return (list(itertools.islice(micro_batches, MICRO_BATCHES)) for _ in itertools.count())
 
     return begin
 
@@ -160,7 +160,7 @@ def main() -> None:
     for line in rows():
         print(line, flush=True)
         lines.append(line)
-    facts = {"place": place, "batch": BATCH, "shards": SHARDS, "batches": BATCHES, "repeats": REPEATS}
+    facts = {"place": place, "batch": BATCH, "micro_batches": MICRO_BATCHES, "batches": BATCHES, "repeats": REPEATS}
     RESULT.write_text(DOCUMENT.format(rows="\n".join(lines), **facts))
 
 
@@ -182,9 +182,9 @@ after it; alone, and through a DataLoader (no workers) whose items are their own
   imported; 0: no page more than Python had at hand. What needs more than half of the free memory is not measured.
   Where a machine has other work to do, differences within a factor of two say little.
 - Without a list each position costs arithmetic, in the process that trains. `Plan` computes some thousand at once, in
-  numpy, so the time per batch is the mean of all. A rank computes its own shards' only; here one rank has all {shards}.
-  The price is not quite the same for all n: the network permutes a range of up to 2n, and a position that lands beyond
-  n is walked on.
+  numpy, so the time per batch is the mean of all. A rank computes its own micro-batches' only; here one rank has all
+  {micro_batches}. The price is not quite the same for all n: the network permutes a range of up to 2n, and a position
+  that lands beyond n is walked on.
 - With the loader, each of `Plan`'s samples is also seeded, for torch and for what else it draws from, so that worker
   counts change no bit; torch's order comes without that. Workers, where there are any, share that part.
 """

@@ -23,7 +23,7 @@ from about import about
 from bake import ROOT, VENV, bake, in_venv, make_venv
 
 RESULT = ROOT / "docs" / "sharding.md"
-WIDTH, BLOCKS, SHARDS, STEPS = 2048, 24, 4, 3  # 100 million parameters; the first step is not counted
+WIDTH, BLOCKS, MICRO_BATCHES, STEPS = 2048, 24, 4, 3  # 100 million parameters; the first step is not counted
 RANKS = (2, 4)
 # way -> (title, bytes sent by a rank in a step for each parameter, as a formula and as a function of ranks and passes)
 SHARE = "(R-1)/R"
@@ -67,7 +67,7 @@ def measure(way: str, width: int) -> dict[str, Any] | None:
     apply(config.determinism)
     way, _, precision = way.partition(" ")
     ours = way not in ("ddp", "fsdp")
-    parallel = config.parallel.model_copy(update={"shards": SHARDS, "global_batch": SHARDS})
+    parallel = config.parallel.model_copy(update={"micro_batches": MICRO_BATCHES, "global_batch": MICRO_BATCHES})
     asked = {"shard": way if ours else "none", "gather": precision or "float32"}
     ranks = world.join("cpu", parallel.model_copy(update=asked))
     torch.manual_seed(0)
@@ -80,25 +80,25 @@ def measure(way: str, width: int) -> dict[str, Any] | None:
         for block in [*model, model]:
             fully_shard(block, mp_policy=short if precision else MixedPrecisionPolicy())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    mine = range(SHARDS * ranks.rank // ranks.size, SHARDS * (ranks.rank + 1) // ranks.size)
-    batch = torch.rand(SHARDS, 1, width)
+    mine = range(MICRO_BATCHES * ranks.rank // ranks.size, MICRO_BATCHES * (ranks.rank + 1) // ranks.size)
+    batch = torch.rand(MICRO_BATCHES, 1, width)
 
-    def loss_of(network: nn.Module, shard: int) -> torch.Tensor:
+    def loss_of(network: nn.Module, micro_batch: int) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=bool(ours and precision)):
-            return network(batch[shard]).float().square().mean()
+            return network(batch[micro_batch]).float().square().mean()
 
     def step() -> None:
         if ours:
-            for shard in gradients.shards(mine):
-                gradients.add(partial(loss_of, gradients.module, shard))
+            for micro_batch in gradients.micro_batches(mine):
+                gradients.add(partial(loss_of, gradients.module, micro_batch))
             gradients.reduce()
             clip_grad_norm_(model.parameters(), 1.0)
         else:
             optimizer.zero_grad()
-            for shard in mine:
+            for micro_batch in mine:
                 if way == "ddp":
-                    network.require_backward_grad_sync = shard == mine[-1]
-                (loss_of(network, shard) / len(mine)).backward()
+                    network.require_backward_grad_sync = micro_batch == mine[-1]
+                (loss_of(network, micro_batch) / len(mine)).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
@@ -141,7 +141,7 @@ def main() -> None:
     place = about()
     parameters, lines = BLOCKS * WIDTH * WIDTH, []
     for ranks in RANKS:
-        passes = -(-SHARDS // ranks)
+        passes = -(-MICRO_BATCHES // ranks)
         found = {way: torchrun(way, ranks, project) for way in WAYS}
         for way, (title, formula, per_parameter) in WAYS.items():
             one, peer = found[way], found[" ".join(["fsdp", *way.split()[1:]])]

@@ -60,7 +60,7 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     from repro_project.repro.training.parallel import OrderFree
     from repro_project.repro.training.seeds import derive, seed_everything
     from repro_project.repro.training.trace import Trace
-    from repro_project.train import parameter_groups, shard_loss
+    from repro_project.train import micro_batch_loss, parameter_groups
 
     apply(config.determinism)
     of_model, of_batch = MODELS[name]
@@ -84,27 +84,28 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     traces = {level: Armed(level, Path(tempfile.mkdtemp(dir=FOLDER)), ranks) for level in ("off", "step", "tensor")}
     for trace in traces.values():
         trace.begin(model, Optimizers(optimizer, model), 0, outputs=True)
-    share = settings.shards // ranks.size
+    share = settings.micro_batches // ranks.size
     mine = range(ranks.rank * share, (ranks.rank + 1) * share)
-    size = settings.global_batch // settings.shards
+    size = settings.global_batch // settings.micro_batches
     batch = [torch.rand(size, 1, 8, 8), torch.arange(size) % 10]
 
     def meet() -> None:
         ranks.sum(torch.zeros(1))
 
-    def loss_of(step: int, shard: int) -> torch.Tensor:
-        seed_everything(derive(0, "shard", step, shard))
-        return shard_loss(model, batch)
+    def loss_of(step: int, micro_batch: int) -> torch.Tensor:
+        seed_everything(derive(0, "micro-batch", step, micro_batch))
+        return micro_batch_loss(model, batch)
 
     def run(step: int, variant: str) -> float:
         nonlocal now
         now, trace = variant, traces.get(variant, traces["off"])
         meet()
         start = time.perf_counter()
-        for shard in gradients.shards(mine):
-            trace.batch(shard, batch)
+        for micro_batch in gradients.micro_batches(mine):
+            trace.batch(micro_batch, batch)
             gradients.add(
-                partial(loss_of, step, shard), twice=variant == "recompute" and shard == step % settings.shards
+                partial(loss_of, step, micro_batch),
+                twice=variant == "recompute" and micro_batch == step % settings.micro_batches,
             )
         trace.gradients(gradients.reduce())
         clip_grad_norm_(model.parameters(), 1.0)
@@ -224,8 +225,8 @@ One thread per rank, `determinism.cpu: portable`.
   its differences from the step without it in the same round. So other work on the machine hits all variants alike.
   The quartiles show how much single steps vary.
 - "Every 50th" is the cost of every step divided by 50. The flag is looked at after every step, always.
-- A recomputed shard is one more forward and backward pass on one rank, for which the others wait: one beside
-  the `shards / ranks` of a step. So its price grows with the number of ranks.
+- A recomputed micro-batch is one more forward and backward pass on one rank, for which the others wait: one beside
+  the `micro_batches / ranks` of a step. So its price grows with the number of ranks.
 - The ConvNet trains on 64 samples per step, the transformer on 8: its weights weigh more than its arithmetic.
 - Ranks beyond the number of cores take turns on them, which a machine for training would not do.
 

@@ -39,7 +39,7 @@ def train(config: Config, out: Path) -> None:
 
         # checkpoints hold the average, too
         for step in run.steps(model, optimizer, train_set, epochs=settings.epochs, state={"average": average}):
-            loss = step.backward(partial(shard_loss, smoothing=settings.smoothing))
+            loss = step.backward(partial(micro_batch_loss, smoothing=settings.smoothing))
             rate = learning_rate(step.number, step.of, settings.learning_rate, settings.warmup)
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -54,8 +54,8 @@ def train(config: Config, out: Path) -> None:
         run.finish(**evaluate(model, test_set, config, run.world))
 
 
-def shard_loss(network: nn.Module, batch: list[Tensor], smoothing: float = 0.0) -> Tensor:
-    """The mean loss of one shard, a scalar."""
+def micro_batch_loss(network: nn.Module, batch: list[Tensor], smoothing: float = 0.0) -> Tensor:
+    """The mean loss of one micro-batch, a scalar."""
     images, labels = batch
     return F.cross_entropy(network(images), labels, label_smoothing=smoothing)
 

@@ -35,7 +35,7 @@ def train(config: Config, out: Path) -> None:
         optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
 
         for step in run.steps(model, optimizer, train_set, steps=settings.steps):
-            loss = step.backward(shard_loss)
+            loss = step.backward(micro_batch_loss)
             norm = clip_grad_norm_(model.parameters(), settings.clip_norm)
             rate = learning_rate(step.number, step.of, settings.learning_rate, settings.warmup, settings.decay)
             for group in optimizer.param_groups:
@@ -49,8 +49,8 @@ def train(config: Config, out: Path) -> None:
         run.finish(**evaluate(model, test_set, config, run.world))
 
 
-def shard_loss(network: nn.Module, batch: Tensor) -> Tensor:
-    """The mean loss of one shard, a scalar: each token is foretold from those before it."""
+def micro_batch_loss(network: nn.Module, batch: Tensor) -> Tensor:
+    """The mean loss of one micro-batch, a scalar: each token is foretold from those before it."""
     return F.cross_entropy(network(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
 

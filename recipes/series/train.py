@@ -36,7 +36,7 @@ def train(config: Config, out: Path) -> None:
         optimizer = torch.optim.AdamW(trained, weight_decay=settings.weight_decay, fused=True)
 
         for step in run.steps(model, optimizer, train_set, epochs=settings.epochs):
-            loss = step.backward(shard_loss)
+            loss = step.backward(micro_batch_loss)
             norm = clip_grad_norm_(trained, settings.clip_norm)
             rate = learning_rate(step.number, step.of, settings.learning_rate, settings.rise)
             for group in optimizer.param_groups:
@@ -50,8 +50,8 @@ def train(config: Config, out: Path) -> None:
         run.finish(**evaluate(model, test_set, config, run.world))
 
 
-def shard_loss(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """The weighted sum of all losses of one shard, a scalar."""
+def micro_batch_loss(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """The weighted sum of all losses of one micro-batch, a scalar."""
     parts = losses(network(batch["seen"]), batch)
     return torch.stack([weight * parts[name] for name, weight in WEIGHTS.items()]).sum()
 

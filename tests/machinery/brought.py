@@ -218,7 +218,7 @@ class Sometimes(nn.Module):
 
 
 @case
-def parameters_used_on_some_shards_only() -> Case:
+def parameters_used_on_some_micro_batches_only() -> Case:
     return trained(Sometimes())
 
 

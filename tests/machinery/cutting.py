@@ -20,7 +20,7 @@ STEPS, SAMPLES, ROWS, WIDTH = 3, 8, 5, 64
 
 
 class Hard(torch.utils.data.Dataset[Tensor]):
-    """A sample for each shard: gradients, (ROWS, WIDTH), of which two cancel out, and the others are tiny."""
+    """A sample for each micro-batch: gradients, (ROWS, WIDTH), of which two cancel out, and the others are tiny."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -109,16 +109,16 @@ def torch_clips(repro: Callable[[str], Any]) -> None:
 
 
 def missing_pass(repro: Callable[[str], Any]) -> None:
-    """A rank with fewer shards makes no empty pass."""
+    """A rank with fewer micro-batches makes no empty pass."""
     full = repro("sharded").Full
-    shards = full.shards
+    micro_batches = full.micro_batches
 
     def fewer(self: Any, mine: Any, *arguments: Any) -> Any:
-        given = shards(self, mine, *arguments)
+        given = micro_batches(self, mine, *arguments)
         self._passes = len(mine)
         return given
 
-    full.shards = fewer
+    full.micro_batches = fewer
 
 
 def own_module(repro: Callable[[str], Any]) -> None:

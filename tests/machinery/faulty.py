@@ -21,7 +21,7 @@ from typing import Any
 from warm import GRACE, Warm, forget_tests
 
 FLIPPED_AFTER = 7  # steps
-WRONG_FROM = 18  # the gradient that counts of the first shard that rank 1 of 2 computes twice, shard 4
+WRONG_FROM = 18  # the gradient that counts of the first micro-batch that rank 1 of 2 computes twice, micro-batch 4
 SECOND_EPOCH = 23  # the first step behind the first epoch's end
 WRONG_PIECE = 30  # the piece of a gradient, of those that rank 1 of 2 is given, that is wrong: neither first nor last
 

@@ -26,7 +26,7 @@ class Numbers(torch.utils.data.Dataset[Tensor]):
 
 
 class Rooted(nn.Module):
-    """On one rank alone it calls the operation: shards of the others take another way."""
+    """On one rank alone it calls the operation: micro-batches of the others take another way."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, 4) to (n, 4)."""

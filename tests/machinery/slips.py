@@ -142,7 +142,10 @@ def backward_in_the_loop(step: Step, parts: Parts) -> None:
     parts.model(torch.rand(8, 4)).sum().backward()
 
 
-@slip("0.bias: its gradient came twice for one shard. If the model calls torch.utils.checkpoint, give it use_reentrant")
+@slip(
+    "0.bias: its gradient came twice for one micro-batch. If the model calls torch.utils.checkpoint, give it "
+    "use_reentrant"
+)
 @each_step
 def two_reentrant_checkpoints(step: Step, parts: Parts) -> None:
     def compute(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -189,11 +192,11 @@ LOSSES = {
     "detached_loss": (lambda network, batch: loss_of(network, batch).detach(), GAVE_NONE),
     "loss_without_return": (
         lambda network, batch: None,
-        "step 0: the loss function returned None, the shard's mean loss wanted: a scalar",
+        "step 0: the loss function returned None, the micro-batch's mean loss wanted: a scalar",
     ),
     "loss_of_each_sample": (
         lambda network, batch: (network(batch["x"]) - batch["y"]).square(),
-        "step 0: the loss function returned a tensor of shape (8, 1), the shard's mean loss wanted: a scalar",
+        "step 0: the loss function returned a tensor of shape (8, 1), the micro-batch's mean loss wanted: a scalar",
     ),
 }
 for name, (compute, told) in LOSSES.items():

@@ -37,7 +37,7 @@ ADDRESSED = {
     "train.nonfinite": ("skip", "stop"),
     "train.evaluate_batch": ("128", "64"),
     "parallel.global_batch": ("1280", "2560"),
-    "parallel.shards": ("1", "2"),
+    "parallel.micro_batches": ("1", "2"),
     "parallel.reduce": ("ddp", "order_free"),
     "parallel.lsb": ("-40", "-39"),
     "compute.precision": ("bfloat16", "float32"),

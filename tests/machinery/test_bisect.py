@@ -112,7 +112,7 @@ def test_combinations_that_cannot_be_trained_are_gone_around(together: tuple[int
 
 
 def test_suspect_that_makes_a_trial_possible_is_no_cause():
-    """Suspect 5 needs B's value of 6 to be tried with its own, as one shard needs one rank: 6 changes nothing."""
+    """Suspect 5 needs B's value of 6 to be tried with its own, as one micro-batch needs one rank: 6 changes nothing."""
     trials = Trials(
         NAMES,
         lambda kept, number: UNRESOLVED if NAMES[5] not in kept and NAMES[6] in kept else exchanged([[5]])(kept),

@@ -25,7 +25,7 @@ from project.repro.machine.switches import SWITCHES
         (["nowhere", "artifacts"], "nowhere: no such run directory"),
         (["--a", "ranks=0"], "ranks: '0' given, a whole number from 1 to 9999 wanted"),
         (["--a", "ranks="], "ranks: '' given, a whole number"),
-        (["--a", "ranks=99"], "ranks=99 given, at most parallel.shards=8 wanted"),
+        (["--a", "ranks=99"], "ranks=99 given, at most parallel.micro_batches=8 wanted"),
         (["--b", "threads=4"], "OMP_NUM_THREADS=4 is set, 1 is wanted"),
         (["--b", "env.A\x1b[2J=1"], r"'env.A\x1b[2J=1': wanted env.NAME=VALUE"),
         (["--b", "sed=1"], "--set sed: unknown key; did you mean seed?"),

@@ -123,14 +123,14 @@ def test_one_cause_among_innocent_differences_is_named(bisect: Bisect):
 
 @pytest.mark.long
 def test_two_causes_at_once_are_both_named_and_a_combination_that_is_refused_is_gone_around(bisect: Bisect):
-    """Two ranks are too many for one shard."""
-    b = ["model.dropout=0.3", "seed=7", "parallel.shards=1"]
+    """Two ranks are too many for one micro-batch."""
+    b = ["model.dropout=0.3", "seed=7", "parallel.micro_batches=1"]
     answer = bisect(a=["ranks=2"], b=b)
     assert answer.verdict == FOUND
-    assert {name for name, *_ in named(answer)} == {"model.dropout", "seed", "parallel.shards"}
+    assert {name for name, *_ in named(answer)} == {"model.dropout", "seed", "parallel.micro_batches"}
     assert all(not each["with"] for each in answer.cause)
     assert "unresolved" in {trial["bits"] for trial in answer.record()["trials"]}
-    assert any("ranks=2 given, at most parallel.shards=1 wanted" in line for line in bisect.told)
+    assert any("ranks=2 given, at most parallel.micro_batches=1 wanted" in line for line in bisect.told)
 
 
 @pytest.mark.long

@@ -200,8 +200,13 @@ def test_one_sample_altered(train: Train, config: Config, prepared: Path, tmp_pa
     manifest.write(tmp_path / "data", asked=config.data)
     altered = config.data.model_copy(update={"prepared": str(tmp_path / "data")})
     place, found = compare(train("one"), train("other", data=altered))
-    plan = Plan(len(images), config.parallel.global_batch, config.parallel.shards, config.seed)
-    steps = [s for s in range(plan.steps(1)) for shard in range(plan.shards) if (0, 700) in plan.keys(s, shard)]
+    plan = Plan(len(images), config.parallel.global_batch, config.parallel.micro_batches, config.seed)
+    steps = [
+        s
+        for s in range(plan.steps(1))
+        for micro_batch in range(plan.micro_batches)
+        if (0, 700) in plan.keys(s, micro_batch)
+    ]
     assert steps == [place.step] and place.phase == "batch"
     assert len(found) == 1 and found[0].startswith("data.train-images.npy: ")
     assert found[0].endswith(": the batch is made of other data")
@@ -261,13 +266,13 @@ def test_augmentation_with_an_unseeded_generator(train: Train, monkeypatch: pyte
     monkeypatch.setattr(data_module.Digits, "__getitem__", noisy)
     place, found = compare(train("one"), train("other"))
     config_plan = Plan(1438, 64, 8, 0)
-    (step,) = (s for s in range(23) for shard in range(8) if (0, 321) in config_plan.keys(s, shard))
+    (step,) = (s for s in range(23) for micro_batch in range(8) if (0, 321) in config_plan.keys(s, micro_batch))
     assert (place.step, place.phase) == (step, "batch")
     assert len(found) == 1 and "randomness that nobody seeds" in found[0]
 
 
 def test_dropout_not_reseeded(train: Train, config: Config, monkeypatch: pytest.MonkeyPatch):
-    one, left_out = train("one", workers=1), derive(config.seed, "shard", 5, 3)
+    one, left_out = train("one", workers=1), derive(config.seed, "micro-batch", 5, 3)
     seed = step_module.seed_everything
 
     def forgetful(number: int) -> None:
@@ -278,11 +283,11 @@ def test_dropout_not_reseeded(train: Train, config: Config, monkeypatch: pytest.
     place, found = compare(one, train("other", workers=1))
     assert (place.step, place.phase) == (5, "output")
     assert isinstance(build(config).get_submodule(place.tensors[0]), torch.nn.Dropout)
-    assert len(found) == 1 and "not seeded per shard" in found[0]
+    assert len(found) == 1 and "not seeded per micro-batch" in found[0]
 
 
 def test_bit_flipped_in_a_gradient_of_one_rank(clean: Path, prepared: Path, tmp_path: Path):
-    # the 18th gradient of rank 1, which runs shards 4 to 7: step 4
+    # the 18th gradient of rank 1, which runs micro-batches 4 to 7: step 4
     place, found = compare(clean, faulty(tmp_path, prepared, "gradient", 1, 2))
     assert place == Place(4, "gradient", ("head.weight",), place.of)
     assert len(found) == 1 and "integrity.recompute_every finds hardware" in found[0]

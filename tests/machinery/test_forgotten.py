@@ -160,7 +160,7 @@ def drawn(attempt: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> Cal
         assert attempt(stopped(draws), out="resumed").code == 143
         resumed = attempt(each_step(draws), out="resumed").rows()
         with monkeypatch.context() as patch:
-            patch.setattr(Plan, "mine", lambda plan, world: range(plan.shards // 2))
+            patch.setattr(Plan, "mine", lambda plan, world: range(plan.micro_batches // 2))
             patch.setattr(Buffers, "even", lambda buffers: torch.tensor(True))  # the other rank's counts are missing
             return Drawn(alone, attempt(each_step(draws), out="rank").rows(), resumed)
 
@@ -176,11 +176,11 @@ def test_numbers_that_the_loop_draws_do_not_depend_on_rank_or_kill(drawn: Callab
 def test_numbers_that_the_loop_draws_would_depend_on_both(drawn: Callable[[], Drawn], monkeypatch: pytest.MonkeyPatch):
     seed = Step._seed
 
-    def shards_only(step: Step, shard: int) -> None:
-        if shard < step._training.plan.shards:
-            seed(step, shard)
+    def micro_batches_only(step: Step, micro_batch: int) -> None:
+        if micro_batch < step._training.plan.micro_batches:
+            seed(step, micro_batch)
 
-    monkeypatch.setattr(Step, "_seed", shards_only)
+    monkeypatch.setattr(Step, "_seed", micro_batches_only)
     numbers = drawn()
     assert numbers.alone != numbers.rank and numbers.alone != numbers.resumed
 
@@ -455,17 +455,17 @@ def test_attributes_that_are_no_state_are_not_told():
     assert lines == [None] * 3
 
 
-# ---- below the loop: shards and sums, for those who call them themselves
+# ---- below the loop: micro-batches and sums, for those who call them themselves
 
 ALONE = World(0, 1, torch.device("cpu"))
-SHARDS = range(4)
+MICRO_BATCHES = range(4)
 
 
 @pytest.fixture(params=REDUCERS)
 def gradients(request: pytest.FixtureRequest) -> Iterator[OrderFree | Stock]:
-    """Each way of summing the gradients of a small model over four shards."""
+    """Each way of summing the gradients of a small model over four micro-batches."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    settings = parallel_of(len(SHARDS), reduce=request.param)
+    settings = parallel_of(len(MICRO_BATCHES), reduce=request.param)
     yield gradients_of(nn.Linear(4, 1), settings, ALONE)
     dist.destroy_process_group()
 
@@ -474,38 +474,38 @@ def loss(gradients: OrderFree | Stock) -> Tensor:
     return gradients.module(torch.ones(1, 4)).sum()
 
 
-def test_each_shard_once_and_one_reduction_are_not_refused(gradients: OrderFree | Stock):
+def test_each_micro_batch_once_and_one_reduction_are_not_refused(gradients: OrderFree | Stock):
     for _ in range(2):
-        for _ in gradients.shards(SHARDS):
+        for _ in gradients.micro_batches(MICRO_BATCHES):
             gradients.add(partial(loss, gradients))
         gradients.reduce()
 
 
-def test_shard_that_is_left_out_is_refused(gradients: OrderFree | Stock):
-    with pytest.raises(Refused, match=r"^shard 2 was never added: call add\(\) for each shard, before the next one$"):
-        for shard in gradients.shards(SHARDS):
-            if shard != 2:
+def test_micro_batch_that_is_left_out_is_refused(gradients: OrderFree | Stock):
+    with pytest.raises(Refused, match=r"^micro-batch 2 was never added: call add\(\) for each one, before the next$"):
+        for micro_batch in gradients.micro_batches(MICRO_BATCHES):
+            if micro_batch != 2:
                 gradients.add(partial(loss, gradients))
 
 
-def test_last_shards_that_are_left_out_are_refused(gradients: OrderFree | Stock):
-    for shard in gradients.shards(SHARDS):
+def test_last_micro_batches_that_are_left_out_are_refused(gradients: OrderFree | Stock):
+    for micro_batch in gradients.micro_batches(MICRO_BATCHES):
         gradients.add(partial(loss, gradients))
-        if shard == 1:
+        if micro_batch == 1:
             break
-    with pytest.raises(Refused, match=r"^shard 2 was never added"):
+    with pytest.raises(Refused, match=r"^micro-batch 2 was never added"):
         gradients.reduce()
 
 
-def test_shard_that_is_added_twice_is_refused(gradients: OrderFree | Stock):
-    with pytest.raises(Refused, match=r"^shard 0 was added twice: add the loss of each shard once$"):
-        for _ in gradients.shards(SHARDS):
+def test_micro_batch_that_is_added_twice_is_refused(gradients: OrderFree | Stock):
+    with pytest.raises(Refused, match=r"^micro-batch 0 was added twice: add the loss of each micro-batch once$"):
+        for _ in gradients.micro_batches(MICRO_BATCHES):
             gradients.add(partial(loss, gradients))
             gradients.add(partial(loss, gradients))
 
 
 def test_sum_that_is_never_reduced_is_refused(gradients: OrderFree | Stock):
-    for _ in gradients.shards(SHARDS):
+    for _ in gradients.micro_batches(MICRO_BATCHES):
         gradients.add(partial(loss, gradients))
     with pytest.raises(Refused, match=r"^gradients were added but never reduced: call reduce"):
-        next(gradients.shards(SHARDS))
+        next(gradients.micro_batches(MICRO_BATCHES))

@@ -107,7 +107,7 @@ def test_pieces_of_replicas_are_compared(run: Run):
 def test_wrong_gradient_of_a_rank_is_caught_and_named(run: Run):
     ran = run("gradient", 1, 2, "integrity.recompute_every=1")
     assert ran.codes[1] == "4", ran.told
-    assert f"rank 1: shard 4: computed twice on {AT}, the gradient differs in head.weight: " in ran.told
+    assert f"rank 1: micro-batch 4: computed twice on {AT}, the gradient differs in head.weight: " in ran.told
     assert ran.steps() == 4 and not (ran.out / "model.safetensors").exists()
 
 
@@ -115,21 +115,24 @@ def test_wrong_gradient_of_a_rank_is_caught_and_named(run: Run):
 def test_wrong_gradient_is_caught_where_weights_lie_in_pieces(run: Run):
     ran = run("output_gradient", 1, 2, "integrity.recompute_every=1", "parallel.shard=full")
     assert ran.codes[1] == "4", ran.told
-    assert f"rank 1: shard 4: computed twice on {AT}, the gradient differs in" in ran.told and "head.weight" in ran.told
+    assert (
+        f"rank 1: micro-batch 4: computed twice on {AT}, the gradient differs in" in ran.told
+        and "head.weight" in ran.told
+    )
     assert ran.steps() == 4 and not (ran.out / "model.safetensors").exists()
 
 
-SHARDS = 4
+MICRO_BATCHES = 4
 ALONE = World(0, 1, torch.device("cpu"))
 
 
 class Rig:
-    """Some steps of a model on one rank; its shards draw dropout from their seed."""
+    """Some steps of a model on one rank; its micro-batches draw dropout from their seed."""
 
     def __init__(self, name: str = "convnet") -> None:
         seed_everything(0)
         self.model = MODELS[name](16, 2, 0.5)
-        settings = parallel_of(SHARDS)
+        settings = parallel_of(MICRO_BATCHES)
         self.gradients = OrderFree(self.model, settings, ALONE)
 
     def loss(self, seed: int | None) -> Tensor:
@@ -141,8 +144,8 @@ class Rig:
 
     def step(self, twice: bool, seeded: bool = True) -> list[Tensor]:
         """All gradients, buffers and the loss."""
-        for shard in self.gradients.shards(range(SHARDS)):
-            self.gradients.add(partial(self.loss, shard if seeded else None), twice)
+        for micro_batch in self.gradients.micro_batches(range(MICRO_BATCHES)):
+            self.gradients.add(partial(self.loss, micro_batch if seeded else None), twice)
         loss = self.gradients.reduce()
         return [loss, *(p.grad for p in self.model.parameters()), *self.model.buffers()]
 
@@ -170,16 +173,16 @@ def faulty_on(call: int, module: nn.Module) -> None:
     module.weight.register_hook(wrong)
 
 
-@pytest.mark.parametrize("call", range(1, 2 * SHARDS + 1))
-def test_wrong_bit_is_caught_in_either_computation_of_any_shard(call: int):
+@pytest.mark.parametrize("call", range(1, 2 * MICRO_BATCHES + 1))
+def test_wrong_bit_is_caught_in_either_computation_of_any_micro_batch(call: int):
     rig = Rig()
     faulty_on(call, rig.model.features[3])
     with pytest.raises(Disagreement) as caught:
         rig.step(True)
     assert caught.value.exit_code == 4 and caught.value.local
-    shard = (call - 1) // 2
+    micro_batch = (call - 1) // 2
     assert str(caught.value).startswith(
-        f"shard {shard}: computed twice on {AT}, the gradient differs in features.3.weight: "
+        f"micro-batch {micro_batch}: computed twice on {AT}, the gradient differs in features.3.weight: "
     )
 
 
@@ -197,19 +200,19 @@ def test_computation_that_does_not_repeat_is_caught(name: str):
         rig.step(True, seeded=False)
 
 
-def test_every_shard_has_its_turn_to_be_computed_twice(config: Config, tmp_path: Path):
+def test_every_micro_batch_has_its_turn_to_be_computed_twice(config: Config, tmp_path: Path):
     def turns(every: int, steps: int = 24) -> list[tuple[int, int]]:
         integrity = config.integrity.model_copy(update={"recompute_every": every})
         asked, model = config.model_copy(update={"integrity": integrity}), nn.Linear(1, 1)
-        plan = Plan(1000, config.parallel.global_batch, config.parallel.shards, config.seed)
+        plan = Plan(1000, config.parallel.global_batch, config.parallel.micro_batches, config.seed)
         optimizer = Optimizers(torch.optim.SGD(model.parameters()), model)
         trace = Trace("off", tmp_path, ALONE)
         training = TrainingOfRun(
             asked, ALONE, trace, plan, model, optimizer, {}, (), lambda step, **metrics: None, Operations(wanted=False)
         )
         every_step = [(number, Step(training, number, steps)) for number in range(steps)]
-        return [(n, shard) for n, step in every_step if (shard := step._rechecked()) is not None]
+        return [(n, micro_batch) for n, step in every_step if (micro_batch := step._rechecked()) is not None]
 
     assert turns(0) == []
-    assert turns(3) == [(3 * n, n % config.parallel.shards) for n in range(8)]
-    assert turns(1) == [(n, n % config.parallel.shards) for n in range(24)]
+    assert turns(3) == [(3 * n, n % config.parallel.micro_batches) for n in range(8)]
+    assert turns(1) == [(n, n % config.parallel.micro_batches) for n in range(24)]

@@ -61,7 +61,7 @@ def items(case: Case, config: Config, path: Path, mode: str | None) -> list[Any]
     """The first batches, by two workers."""
     opened.watch(case.project, [case.project.package, case.project.root / "data" / "prepared"])
     dataset = module("of_data", case.project.package / "data.py", DATASET).Samples(path, mode)
-    plan = sampling.Plan(len(dataset), global_batch=64, shards=8, seed=0)
+    plan = sampling.Plan(len(dataset), global_batch=64, micro_batches=8, seed=0)
     helped = config.model_copy(update={"loader": config.loader.model_copy(update={"workers": 2})})
     return list(islice(sampling.loader(dataset, plan, helped, World(0, 1, torch.device("cpu")), 0, 10), 80))
 

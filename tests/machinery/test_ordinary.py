@@ -19,7 +19,7 @@ def ended(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         f"data.prepared={prepared}",
         "tracking.enabled=false",
         "trace.level=step",
-        "parallel.shards=4",
+        "parallel.micro_batches=4",
         "parallel.global_batch=32",
     )
     base = tmp_path_factory.mktemp("ordinary")

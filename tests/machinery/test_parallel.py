@@ -18,8 +18,8 @@ from states import parallel_of
 from torch import Tensor, nn
 
 ALONE = World(0, 1, torch.device("cpu"))
-SHARDS = 4
-SETTINGS = parallel_of(SHARDS)
+MICRO_BATCHES = 4
+SETTINGS = parallel_of(MICRO_BATCHES)
 UNIT = 2.0**-44
 
 
@@ -29,9 +29,9 @@ def network() -> nn.Module:
 
 
 def batch(step: int) -> list[Tensor]:
-    """The inputs of each shard of a step: (8, 6)."""
+    """The inputs of each micro-batch of a step: (8, 6)."""
     generator = torch.Generator().manual_seed(step)
-    return [torch.randn(8, 6, generator=generator) for _ in range(SHARDS)]
+    return [torch.randn(8, 6, generator=generator) for _ in range(MICRO_BATCHES)]
 
 
 def loss_of(model: nn.Module, inputs: Tensor, scale: float = 1.0, **options: bool) -> Tensor:
@@ -45,8 +45,8 @@ def test_gradient_is_laid_out_as_its_parameter():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).to(memory_format=layout)
         gradients, optimizer = OrderFree(model, SETTINGS, ALONE), torch.optim.SGD(model.parameters(), lr=1, fused=fused)
-        for shard in gradients.shards(range(SHARDS)):
-            images = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(shard))
+        for micro_batch in gradients.micro_batches(range(MICRO_BATCHES)):
+            images = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(micro_batch))
             gradients.add(partial(loss_of, model, images))
         gradients.reduce()
         optimizer.step()
@@ -56,15 +56,15 @@ def test_gradient_is_laid_out_as_its_parameter():
 
 
 def sums_of(model: nn.Module, order: list[int], scale: float = 1.0) -> Tensor:
-    """The float64 sums themselves after running the shards in `order`, as one rank would."""
+    """The float64 sums themselves after running the micro-batches in `order`, as one rank would."""
     gradients = OrderFree(model, SETTINGS, ALONE)
     inputs = batch(0)
-    for shard in gradients.shards(order):
-        gradients.add(partial(loss_of, model, inputs[shard], scale))
+    for micro_batch in gradients.micro_batches(order):
+        gradients.add(partial(loss_of, model, inputs[micro_batch], scale))
     return torch.cat(gradients._sums)
 
 
-def test_gradient_is_the_exact_mean_of_the_rounded_shards():
+def test_gradient_is_the_exact_mean_of_the_rounded_micro_batches():
     model, reference = network(), network()
     gradients = OrderFree(model, SETTINGS, ALONE)
     for step in range(3):  # more than one: nothing of a step may leak into the next
@@ -76,15 +76,15 @@ def test_gradient_is_the_exact_mean_of_the_rounded_shards():
                 buffer.copy_(old)
             reference.zero_grad()
             loss = reference(inputs).pow(2).mean()
-            (loss / SHARDS).backward()
+            (loss / MICRO_BATCHES).backward()
             losses.append(loss.double())
             for total, p in zip(expected, reference.parameters(), strict=True):
                 total += (p.grad.double() / UNIT).round() * UNIT
         for buffer, old in zip(reference.buffers(), before, strict=True):
             buffer.copy_(old)
 
-        for shard in gradients.shards(range(SHARDS)):
-            gradients.add(partial(loss_of, model, batch(step)[shard]))
+        for micro_batch in gradients.micro_batches(range(MICRO_BATCHES)):
+            gradients.add(partial(loss_of, model, batch(step)[micro_batch]))
         mean_loss = gradients.reduce()
 
         assert torch.equal(mean_loss, torch.stack(losses).mean())
@@ -93,8 +93,8 @@ def test_gradient_is_the_exact_mean_of_the_rounded_shards():
         gradients.discard()  # the reference has no mean of buffers, so keep both at the start
 
 
-def test_order_of_shards_does_not_change_the_sums():
-    sums = [sums_of(network(), list(order)) for order in itertools.permutations(range(SHARDS))]
+def test_order_of_micro_batches_does_not_change_the_sums():
+    sums = [sums_of(network(), list(order)) for order in itertools.permutations(range(MICRO_BATCHES))]
     assert all(torch.equal(sums[0], other) for other in sums)
 
 
@@ -120,15 +120,15 @@ def differing_orders(values: list[Tensor]) -> int:
     return int(torch.stack([total != totals[0] for total in totals]).any(0).sum())
 
 
-def test_order_of_shards_does_not_change_sums_of_wide_spread():
+def test_order_of_micro_batches_does_not_change_sums_of_wide_spread():
     values = spread_values()
     settings = parallel_of(16)
     shuffler, sums = random.Random(0), []
     for _ in range(10):
         weight = nn.ParameterList([torch.zeros(4096)])
         gradients = OrderFree(weight, settings, ALONE)
-        for shard in gradients.shards(shuffler.sample(range(16), 16)):
-            gradients.add(lambda shard=shard, weight=weight: (weight[0] * values[shard]).sum())
+        for micro_batch in gradients.micro_batches(shuffler.sample(range(16), 16)):
+            gradients.add(lambda micro_batch=micro_batch, weight=weight: (weight[0] * values[micro_batch]).sum())
         sums.append(torch.cat(gradients._sums))
     assert all(torch.equal(sums[0], other) for other in sums)
 
@@ -141,28 +141,28 @@ def test_rounding_first_makes_float64_sums_exact_and_nothing_else_does():
     assert differing_orders(values) > 0  # float32
 
 
-def one_gradient(value: float, shards: int = SHARDS, lsb: int = -44) -> tuple[Tensor, list[str]]:
-    """The reduced gradient of a parameter whose every shard contributes `value`."""
+def one_gradient(value: float, micro_batches: int = MICRO_BATCHES, lsb: int = -44) -> tuple[Tensor, list[str]]:
+    """The reduced gradient of a parameter whose every micro-batch contributes `value`."""
     model = nn.Linear(1, 1, bias=False)
-    settings = parallel_of(shards, lsb=lsb)
+    settings = parallel_of(micro_batches, lsb=lsb)
     gradients = OrderFree(model, settings, ALONE)
-    for _ in gradients.shards(range(shards)):
-        gradients.add(lambda: model(torch.full((1, 1), value * shards)).sum())
+    for _ in gradients.micro_batches(range(micro_batches)):
+        gradients.add(lambda: model(torch.full((1, 1), value * micro_batches)).sum())
     gradients.reduce()
     return model.weight.grad, nonfinite(model, gradients.buffers)
 
 
-@pytest.mark.parametrize("shards", [1, 2, 4, 5, 8, 64])
+@pytest.mark.parametrize("micro_batches", [1, 2, 4, 5, 8, 64])
 @pytest.mark.parametrize("lsb", [-30, -44, -62, -100, -149])
-def test_largest_value_adds_exactly_and_the_next_is_reported(shards: int, lsb: int):
-    settings = parallel_of(shards, lsb=lsb)
+def test_largest_value_adds_exactly_and_the_next_is_reported(micro_batches: int, lsb: int):
+    settings = parallel_of(micro_batches, lsb=lsb)
     limit = torch.tensor(2.0 ** (settings.limit_exponent + lsb))
     below = torch.nextafter(limit, torch.tensor(0.0)).item()
-    gradient, names = one_gradient(below, shards, lsb)
-    if shards & (shards - 1) == 0:  # else below * shards is rounded before it gets here
-        assert gradient.item() == below * shards
+    gradient, names = one_gradient(below, micro_batches, lsb)
+    if micro_batches & (micro_batches - 1) == 0:  # else below * micro_batches is rounded before it gets here
+        assert gradient.item() == below * micro_batches
     assert names == []
-    gradient, names = one_gradient(limit.item(), shards, lsb)
+    gradient, names = one_gradient(limit.item(), micro_batches, lsb)
     assert gradient.isinf().all() and names == ["weight"]
 
 
@@ -170,19 +170,19 @@ def test_float64_parameters_keep_their_precision():
     model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     gradients = OrderFree(model, SETTINGS, ALONE)
     value = 1 + 2.0**-40  # not a float32
-    for _ in gradients.shards(range(SHARDS)):
+    for _ in gradients.micro_batches(range(MICRO_BATCHES)):
         gradients.add(lambda: model(torch.full((1, 1), value, dtype=torch.float64)).sum())
     gradients.reduce()
     assert model.weight.grad.item() == value
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("shard", range(SHARDS))
-def test_nonfinite_value_in_one_shard_is_named(value: float, shard: int):
+@pytest.mark.parametrize("micro_batch", range(MICRO_BATCHES))
+def test_nonfinite_value_in_one_micro_batch_is_named(value: float, micro_batch: int):
     model = network()
     gradients = OrderFree(model, SETTINGS, ALONE)
-    for current in gradients.shards(range(SHARDS)):
-        scale = value if current == shard else 1.0
+    for current in gradients.micro_batches(range(MICRO_BATCHES)):
+        scale = value if current == micro_batch else 1.0
         gradients.add(partial(loss_of, model, batch(0)[current], scale))
     gradients.reduce()
     assert nonfinite(model, gradients.buffers) == [name for name, _ in model.named_parameters()]
@@ -202,30 +202,30 @@ def test_every_nan_is_one():
 def test_finite_gradients_are_not_named():
     model = network()
     gradients = OrderFree(model, SETTINGS, ALONE)
-    for shard in gradients.shards(range(SHARDS)):
-        gradients.add(partial(loss_of, model, batch(0)[shard]))
+    for micro_batch in gradients.micro_batches(range(MICRO_BATCHES)):
+        gradients.add(partial(loss_of, model, batch(0)[micro_batch]))
     gradients.reduce()
     assert nonfinite(model, gradients.buffers) == []
 
 
-def test_running_statistics_move_by_the_mean_of_the_shards_changes():
+def test_running_statistics_move_by_the_mean_of_the_micro_batches_changes():
     model = network()
     start = model[1].running_mean.clone()
     changes = []
     for inputs in batch(0):
         alone = network()
         alone(inputs)
-        changes.append(((alone[1].running_mean - start).double() / SHARDS / UNIT).round() * UNIT)
+        changes.append(((alone[1].running_mean - start).double() / MICRO_BATCHES / UNIT).round() * UNIT)
     gradients = OrderFree(model, SETTINGS, ALONE)
-    for shard in gradients.shards(range(SHARDS)):
-        gradients.add(partial(loss_of, model, batch(0)[shard]))
+    for micro_batch in gradients.micro_batches(range(MICRO_BATCHES)):
+        gradients.add(partial(loss_of, model, batch(0)[micro_batch]))
     gradients.reduce()
     assert torch.equal(model[1].running_mean, start + sum(changes).float())
     assert model[1].num_batches_tracked == 1
 
 
 class Odd(nn.Module):
-    """Buffers that are no statistics, and parameters that are tied, unused, or used in some shards only."""
+    """Buffers that are no statistics, and parameters that are tied, unused, or used in some micro-batches only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -247,8 +247,8 @@ def odd_step(order: list[int], bucket: int, monkeypatch: pytest.MonkeyPatch) -> 
     model = Odd()
     gradients = OrderFree(model, SETTINGS, ALONE)
     for _ in range(2):
-        for shard in gradients.shards(order):
-            gradients.add(partial(loss_of, model, batch(0)[shard], extra=shard == 2))
+        for micro_batch in gradients.micro_batches(order):
+            gradients.add(partial(loss_of, model, batch(0)[micro_batch], extra=micro_batch == 2))
         gradients.reduce()
     return model
 
@@ -272,24 +272,24 @@ def test_odd_modules_give_the_same_bits_in_any_order_and_any_buckets(monkeypatch
     assert torch.equal(bits(one.mask[finite]), bits(Odd().mask[finite]))
 
 
-def test_two_backward_passes_for_one_shard_are_refused():
+def test_two_backward_passes_for_one_micro_batch_are_refused():
     model = network()
     gradients = OrderFree(model, SETTINGS, ALONE)
 
     def twice(inputs: Tensor) -> Tensor:
-        (loss_of(model, inputs) / SHARDS).backward()
+        (loss_of(model, inputs) / MICRO_BATCHES).backward()
         return loss_of(model, inputs)
 
     with pytest.raises(Refused, match=r"^a backward\(\) of your own reached the model"):
-        for shard in gradients.shards(range(SHARDS)):
-            gradients.add(partial(twice, batch(0)[shard]))
+        for micro_batch in gradients.micro_batches(range(MICRO_BATCHES)):
+            gradients.add(partial(twice, batch(0)[micro_batch]))
 
 
 def test_gradient_that_comes_after_its_sum_was_sent_is_refused():
     model = network()
     gradients = OrderFree(model, SETTINGS, ALONE)
-    for shard in gradients.shards(range(SHARDS)):
-        gradients.add(partial(loss_of, model, batch(0)[shard]))
+    for micro_batch in gradients.micro_batches(range(MICRO_BATCHES)):
+        gradients.add(partial(loss_of, model, batch(0)[micro_batch]))
     with pytest.raises(Refused, match=r"^a backward\(\) of your own reached the model"):
         loss_of(model, batch(0)[0]).backward()
 
@@ -308,8 +308,8 @@ def test_discard_restores_buffers_and_drops_gradients(reduce: str):
     model = network()
     gradients = gradients_of(model, SETTINGS.model_copy(update={"reduce": reduce}), ALONE)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    for shard in gradients.shards(range(SHARDS)):
-        gradients.add(partial(loss_of, gradients.module, batch(0)[shard]))
+    for micro_batch in gradients.micro_batches(range(MICRO_BATCHES)):
+        gradients.add(partial(loss_of, gradients.module, batch(0)[micro_batch]))
     gradients.reduce()
     assert not torch.equal(model[1].running_mean, before["1.running_mean"])
     gradients.discard()
@@ -318,15 +318,15 @@ def test_discard_restores_buffers_and_drops_gradients(reduce: str):
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_stock_gradients_are_the_mean_of_the_shards():
+def test_stock_gradients_are_the_mean_of_the_micro_batches():
     every = {
         reduce: gradients_of(network(), SETTINGS.model_copy(update={"reduce": reduce}), ALONE)
         for reduce in ("order_free", "ddp")
     }
     for step in range(2):
         for gradients in every.values():
-            for shard in gradients.shards(range(SHARDS)):
-                gradients.add(partial(loss_of, gradients.module, batch(step)[shard]))
+            for micro_batch in gradients.micro_batches(range(MICRO_BATCHES)):
+                gradients.add(partial(loss_of, gradients.module, batch(step)[micro_batch]))
             gradients.reduce()
         exact, stock = (gradients.module.parameters() for gradients in every.values())
         for one, other in zip(exact, stock, strict=True):

@@ -10,14 +10,14 @@ from states import parallel_of
 from torch import Tensor, nn
 
 ALONE = World(0, 1, torch.device("cpu"))
-SHARDS = 4
+MICRO_BATCHES = 4
 
 
 def told(scale: float, other: float = 1.0, lsb: int = -44, steps: int = 1) -> list[str | None]:
     """The lines of so many steps: `small` has gradients of about `scale`, `large` of about `other`."""
     torch.manual_seed(0)
     model = nn.ParameterDict({"small": torch.ones(1000), "large": torch.ones(10)})
-    settings = parallel_of(SHARDS, lsb=lsb)
+    settings = parallel_of(MICRO_BATCHES, lsb=lsb)
     gradients = OrderFree(model, settings, ALONE)
 
     def loss(inputs: Tensor) -> Tensor:
@@ -25,8 +25,8 @@ def told(scale: float, other: float = 1.0, lsb: int = -44, steps: int = 1) -> li
 
     lines = []
     for _ in range(steps):
-        for shard in gradients.shards(range(SHARDS), measures=True):
-            generator = torch.Generator().manual_seed(shard)
+        for micro_batch in gradients.micro_batches(range(MICRO_BATCHES), measures=True):
+            generator = torch.Generator().manual_seed(micro_batch)
             gradients.add(partial(loss, torch.randn(1000, generator=generator)))
         gradients.reduce()
         assert all(parameter.grad.isfinite().all() for parameter in model.values())
@@ -55,9 +55,9 @@ def test_what_rounding_leaves_of_a_zero_is_not_told():
     """The gradient of a bias before a normalisation is zero, but for rounding."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 1))
-    settings = parallel_of(SHARDS)
+    settings = parallel_of(MICRO_BATCHES)
     gradients = OrderFree(model, settings, ALONE)
-    for _ in gradients.shards(range(SHARDS), measures=True):
+    for _ in gradients.micro_batches(range(MICRO_BATCHES), measures=True):
         gradients.add(lambda: model(torch.randn(32, 8)).square().mean())
     gradients.reduce()
     assert 0 < model[0].bias.grad.abs().max() < 2.0**-20
@@ -76,9 +76,9 @@ def test_each_parameter_is_told_once():
 
 def test_step_that_does_not_measure_tells_nothing():
     model = nn.Linear(1, 1)
-    settings = parallel_of(SHARDS)
+    settings = parallel_of(MICRO_BATCHES)
     gradients = OrderFree(model, settings, ALONE)
-    for _ in gradients.shards(range(SHARDS)):
+    for _ in gradients.micro_batches(range(MICRO_BATCHES)):
         gradients.add(lambda: model(torch.ones(1, 1)).sum() * 1e-12)
     gradients.reduce()
     assert gradients.told() is None

@@ -14,16 +14,16 @@ from project.repro.errors import Failure, Refused
 from project.repro.machine import switches
 from project.repro.training import sampling
 from project.repro.training.order import Permutation
-from project.repro.training.sampling import AHEAD, Plan, Shards
+from project.repro.training.sampling import AHEAD, MicroBatches, Plan
 from project.repro.training.seeds import derive
 from project.repro.training.world import World
 from torch.utils.data import DataLoader, Dataset
 
-SAMPLES, BATCH, SHARDS = 100, 24, 4
+SAMPLES, BATCH, MICRO_BATCHES = 100, 24, 4
 
 
 def plan(seed: int = 0) -> Plan:
-    return Plan(SAMPLES, BATCH, SHARDS, seed)
+    return Plan(SAMPLES, BATCH, MICRO_BATCHES, seed)
 
 
 def world(rank: int, size: int) -> World:
@@ -31,7 +31,9 @@ def world(rank: int, size: int) -> World:
 
 
 def flat(plan: Plan, steps: int) -> list[sampling.Key]:
-    return [key for step in range(steps) for shard in range(SHARDS) for key in plan.keys(step, shard)]
+    return [
+        key for step in range(steps) for micro_batch in range(MICRO_BATCHES) for key in plan.keys(step, micro_batch)
+    ]
 
 
 def test_every_sample_is_seen_exactly_once_per_epoch():
@@ -42,23 +44,25 @@ def test_every_sample_is_seen_exactly_once_per_epoch():
     assert len(keys) % BATCH == 0 and len(keys) - epochs * SAMPLES < BATCH
 
 
-def test_batches_straddle_epochs_and_all_shards_have_one_size():
+def test_batches_straddle_epochs_and_all_micro_batches_have_one_size():
     first_of_next = SAMPLES // BATCH
-    epochs = [epoch for shard in range(SHARDS) for epoch, _ in plan().keys(first_of_next, shard)]
+    epochs = [epoch for micro_batch in range(MICRO_BATCHES) for epoch, _ in plan().keys(first_of_next, micro_batch)]
     assert set(epochs) == {0, 1} and epochs == sorted(epochs)
-    assert {len(plan().keys(s, shard)) for s in range(20) for shard in range(SHARDS)} == {BATCH // SHARDS}
+    assert {len(plan().keys(s, micro_batch)) for s in range(20) for micro_batch in range(MICRO_BATCHES)} == {
+        BATCH // MICRO_BATCHES
+    }
 
 
 @pytest.mark.parametrize("samples", [1, 2, 5, 63, 64, 100, 500])
-def test_shard_holds_the_samples_of_its_positions_however_many_epochs_it_spans(samples: int):
+def test_micro_batch_holds_the_samples_of_its_positions_however_many_epochs_it_spans(samples: int):
     one = Plan(samples, 192, 2, 5)
     orders = [Permutation(samples, derive(5, "order", epoch)) for epoch in range(3 * 192 // samples + 1)]
     places = [divmod(position, samples) for position in range(3 * 192)]
-    keys = [key for step in range(3) for shard in range(2) for key in one.keys(step, shard)]
+    keys = [key for step in range(3) for micro_batch in range(2) for key in one.keys(step, micro_batch)]
     assert keys == [(epoch, orders[epoch][position]) for epoch, position in places]
-    for shards in (range(2), range(1), range(1, 2)):
-        at_once = one.keys_of(range(1, 3), shards)
-        assert at_once == [one.keys(step, shard) for step in (1, 2) for shard in shards]
+    for micro_batches in (range(2), range(1), range(1, 2)):
+        at_once = one.keys_of(range(1, 3), micro_batches)
+        assert at_once == [one.keys(step, micro_batch) for step in (1, 2) for micro_batch in micro_batches]
         assert {type(number) for part in at_once for key in part for number in key} == {int}
 
 
@@ -70,10 +74,10 @@ def test_epochs_are_shuffled_differently_and_by_the_seed():
     assert len({tuple(order(seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
 
 
-@pytest.mark.parametrize("size", range(1, SHARDS + 1))
-def test_ranks_share_out_all_shards_once(size: int):
+@pytest.mark.parametrize("size", range(1, MICRO_BATCHES + 1))
+def test_ranks_share_out_all_micro_batches_once(size: int):
     shares = [plan().mine(world(rank, size)) for rank in range(size)]
-    assert sorted(itertools.chain(*shares)) == list(range(SHARDS))
+    assert sorted(itertools.chain(*shares)) == list(range(MICRO_BATCHES))
     assert all(shares)
 
 
@@ -184,7 +188,7 @@ def test_without_the_seeding_the_worker_count_shows():
 
 
 def test_world_size_does_not_change_a_bit(config: Config):
-    whole = torch.stack(loaded(config, world(0, 1), 0, 0, 4)).view(4, SHARDS, -1)
+    whole = torch.stack(loaded(config, world(0, 1), 0, 0, 4)).view(4, MICRO_BATCHES, -1)
     for size in (2, 3, 4):
         for rank in range(size):
             mine = plan().mine(world(rank, size))
@@ -195,7 +199,7 @@ def test_world_size_does_not_change_a_bit(config: Config):
 def test_loader_starts_anywhere(config: Config):
     whole = loaded(config, world(0, 1), 0, 0, 9)
     later = loaded(config, world(0, 1), 2, 5, 9)
-    assert torch.equal(torch.stack(whole[5 * SHARDS :]), torch.stack(later))
+    assert torch.equal(torch.stack(whole[5 * MICRO_BATCHES :]), torch.stack(later))
 
 
 def test_iterating_leaves_the_global_generator_to_the_items(config: Config):
@@ -225,8 +229,8 @@ class Far:
 def peak(samples: int) -> int:
     """Bytes that a plan needs at most, with the samples of a step in the middle of its first epoch."""
     tracemalloc.start()
-    far = Plan(samples, BATCH, SHARDS, 0)
-    assert all(far.keys(samples // BATCH // 2, shard) for shard in range(SHARDS))
+    far = Plan(samples, BATCH, MICRO_BATCHES, 0)
+    assert all(far.keys(samples // BATCH // 2, micro_batch) for micro_batch in range(MICRO_BATCHES))
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return most
@@ -242,8 +246,8 @@ def test_memory_does_not_grow_with_the_dataset():
 def test_far_steps_hold_the_samples_of_their_positions(start: int):
     orders = {epoch: Permutation(FAR, derive(0, "order", epoch)) for epoch in range(5)}
     positions = [divmod(position, FAR) for position in range(start * BATCH, (start + 1) * BATCH)]
-    far = Plan(FAR, BATCH, SHARDS, 0)
-    keys = [key for shard in range(SHARDS) for key in far.keys(start, shard)]
+    far = Plan(FAR, BATCH, MICRO_BATCHES, 0)
+    keys = [key for micro_batch in range(MICRO_BATCHES) for key in far.keys(start, micro_batch)]
     assert keys == [(epoch, orders[epoch][position]) for epoch, position in positions]
     assert len(set(keys)) == BATCH
 
@@ -251,16 +255,20 @@ def test_far_steps_hold_the_samples_of_their_positions(start: int):
 @pytest.mark.parametrize("start", STEPS.values(), ids=STEPS)
 def test_resumed_keys_are_those_of_a_run_that_went_on(start: int):
     mine, first = range(1, 3), max(0, start - 4)
-    whole = list(Shards(Plan(FAR, BATCH, SHARDS, 0), mine, first, start + 4))
-    resumed = list(Shards(Plan(FAR, BATCH, SHARDS, 0), mine, start, start + 4))
+    whole = list(MicroBatches(Plan(FAR, BATCH, MICRO_BATCHES, 0), mine, first, start + 4))
+    resumed = list(MicroBatches(Plan(FAR, BATCH, MICRO_BATCHES, 0), mine, start, start + 4))
     assert resumed == whole[(start - first) * len(mine) :] and len(resumed) == 4 * len(mine)
 
 
 @pytest.mark.parametrize("start", STEPS.values(), ids=STEPS)
 def test_resuming_looks_for_the_samples_of_a_few_steps_only(start: int, config: Config, scrambled: list[int]):
-    far = Plan(FAR, BATCH, SHARDS, config.seed)
-    shards = iter(sampling.loader(Far(), far, config, world(0, 1), start, far.steps(8)))
-    step = [next(shards) for _ in range(SHARDS)]
+    far = Plan(FAR, BATCH, MICRO_BATCHES, config.seed)
+    micro_batches = iter(sampling.loader(Far(), far, config, world(0, 1), start, far.steps(8)))
+    step = [next(micro_batches) for _ in range(MICRO_BATCHES)]
     assert BATCH <= len(scrambled) < 3 * AHEAD  # two walks on average, at most
-    wanted = [index for shard in range(SHARDS) for _, index in Plan(FAR, BATCH, SHARDS, config.seed).keys(start, shard)]
+    wanted = [
+        index
+        for micro_batch in range(MICRO_BATCHES)
+        for _, index in Plan(FAR, BATCH, MICRO_BATCHES, config.seed).keys(start, micro_batch)
+    ]
     assert torch.cat(step).tolist() == wanted

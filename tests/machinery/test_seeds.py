@@ -15,7 +15,7 @@ KNOWN = {
     (0, "order", 0): 1814606099635984873,
     (0, "sample", 1, 2): 3093930971308225296,
     (0, "sample", 2, 1): 16159676799455968666,
-    (2**53 - 1, "shard", 787, 7): 2702278399289119082,
+    (2**53 - 1, "micro-batch", 787, 7): 14852523807089084769,
 }
 
 
@@ -46,7 +46,7 @@ def test_no_two_arguments_share_a_seed():
 
 def test_adding_the_rank_to_the_seed_would_collide():
     pairs = list(itertools.product(range(100), range(64)))
-    assert len({derive(seed, "shard", 0, rank) for seed, rank in pairs}) == 6400
+    assert len({derive(seed, "micro-batch", 0, rank) for seed, rank in pairs}) == 6400
     assert len({seed + rank for seed, rank in pairs}) == 163
 
 
@@ -59,7 +59,7 @@ def test_seeds_use_all_64_bits():
 
 @pytest.mark.parametrize(
     "arguments",
-    [("dropout",), ("Init",), ("init", 0), ("order",), ("order", 0, 1), ("sample", 0), ("shard", 1, 2, 3)],
+    [("dropout",), ("Init",), ("init", 0), ("order",), ("order", 0, 1), ("sample", 0), ("micro-batch", 1, 2, 3)],
 )
 def test_unknown_purpose_or_wrong_ids_are_refused(arguments: tuple[str, int]):
     with pytest.raises(ValueError, match="wanted one of"):

@@ -124,7 +124,9 @@ def test_every_tensor_is_seen_as_it_is_where_it_lies_whole(prepared: Path, tmp_p
     for name in ("model.safetensors", "trace/steps.bin", "trace/tensors.bin", "trace/tensors.json", "metrics.json"):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     whole, cut = (load_file(out / "trace" / "values.safetensors") for out in (one, other))
-    names = [name for name in whole if not name.startswith(("batch ", "output "))]  # those are of the lead's shards
+    names = [
+        name for name in whole if not name.startswith(("batch ", "output "))
+    ]  # those are of the lead's micro-batches
     assert len(names) > 20 and all(torch.equal(whole[name], cut[name]) for name in names)
 
 
@@ -257,7 +259,7 @@ def cut(
 ) -> tuple[int, str, str]:
     """Exit code, output, and the digest of the weights of a training whose sums are hard."""
     keys = ("tracking.enabled=false", f"data.prepared={prepared}", f"parallel.global_batch={SAMPLES}")
-    keys += (f"parallel.shards={SAMPLES}", f"parallel.shard={shard}", "parallel.timeout_seconds=20", *more)
+    keys += (f"parallel.micro_batches={SAMPLES}", f"parallel.shard={shard}", "parallel.timeout_seconds=20", *more)
     out, told = folder / f"{shard}-{ranks}", folder / f"{shard}-{ranks}.err"
     code = Warm(PACKAGE, fault, str(out), *keys, out=told, err=told, ranks=ranks, script=SCRIPT).wait()
     digest = out / "weights.json"

@@ -90,15 +90,15 @@ def test_links_are_hashes_of_all_before(reference: Path):
 # ---- the chain
 
 
-def test_batches_enter_with_the_shard_that_sees_them(tmp_path: Path):
+def test_batches_enter_with_the_micro_batch_that_sees_them(tmp_path: Path):
     batches = [[torch.arange(4.0)], [torch.arange(4.0) + 1]]
 
     def share(*order: int) -> list[int]:
         told = Trace("step", tmp_path / "trace", World(0, 1, torch.device("cpu")))
         model = torch.nn.Linear(1, 1)
         told.begin(model, torch.optim.SGD(model.parameters()), 0, outputs=False)
-        for place, shard in enumerate(order):
-            told.batch(shard, batches[place])
+        for place, micro_batch in enumerate(order):
+            told.batch(micro_batch, batches[place])
         model(torch.ones(1)).backward()
         told.gradients(torch.zeros((), dtype=torch.float64))
         return told.contribution().tolist()

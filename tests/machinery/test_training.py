@@ -131,7 +131,7 @@ atexit.register(lambda: print("at the end:", threads()))  # runs after those tha
 from {package}.repro.training import world
 from {package}.repro.asked.settings import Parallel
 usual = {{"shard": "none", "replicas": 1, "gather": "float32", "lsb": -44, "timeout_seconds": 60}}
-world.join("cpu", Parallel(global_batch=8, shards=8, reduce="ddp", **usual))
+world.join("cpu", Parallel(global_batch=8, micro_batches=8, reduce="ddp", **usual))
 world.leave()
 while "gloo" not in (before := threads()):  # a thread has no name yet when it begins
     time.sleep(0.01)
@@ -169,9 +169,9 @@ def test_every_switch_is_effective_in_a_run(alone: Path):
 
 
 @pytest.mark.long
-def test_more_ranks_than_shards_are_refused(tmp_path: Path, prepared: Path):
-    done = start(tmp_path / "run", "--set", f"data.prepared={prepared}", "--set", "parallel.shards=1", ranks=2)
-    assert "world size 2 seen, at most parallel.shards=1 wanted" in done.stderr
+def test_more_ranks_than_micro_batches_are_refused(tmp_path: Path, prepared: Path):
+    done = start(tmp_path / "run", "--set", f"data.prepared={prepared}", "--set", "parallel.micro_batches=1", ranks=2)
+    assert "world size 2 seen, at most parallel.micro_batches=1 wanted" in done.stderr
     assert "exitcode  : 2 " in done.stderr  # in torchrun's report
     assert done.stderr.count("world size 2 seen") == 1 and not (tmp_path / "run").exists()
 

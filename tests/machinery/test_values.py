@@ -88,8 +88,8 @@ def test_values_are_those_of_the_recorded_step(step: int, project: Path):
     assert int(combined_digest(gradients)) % 2**64 == row["gradient"]
     assert int(values["loss"].view(torch.int64)) % 2**64 == row["loss"]
     assert int(combined_digest(weights.values())) % 2**64 == row["weights"]
-    assert {f"batch {i}, shard {shard}" for i in (0, 1) for shard in range(8)} <= set(values)
-    assert "output head, shard 7, call 1" in values
+    assert {f"batch {i}, micro-batch {micro_batch}" for i in (0, 1) for micro_batch in range(8)} <= set(values)
+    assert "output head, micro-batch 7, call 1" in values
     if step == 22:
         final = load_file(run / "model.safetensors")
         assert final.keys() == weights.keys() and all(torch.equal(final[name], weights[name]) for name in final)
@@ -161,5 +161,5 @@ def test_value_that_the_next_module_works_on_in_place_is_kept_as_it_was(tmp_path
     told.gradients(loss.double())
     told.step(0, told.contribution().tolist(), last=True)
     kept = load_file(tmp_path / names.VALUES)
-    assert torch.equal(kept["output 0, shard 0, call 1"], wanted)
-    assert torch.equal(kept["output 1, shard 0, call 1"], wanted.relu())
+    assert torch.equal(kept["output 0, micro-batch 0, call 1"], wanted)
+    assert torch.equal(kept["output 1, micro-batch 0, call 1"], wanted.relu())

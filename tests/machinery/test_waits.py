@@ -25,7 +25,7 @@ ALWAYS = {
     "world.py": 1,  # the sums over the ranks, and with them the loss and the norm
     "trace.py": 1,  # digests of the step before: right after the others, so nothing is left to wait for
 }
-shard_loss = train_module.shard_loss
+micro_batch_loss = train_module.micro_batch_loss
 
 
 class Waits(TorchFunctionMode):
@@ -46,13 +46,15 @@ class Waits(TorchFunctionMode):
 
 def read_twice(network: nn.Module, batch: list[Tensor]) -> Tensor:
     """A loss function that looks at its loss: a planted fault."""
-    loss = shard_loss(network, batch)
+    loss = micro_batch_loss(network, batch)
     assert float(loss.detach()) > 0 and loss.item() > 0
     return loss
 
 
 @pytest.mark.parametrize(
-    ("function", "found"), [(shard_loss, ALWAYS), (read_twice, ALWAYS | {"step.py": 16})], ids=["shipped", "planted"]
+    ("function", "found"),
+    [(micro_batch_loss, ALWAYS), (read_twice, ALWAYS | {"step.py": 16})],
+    ids=["shipped", "planted"],
 )
 def test_step_waits_once_beside_the_reading_of_its_loss(
     function: Any,
@@ -70,7 +72,7 @@ def test_step_waits_once_beside_the_reading_of_its_loss(
             yield step
 
     monkeypatch.setattr(Run, "steps", counted)
-    monkeypatch.setattr(train_module, "shard_loss", function)
+    monkeypatch.setattr(train_module, "micro_batch_loss", function)
     with waits:
         train_module.train(inside(config, prepared), tmp_path / "run")
     assert waits.found == found

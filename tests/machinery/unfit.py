@@ -143,7 +143,7 @@ class Complex(nn.Linear):
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "synchronised_statistics": (
         lambda: nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4), nn.Linear(4, 1)),
-        "1 (SyncBatchNorm): its statistics depend on the world size. Use BatchNorm: it sees a shard, of one size",
+        "1 (SyncBatchNorm): its statistics depend on the world size. Use BatchNorm: it sees a micro-batch, of one size",
     ),
     "wrapped_model": (
         lambda: nn.DataParallel(nn.Linear(4, 1)),

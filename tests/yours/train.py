@@ -26,7 +26,7 @@ def train(config: Config, out: Path) -> None:
         model = build(config).to(run.world.device)
         optimizer = torch.optim.SGD(model.parameters(), lr=config.rate.first, momentum=config.train.momentum)
         for step in run.steps(model, optimizer, train_set, steps=config.train.steps):
-            loss = step.backward(shard_loss)
+            loss = step.backward(micro_batch_loss)
             share = step.number / step.of
             optimizer.param_groups[0]["lr"] = config.rate.first * (1 - share) + config.rate.last * share
             optimizer.step()
@@ -36,8 +36,8 @@ def train(config: Config, out: Path) -> None:
         run.finish(mean_error=evaluate(model, test_set, config, run.world))
 
 
-def shard_loss(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """The mean loss of one shard, a scalar."""
+def micro_batch_loss(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """The mean loss of one micro-batch, a scalar."""
     return F.mse_loss(network(batch["levels"], batch["gauge"]), batch["next"])
 
 

@@ -66,11 +66,11 @@ def world(config: Any) -> Any:
     return ours("repro.run").alone(config)
 
 
-def shards(config: Any, world: Any, steps: int = 1, workers: int = 0) -> list[Any]:
-    """The batches of the first steps, one for each shard, as the loss function of train.py is given them."""
+def micro_batches(config: Any, world: Any, steps: int = 1, workers: int = 0) -> list[Any]:
+    """The batches of the first steps, one for each micro-batch, as the loss function of train.py is given them."""
     sampling = ours("repro.training.sampling")
     config = config.model_copy(update={"loader": config.loader.model_copy(update={"workers": workers})})
     train_set, _ = ours("data").load(config)
-    plan = sampling.Plan(len(train_set), config.parallel.global_batch, config.parallel.shards, config.seed)
+    plan = sampling.Plan(len(train_set), config.parallel.global_batch, config.parallel.micro_batches, config.seed)
     loader = sampling.loader(train_set, plan, config, world, 0, steps)
     return [sampling.on_device(batch, world.device) for batch in loader]

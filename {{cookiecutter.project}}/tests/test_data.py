@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ours, prepare, shards
+from conftest import micro_batches, ours, prepare
 
 manifest = ours("repro.asked.manifest")
 sampling = ours("repro.training.sampling")
@@ -38,12 +38,12 @@ def test_both_sets_hold_samples(config: Any):
 
 
 def test_each_tensor_of_a_batch_has_a_row_per_sample(config: Any, world: Any):
-    samples = config.parallel.global_batch // config.parallel.shards
-    assert {len(tensor) for batch in shards(config, world) for tensor in sampling.tensors_in(batch)} == {samples}
+    samples = config.parallel.global_batch // config.parallel.micro_batches
+    assert {len(tensor) for batch in micro_batches(config, world) for tensor in sampling.tensors_in(batch)} == {samples}
 
 
 def test_workers_change_no_sample(config: Any, world: Any):
-    alone, helped = (shards(config, world, steps=3, workers=workers) for workers in (0, 2))
+    alone, helped = (micro_batches(config, world, steps=3, workers=workers) for workers in (0, 2))
     assert [place for place, pair in enumerate(zip(alone, helped, strict=True)) if not equal(*pair)] == []
 
 

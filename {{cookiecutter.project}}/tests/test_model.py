@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ours, shards
+from conftest import micro_batches, ours
 
 seeds = ours("repro.training.seeds")
 
 
 @pytest.fixture(scope="module")
 def batch(config: Any, world: Any) -> Any:
-    """The first shard of the first step."""
-    return shards(config, world)[0]
+    """The first micro-batch of the first step."""
+    return micro_batches(config, world)[0]
 
 
 def build(config: Any, world: Any) -> torch.nn.Module:
@@ -22,9 +22,9 @@ def build(config: Any, world: Any) -> torch.nn.Module:
 
 
 def loss_of(network: torch.nn.Module, batch: Any) -> torch.Tensor:
-    """The loss of a shard, made as in a run."""
+    """The loss of a micro-batch, made as in a run."""
     seeds.seed_everything(0)
-    return ours("train").shard_loss(network, batch)
+    return ours("train").micro_batch_loss(network, batch)
 
 
 def test_two_models_of_one_seed_have_equal_weights(config: Any, world: Any):
@@ -33,7 +33,7 @@ def test_two_models_of_one_seed_have_equal_weights(config: Any, world: Any):
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
-def test_loss_of_a_shard_is_one_finite_number(config: Any, world: Any, batch: Any):
+def test_loss_of_a_micro_batch_is_one_finite_number(config: Any, world: Any, batch: Any):
     loss = loss_of(build(config, world), batch)
     assert loss.shape == () and loss.isfinite()
 
@@ -47,7 +47,7 @@ def test_gradient_step_changes_weights(config: Any, world: Any, batch: Any):
     assert all(p.isfinite().all() for p in network.parameters())
 
 
-def test_same_shard_gives_equal_gradients_twice(config: Any, world: Any, batch: Any):
+def test_same_micro_batch_gives_equal_gradients_twice(config: Any, world: Any, batch: Any):
     one, other = (build(config, world) for _ in range(2))
     for network in (one, other):
         loss_of(network, batch).backward()

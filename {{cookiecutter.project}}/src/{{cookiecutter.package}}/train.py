@@ -40,7 +40,7 @@ def train(config: Config, out: Path) -> None:
 
         for step in run.steps(model, optimizer, train_set, epochs=settings.epochs):
             try:
-                loss = step.backward(shard_loss)  # every rank now holds the same gradients, to the last bit
+                loss = step.backward(micro_batch_loss)  # every rank now holds the same gradients, to the last bit
             except NonFinite:
                 if settings.nonfinite == "stop":
                     raise
@@ -61,8 +61,8 @@ def train(config: Config, out: Path) -> None:
         run.finish(**metrics)
 
 
-def shard_loss(network: nn.Module, batch: list[Tensor]) -> Tensor:
-    """The mean loss of one shard, a scalar. Dropout and other draws in here are seeded for each shard."""
+def micro_batch_loss(network: nn.Module, batch: list[Tensor]) -> Tensor:
+    """The mean loss of one micro-batch, a scalar. Dropout and other draws in here are seeded for each micro-batch."""
     images, labels = batch
     return F.cross_entropy(network(images), labels)
 

@@ -95,8 +95,9 @@ def begin(project: Project, schema: type[S], trains: bool = False) -> tuple[S, P
 def _start_ranks(config: Settings, overrides: tuple[str, ...], out: Path, ranks: int) -> NoReturn:
     if "RANK" in os.environ:
         raise Refused(f"--ranks {ranks} given to a rank of torchrun; give torchrun --nproc-per-node {ranks} instead")
-    if ranks > config.parallel.shards:
-        raise Refused(f"--ranks {ranks} given, at most parallel.shards={config.parallel.shards} wanted: each runs one")
+    if ranks > config.parallel.micro_batches:
+        most = f"parallel.micro_batches={config.parallel.micro_batches}"
+        raise Refused(f"--ranks {ranks} given, at most {most} wanted: each runs one")
     words = [*(word for override in overrides for word in ("--set", override)), "--out", str(out)]
     sys.exit(torchrun(_module(), words, ranks, told_variables(config.determinism)))
 

@@ -34,7 +34,7 @@ class Training:
         updates: what the optimizers do with the gradients.
         gradients: the way of summing the model's gradients.
         network: the model as it is to be called: compiled, or wrapped by DistributedDataParallel, as asked.
-        batches: one item per shard that this rank runs, in order.
+        batches: one item per micro-batch that this rank runs, in order.
         shapes: of the tensors that the network takes and gives.
     """
 
@@ -60,7 +60,7 @@ class Training:
         self.batches: Iterator[Any] = iter(())
         self.hidden = Hidden(model)
         self.operations = operations
-        self.shapes = Shapes(self.network, model, config.parallel.global_batch // config.parallel.shards)
+        self.shapes = Shapes(self.network, model, config.parallel.global_batch // config.parallel.micro_batches)
 
     def end(self) -> None:
         """The last step is done: from here on nothing of the model is watched."""
@@ -80,18 +80,18 @@ class Step:
         self._training, self.number, self.of = training, number, of
         self._begun = False
         training.updates.begin()
-        self._seed(training.plan.shards)  # for what the loop draws before `backward`
+        self._seed(training.plan.micro_batches)  # for what the loop draws before `backward`
 
     def backward(self, compute: Compute) -> Tensor:
         """Leave the gradient of the global batch in every parameter's `.grad`, and return its mean loss.
 
-        `compute(network, batch)` returns the mean loss of one shard, a scalar: `network` is the model as it is to be
-        called, `batch` a shard's samples as the DataLoader collates them, on the device. It is called once for each
-        shard that this rank runs, with all generators seeded for that shard; now and then twice, as
+        `compute(network, batch)` returns the mean loss of one micro-batch, a scalar: `network` is the model as it is to
+        be called, `batch` a micro-batch's samples as the DataLoader collates them, on the device. It is called once for
+        each micro-batch that this rank runs, with all generators seeded for that micro-batch; now and then twice, as
         `integrity.recompute_every` says.
 
         Returns:
-            The mean loss over all shards of all ranks: float64, a scalar, the same on every rank.
+            The mean loss over all micro-batches of all ranks: float64, a scalar, the same on every rank.
 
         Raises:
             NonFinite: a gradient holds an infinity or a NaN. There are no gradients then, and buffers are as before.
@@ -110,14 +110,14 @@ class Step:
         every = training.config.integrity.compare_every
         measures = bool(every) and self.number % every == 0
         rechecked = 0 if training.gradients.doubted else self._rechecked()
-        shards = training.gradients.shards(training.plan.mine(training.world), measures, rechecked is not None)
-        for shard in shards:
+        mine = training.plan.mine(training.world)
+        for micro_batch in training.gradients.micro_batches(mine, measures, rechecked is not None):
             with training.operations.paused():  # nor are workers to inherit the watch
                 batch = on_device(next(training.batches), training.world.device)
-            training.trace.batch(shard, tensors_in(batch))
-            training.gradients.add(partial(self._loss, compute, batch, shard), twice=shard == rechecked)
+            training.trace.batch(micro_batch, tensors_in(batch))
+            training.gradients.add(partial(self._loss, compute, batch, micro_batch), twice=micro_batch == rechecked)
         loss = training.gradients.reduce()  # now every rank holds the same gradients, to the last bit
-        self._seed(training.plan.shards + 1)  # each rank ran other shards; after them all are to draw the same
+        self._seed(training.plan.micro_batches + 1)  # each rank ran others; after them all are to draw the same
         if names := nonfinite(training.model, training.gradients.buffers):
             one_nan(training.model)
         training.trace.gradients(torch.where(loss.isnan(), torch.nan, loss))
@@ -132,28 +132,28 @@ class Step:
         training.updates.ready = True
         return loss
 
-    def _loss(self, compute: Compute, batch: Any, shard: int) -> Tensor:
-        """The loss of a shard: a pure function of the weights, the batch and the shard's place."""
+    def _loss(self, compute: Compute, batch: Any, micro_batch: int) -> Tensor:
+        """The loss of a micro-batch: a pure function of the weights, the batch and the micro-batch's place."""
         config, device = self._training.config, self._training.world.device
-        self._seed(shard)
+        self._seed(micro_batch)
         with torch.autocast(device.type, torch.bfloat16, enabled=config.compute.precision == "bfloat16"):
             loss: Any = compute(self._training.network, batch)
         if not isinstance(loss, Tensor) or loss.ndim:
             seen = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
             raise Refused(
-                f"step {self.number}: the loss function returned {seen}, the shard's mean loss wanted: a scalar"
+                f"step {self.number}: the loss function returned {seen}, the micro-batch's mean loss wanted: a scalar"
             )
         return loss
 
-    def _seed(self, shard: int) -> None:
-        """Seed all generators for a shard; numbers beyond the last shard stand for what the loop itself draws."""
-        seed_everything(derive(self._training.config.seed, "shard", self.number, shard))
+    def _seed(self, micro_batch: int) -> None:
+        """Seed all generators for a micro-batch; numbers beyond the last one stand for what the loop itself draws."""
+        seed_everything(derive(self._training.config.seed, "micro-batch", self.number, micro_batch))
 
     def _rechecked(self) -> int | None:
-        """The shard whose gradient is to be computed twice and compared."""
+        """The micro-batch whose gradient is to be computed twice and compared."""
         every = self._training.config.integrity.recompute_every
         due = every and self.number % every == 0
-        return self.number // every % self._training.plan.shards if due else None
+        return self.number // every % self._training.plan.micro_batches if due else None
 
     def require_whole(self) -> None:
         """Refuse a step that ends without a backward pass, and a first one that ends without an update."""

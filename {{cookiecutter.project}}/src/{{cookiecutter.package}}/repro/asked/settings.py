@@ -78,7 +78,7 @@ class Parallel(Section):
     """How a global batch is split and its gradients are summed."""
 
     global_batch: Annotated[int, Field(gt=0, le=2**20)]  # whose samples a host holds at once
-    shards: PositiveInt
+    micro_batches: PositiveInt
     reduce: Literal["order_free", "ddp"]
     shard: Annotated[Literal["none", "optimizer", "full"], NEUTRAL]
     replicas: Annotated[PositiveInt, NEUTRAL]
@@ -88,12 +88,12 @@ class Parallel(Section):
 
     @property
     def limit_exponent(self) -> int:
-        """A shard may add up to 2**this multiples of 2**lsb, so that all shards' sum stays below 2**53."""
-        return 53 - (self.shards - 1).bit_length()
+        """A micro-batch may add up to 2**this multiples of 2**lsb, so that all micro-batches' sum stays below 2**53."""
+        return 53 - (self.micro_batches - 1).bit_length()
 
     @property
     def limit(self) -> float:
-        """A shard's share of an element, the gradient over the number of shards, stays below this."""
+        """A micro-batch's share of an element, the gradient over the number of micro-batches, stays below this."""
         return 2.0 ** (self.limit_exponent + self.lsb)
 
     @model_validator(mode="after")
@@ -103,9 +103,10 @@ class Parallel(Section):
         return self
 
     @model_validator(mode="after")
-    def _shards_divide_the_batch(self) -> Self:
-        if self.global_batch % self.shards:
-            raise ValueError(f"global_batch={self.global_batch} does not divide into shards={self.shards} equal parts")
+    def _micro_batches_divide_the_batch(self) -> Self:
+        if self.global_batch % self.micro_batches:
+            wanted = f"micro_batches={self.micro_batches}"
+            raise ValueError(f"global_batch={self.global_batch} does not divide into {wanted} equal parts")
         return self
 
 
@@ -147,7 +148,7 @@ class Checkpoint(Section):
 
 
 class Integrity(Section):
-    """How often ranks compare their weights and recompute a shard; 0: never."""
+    """How often ranks compare their weights and recompute a micro-batch; 0: never."""
 
     compare_every: NonNegativeInt
     recompute_every: NonNegativeInt

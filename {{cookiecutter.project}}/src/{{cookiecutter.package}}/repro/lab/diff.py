@@ -210,8 +210,8 @@ CAUSES = (
 UNRECORDED = {
     "batch": "seed, data and code are the same, so the batch was made with randomness that nobody seeds: a generator "
     "of its own, the time, os.urandom, an unordered set, or a worker that keeps state",
-    "output": "the batch is the same, so the forward pass draws from a generator that is not seeded per shard, or an "
-    "operation in it has no fixed order, or memory or hardware failed",
+    "output": "the batch is the same, so the forward pass draws from a generator that is not seeded per micro-batch, "
+    "or an operation in it has no fixed order, or memory or hardware failed",
     "gradient": "batch and loss are the same, so an operation in the backward pass has no fixed order, or a bit "
     "flipped in memory or hardware: integrity.recompute_every finds hardware that computes wrong",
     "weights": "the gradients are the same, so the optimizer's state or the weights were changed: by memory or "

@@ -202,8 +202,9 @@ def train_in_all_ways(
     yield first
     length = _length(project.root / ONCE.folder) if first.weights else (0, 0.0)
     for way in ways if first.weights else ():
-        if way.ranks > min(places, config.parallel.shards):
-            yield Row(way.name, f"not tried: {places} places for ranks here, {config.parallel.shards} shards")
+        if way.ranks > min(places, config.parallel.micro_batches):
+            seen = f"{places} places for ranks here, {config.parallel.micro_batches} micro-batches"
+            yield Row(way.name, f"not tried: {seen}")
         elif way.ranks > 1 and config.parallel.reduce == "ddp":
             yield Row(way.name, "not tried: with parallel.reduce=ddp bits depend on the world size")
         elif way is VARIED and not vary:

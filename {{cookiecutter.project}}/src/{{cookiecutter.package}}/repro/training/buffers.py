@@ -1,9 +1,9 @@
 """Buffers, such as running statistics: alike on every rank after each step, on any world size.
 
-Every shard of a step begins with the same values, and the step ends with the mean of the shards' changes. The sum is
-exact in any order and over the whole range of float32, because each change is cut into limbs:
+Every micro-batch of a step begins with the same values, and the step ends with the mean of the micro-batches' changes.
+The sum is exact in any order and over the whole range of float32, because each change is cut into limbs:
 
-- A limb holds whole multiples of a power of two, so few that those of all shards stay below 2**53 in float64.
+- A limb holds whole multiples of a power of two, so few that those of all micro-batches stay below 2**53 in float64.
 - The limbs' ranges lie side by side, from 2**-92 to 2**129. What is left below the last one is rounded away.
 - A change that is infinite, NaN or too large ends as NaN, and is reported.
 
@@ -22,8 +22,8 @@ TOP, BOTTOM = 129, -92  # exponents: float32 ends below 2**128, and a change may
 class Buffers:
     """The buffers of a module, by place: a module may put another tensor there instead of writing into the old one."""
 
-    def __init__(self, module: nn.Module, shards: int, world: World) -> None:
-        self._shards, self._world = shards, world
+    def __init__(self, module: nn.Module, micro_batches: int, world: World) -> None:
+        self._micro_batches, self._world = micro_batches, world
         places = [
             (f"{prefix}.{name}".removeprefix("."), owner, name, buffer.is_floating_point() or buffer.is_complex())
             for prefix, owner in module.named_modules()
@@ -32,7 +32,7 @@ class Buffers:
         places.sort(key=lambda place: not place[3])  # those that are summed as limbs come first
         self._places = [(label, owner, name) for label, owner, name, _ in places]
         self._in_limbs = sum(place[3] for place in places)
-        room = 52 - (shards - 1).bit_length()  # bits of a limb, one being left for rounding
+        room = 52 - (micro_batches - 1).bit_length()  # bits of a limb, one being left for rounding
         units = [2.0**exponent for exponent in range(TOP - room, BOTTOM - room, -room)]
         self._units = torch.tensor(units, dtype=torch.float64, device=world.device)[:, None]
         self._held: list[Tensor] = []
@@ -40,7 +40,7 @@ class Buffers:
         self._works: list[torch.distributed.Work | None] = []
 
     def begin(self) -> None:
-        """A step begins: every shard will begin with what the buffers hold now."""
+        """A step begins: every micro-batch will begin with what the buffers hold now."""
         self._held = [getattr(owner, name) for _, owner, name in self._places]
         self._before = [tensor.detach().clone() for tensor in self._held]
         (self._now, self._numbers_now), self._rooms = self._make_rooms()
@@ -61,7 +61,7 @@ class Buffers:
                 torch._foreach_copy_(self._held, self._before)
 
     def add(self) -> None:
-        """A shard is done: add what it changed.
+        """A micro-batch is done: add what it changed.
 
         Raises:
             Refused: a buffer has another shape or dtype than before.
@@ -72,8 +72,9 @@ class Buffers:
         for (label, _, _), value, before in zip(self._places, after, self._before, strict=True):
             if (value.shape, value.dtype) != (before.shape, before.dtype):
                 raise Refused(
-                    f"buffer {label}: {tuple(before.shape)}, {before.dtype} before a shard, {tuple(value.shape)}, "
-                    f"{value.dtype} after it. Keep shape and dtype: the ranks add up what the shards change"
+                    f"buffer {label}: {tuple(before.shape)}, {before.dtype} before a micro-batch, "
+                    f"{tuple(value.shape)}, {value.dtype} after it. Keep shape and dtype: the ranks add up what the "
+                    f"micro-batches change"
                 )
         self._look(after)
         self._counts += self._numbers_now - self._numbers
@@ -85,7 +86,7 @@ class Buffers:
         self._limbs += torch.diff(rounded, dim=0, prepend=torch.zeros_like(rounded[:1]))
 
     def send(self) -> None:
-        """All shards of this rank are added: start the sums over the ranks."""
+        """All micro-batches of this rank are added: start the sums over the ranks."""
         sums = (self._limbs, self._counts)
         self._works = [self._world.sum(each, asynchronous=True) for each in sums if each.numel()]
 
@@ -96,8 +97,8 @@ class Buffers:
         change = torch.zeros_like(self._start)
         for limb in self._limbs:
             change += limb
-        mean = torch.where(change == 0, self._start, self._start + change / self._shards)
-        whole = self._numbers + self._counts.div(self._shards, rounding_mode="floor")
+        mean = torch.where(change == 0, self._start, self._start + change / self._micro_batches)
+        whole = self._numbers + self._counts.div(self._micro_batches, rounding_mode="floor")
         self.restore()
         reals = [_real(tensor.detach()) for tensor in self._held]
         sizes = [real.numel() for real in reals]
@@ -119,16 +120,16 @@ class Buffers:
 
     def even(self) -> Tensor:
         """Whether the mean change of all integers is whole: a scalar, not synchronised."""
-        return (self._counts % self._shards == 0).all()
+        return (self._counts % self._micro_batches == 0).all()
 
     def require_even(self) -> None:
         """Refuse integers whose mean change is not whole, by name."""
         sizes = [tensor.numel() for tensor in self._held[self._in_limbs :]]
         for (label, _, _), counts in zip(self._places[self._in_limbs :], self._counts.split(sizes), strict=True):
-            if (counts % self._shards).any():
+            if (counts % self._micro_batches).any():
                 raise Refused(
-                    f"buffer {label}: the shards changed it by amounts whose mean is not whole, and it holds no "
-                    f"fractions. Let every shard change it alike, or make it float32"
+                    f"buffer {label}: the micro-batches changed it by amounts whose mean is not whole, and it holds no "
+                    f"fractions. Let every micro-batch change it alike, or make it float32"
                 )
 
     def _make_rooms(self) -> tuple[list[Tensor], list[Tensor]]:

@@ -16,7 +16,7 @@ EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 MODULES: list[tuple[Callable[[Any], object], str]] = [
     (
         lambda module: isinstance(module, nn.SyncBatchNorm),
-        "its statistics depend on the world size. Use BatchNorm: it sees a shard, of one size on any number of ranks",
+        "its statistics depend on the world size. Use BatchNorm: it sees a micro-batch, of one size on any world size",
     ),
     (
         lambda module: isinstance(module, WRAPPERS),

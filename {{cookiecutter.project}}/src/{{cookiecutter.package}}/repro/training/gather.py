@@ -3,7 +3,7 @@
 With `parallel.gather: bfloat16` it sends half as much: weights that only a module of torch uses, and that autocast
 rounds for it, are rounded before they are sent. Rounding twice is rounding once, so no bit changes. All other weights,
 such as those of embeddings, travel as they are. A model may use a weight in other places as well, in float32. So the
-first step of a run computes a shard in both ways, and compares the gradients.
+first step of a run computes a micro-batch in both ways, and compares the gradients.
 """
 
 from collections import Counter

@@ -23,13 +23,13 @@ class Shapes:
     """Notes the tensors that a network takes and gives in its first call from outside.
 
     Attributes:
-        seen: {"inputs": [{"name", "dtype", "shape"}, …], "outputs": …}, with -1 in place of the shard's size; None
-            before the first call.
+        seen: {"inputs": [{"name", "dtype", "shape"}, …], "outputs": …}, with -1 in place of the micro-batch's size;
+            None before the first call.
     """
 
-    def __init__(self, network: nn.Module, model: nn.Module, shard: int) -> None:
+    def __init__(self, network: nn.Module, model: nn.Module, size: int) -> None:
         self.seen: dict[str, list[dict[str, Any]]] | None = None
-        self._parameters, self._shard = inspect.signature(model.forward), shard
+        self._parameters, self._size = inspect.signature(model.forward), size
         self._hook = network.register_forward_hook(self._note, with_kwargs=True)
 
     def end(self) -> None:
@@ -49,9 +49,7 @@ class Shapes:
             {
                 "name": name,
                 "dtype": str(tensor.dtype).removeprefix("torch."),
-                "shape": [
-                    -1 if place == 0 and size == self._shard else size for place, size in enumerate(tensor.shape)
-                ],
+                "shape": [-1 if place == 0 and size == self._size else size for place, size in enumerate(tensor.shape)],
             }
             for name, tensor in _named(held).items()
         ]

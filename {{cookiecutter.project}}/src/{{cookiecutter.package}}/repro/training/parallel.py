@@ -1,23 +1,24 @@
-"""Data parallelism: a global batch is always N logical shards, whatever the world size.
+"""Data parallelism: a global batch is always N micro-batches, whatever the world size.
 
 `OrderFree` gives the same bits on any number of ranks, in any order of addition:
 
-- Each shard's gradient is rounded to whole multiples of 2**lsb.
+- Each micro-batch's gradient is rounded to whole multiples of 2**lsb.
 - Whole multiples are added in float64, where integers below 2**53 add exactly. Exact addition is
-  associative, so no rank count, shard order or all-reduce algorithm can change the sum.
-- A shard's value may reach 2**(53 - log2(shards)) multiples, so that N of them stay below 2**53.
+  associative, so no rank count, micro-batch order or all-reduce algorithm can change the sum.
+- A micro-batch's value may reach 2**(53 - log2(micro_batches)) multiples, so that N of them stay below 2**53.
   A larger one becomes infinite by itself and is reported, never wrapped.
 
-With lsb = -44 and 8 shards, an element has a resolution of 6e-14, and a shard's share of it a range of +-64. Down to
-1e-6 that keeps every bit of float32; `resolution` tells where gradients are smaller. Buffers have limbs of their own.
+With lsb = -44 and 8 micro-batches, an element has a resolution of 6e-14, and a micro-batch's share of it a range of
++-64. Down to 1e-6 that keeps every bit of float32; `resolution` tells where gradients are smaller. Buffers have limbs
+of their own.
 
 `Stock`, in stock.py, is DistributedDataParallel: its bits depend on the world size.
 
 Both are used alike, and refuse a line that is missing:
 
-    for shard in gradients.shards(mine):        # the shards that this rank runs
+    for micro_batch in gradients.micro_batches(mine):  # the micro-batches that this rank runs
         gradients.add(lambda: loss_function(gradients.module(inputs), targets))
-    loss = gradients.reduce()                   # every parameter's .grad is now the global mean
+    loss = gradients.reduce()  # every parameter's .grad is now the global mean
 """
 
 import sys
@@ -42,22 +43,22 @@ MAX_EXPONENT = {torch.float32: 128, torch.float64: 1024}  # 2**this overflows th
 
 
 class OrderFree:
-    """Sums gradients, losses and buffer changes over all shards, exactly.
+    """Sums gradients, losses and buffer changes over all micro-batches, exactly.
 
-    A parameter that no shard used gets a zero gradient.
+    A parameter that no micro-batch used gets a zero gradient.
     """
 
     in_pieces = False  # whether a rank holds only a piece of each gradient
     replicas = ALONE  # the ranks that hold the same pieces
-    early = True  # whether a bucket is sent as soon as the last shard has added to it
-    doubted = False  # whether the next step is to add its first shard twice over, as `rechecks` does
+    early = True  # whether a bucket is sent as soon as the last micro-batch has added to it
+    doubted = False  # whether the next step is to add its first micro-batch twice over, as `rechecks` does
 
     def __init__(self, module: nn.Module, settings: Parallel, world: World) -> None:
-        self.module, self.world, self.total_shards = module, world, settings.shards
+        self.module, self.world, self.total = module, world, settings.micro_batches
         self._lsb = settings.lsb
         self._parameters = [p for p in module.parameters() if p.requires_grad and not isinstance(p, DTensor)]
-        self.buffers = Buffers(module, settings.shards, world)
-        self._losses = torch.zeros(self.total_shards, dtype=torch.float64, device=world.device)
+        self.buffers = Buffers(module, settings.micro_batches, world)
+        self._losses = torch.zeros(self.total, dtype=torch.float64, device=world.device)
         self._turns = Turns(module)
         self._factors = {dtype: _factors(dtype, settings) for dtype in MAX_EXPONENT}
         self._chunk = CHUNK if world.device.type == "cpu" else sys.maxsize
@@ -76,14 +77,15 @@ class OrderFree:
             self._slot_of.update((tensor, slot[: tensor.numel()]) for tensor, slot in slots)
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._take) for parameter in self._parameters]
 
-    def shards(self, mine: Sequence[int], measures: bool = False, rechecks: bool = False) -> Iterator[int]:
-        """Yield this rank's shards; `add` the loss of each before asking for the next.
+    def micro_batches(self, mine: Sequence[int], measures: bool = False, rechecks: bool = False) -> Iterator[int]:
+        """Yield this rank's micro-batches; `add` the loss of each before asking for the next.
 
         A step that `measures` sees whether the grid is fine enough for its gradients; `told` says so. In one that
-        `rechecks`, one shard of some rank is added twice over.
+        `rechecks`, one micro-batch of some rank is added twice over.
 
         Raises:
-            Refused: a shard was not added, the step before was not reduced, or other parameters are trainable now.
+            Refused: a micro-batch was not added, the step before was not reduced, or other parameters are
+            trainable now.
         """
         self._turns.begin(mine)
         self._resolution.begin(measures)
@@ -91,20 +93,20 @@ class OrderFree:
             tensor.zero_()
         for tensor in self._holders():
             tensor.grad = None  # else autograd would add the next gradient to the last step's
-        self._pending = [0] * len(self._sums)  # tensors of each bucket that the last shard has yet to add
+        self._pending = [0] * len(self._sums)  # tensors of each bucket that the last micro-batch has yet to add
         for number in self._bucket_of.values():
             self._pending[number] += 1
         self._works: list[torch.distributed.Work | None] = []
         self._small: list[tuple[Tensor, Tensor]] = []  # parameters, with short gradients that are not added yet
         self.buffers.begin()
-        for shard in mine:
-            self._shard, self._last = shard, shard == mine[-1]
+        for micro_batch in mine:
+            self._micro_batch, self._last = micro_batch, micro_batch == mine[-1]
             self.buffers.restore()
-            yield shard
-            self._turns.require(shard)
+            yield micro_batch
+            self._turns.require(micro_batch)
 
     def add(self, compute: Callable[[], Tensor], twice: bool = False) -> None:
-        """Backpropagate one shard's mean loss, which `compute` returns as a scalar, and add its gradients.
+        """Backpropagate one micro-batch's mean loss, which `compute` returns as a scalar, and add its gradients.
 
         With `twice` the gradients are computed on trial first, and both must agree to the last bit.
 
@@ -112,14 +114,14 @@ class OrderFree:
             Disagreement: they do not: this rank's hardware computes wrong, or `compute` is not repeatable.
             Refused: the loss depends on no parameter of the module, or a parameter gets two gradients.
         """
-        self._turns.add(self._shard)
+        self._turns.add(self._micro_batch)
         self._trial = self._twice = twice
         if twice:
             self._digests: dict[Tensor, Tensor] = {}
             first = self._backpropagate(compute)
             self.buffers.restore()
             self._trial, seen, self._digests = False, self._digests, {}
-        loss = self._losses[self._shard] = self._backpropagate(compute)
+        loss = self._losses[self._micro_batch] = self._backpropagate(compute)
         if twice:
             self._require_equal([tensor_digest(each) for each in (first, loss)], seen, self._digests)
         self.buffers.add()
@@ -128,7 +130,7 @@ class OrderFree:
         loss = compute()
         with self._turns.backward():
             if loss.requires_grad:
-                (loss / self.total_shards).backward()
+                (loss / self.total).backward()
         self._add_small()
         return loss.detach()
 
@@ -139,10 +141,10 @@ class OrderFree:
             raise self._difference(f"the gradient differs in {', '.join(names)}" if names else "the loss differs")
 
     def _difference(self, seen: str) -> Failure:
-        """What it means that a shard that was computed twice differs."""
+        """What it means that a micro-batch that was computed twice differs."""
         return Disagreement(
-            f"shard {self._shard}: computed twice on {self.world.place}, {seen}: this hardware computes wrong, or an "
-            f"operation is not repeatable",
+            f"micro-batch {self._micro_batch}: computed twice on {self.world.place}, {seen}: this hardware computes "
+            f"wrong, or an operation is not repeatable",
             local=True,
         )
 
@@ -150,7 +152,7 @@ class OrderFree:
         """Sum over the ranks; leave the means in `.grad` and the buffers; return the mean loss (float64).
 
         Raises:
-            Refused: a shard was not added.
+            Refused: a micro-batch was not added.
         """
         self._turns.end()
         while len(self._works) < len(self._sums):  # buckets with unused parameters: no hook has sent them
@@ -190,7 +192,7 @@ class OrderFree:
         return self._parameters
 
     def _take(self, parameter: Tensor) -> None:
-        """Autograd calls this when a shard's gradient of `parameter` is complete."""
+        """Autograd calls this when a micro-batch's gradient of `parameter` is complete."""
         self._turns.take(parameter)
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None

@@ -21,7 +21,7 @@ ROOM = 10  # bits that gradients may grow
 
 
 class Resolution:
-    """Measures the shards' gradients in the steps that ask for it."""
+    """Measures the micro-batches' gradients in the steps that ask for it."""
 
     def __init__(self, module: nn.Module, settings: Parallel, world: World) -> None:
         self._settings, self._world = settings, world
@@ -39,7 +39,7 @@ class Resolution:
             self._largest, self._present, self._lost = numbers
 
     def take(self, parameter: Tensor, gradient: Tensor, multiples: Tensor) -> None:
-        """A shard's gradient was rounded to these multiples."""
+        """A micro-batch's gradient was rounded to these multiples."""
         if not self.measures:
             return
         place, gradient = self._place[parameter], gradient.reshape(-1)

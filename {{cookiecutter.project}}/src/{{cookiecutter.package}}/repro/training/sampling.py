@@ -1,4 +1,4 @@
-"""The samples of each shard of each step, and a loader that gives the same ones on any number of ranks and workers."""
+"""The samples of each micro-batch of each step, and a loader that gives the same ones on any ranks and workers."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -35,15 +35,15 @@ class Indexed(Protocol):
 
 
 class Plan:
-    """The samples of (step, shard), for any step at once.
+    """The samples of (step, micro-batch), for any step at once.
 
     Epochs are laid end to end and cut into global batches: a batch may straddle two epochs, nothing is
     dropped, and every sample is seen exactly once per epoch.
     """
 
-    def __init__(self, samples: int, global_batch: int, shards: int, seed: int) -> None:
-        self.samples, self.global_batch, self.shards = samples, global_batch, shards
-        self.shard_size = global_batch // shards
+    def __init__(self, samples: int, global_batch: int, micro_batches: int, seed: int) -> None:
+        self.samples, self.global_batch, self.micro_batches = samples, global_batch, micro_batches
+        self.micro_batch_size = global_batch // micro_batches
         self._order = cache(lambda epoch: Permutation(samples, derive(seed, "order", epoch)))
 
     def steps(self, epochs: int) -> int:
@@ -59,17 +59,17 @@ class Plan:
         before, after = (n * self.global_batch // self.samples // every for n in (step, step + 1))
         return after > before
 
-    def keys(self, step: int, shard: int) -> list[Key]:
-        """The samples of one shard."""
-        first = step * self.global_batch + shard * self.shard_size
-        places = (divmod(position, self.samples) for position in range(first, first + self.shard_size))
+    def keys(self, step: int, micro_batch: int) -> list[Key]:
+        """The samples of one micro-batch."""
+        first = step * self.global_batch + micro_batch * self.micro_batch_size
+        places = (divmod(position, self.samples) for position in range(first, first + self.micro_batch_size))
         return [(epoch, self._order(epoch)[position]) for epoch, position in places]
 
-    def keys_of(self, steps: range, shards: range) -> list[list[Key]]:
-        """The samples of each of these shards of each of these steps, computed all at once."""
-        size = self.shard_size
-        begins = np.arange(steps.start, steps.stop)[:, None] * self.global_batch + shards.start * size
-        positions = (begins + np.arange(len(shards) * size)).reshape(-1)  # int64 reaches far beyond any training
+    def keys_of(self, steps: range, micro_batches: range) -> list[list[Key]]:
+        """The samples of each of these micro-batches of each of these steps, computed all at once."""
+        size = self.micro_batch_size
+        begins = np.arange(steps.start, steps.stop)[:, None] * self.global_batch + micro_batches.start * size
+        positions = (begins + np.arange(len(micro_batches) * size)).reshape(-1)  # int64 reaches far beyond any training
         epochs, places = np.divmod(positions, self.samples)
         items = np.empty(len(positions), dtype=np.uint64)
         for epoch in np.unique(epochs):
@@ -79,8 +79,8 @@ class Plan:
         return [keys[first : first + size] for first in range(0, len(keys), size)]
 
     def mine(self, world: World) -> range:
-        """The shards that a rank runs, one after another."""
-        return range(self.shards * world.rank // world.size, self.shards * (world.rank + 1) // world.size)
+        """The micro-batches that a rank runs, one after another."""
+        return range(self.micro_batches * world.rank // world.size, self.micro_batches * (world.rank + 1) // world.size)
 
 
 def planned(dataset: Indexed, settings: Settings, epochs: int | None, steps: int | None) -> tuple[Plan, int]:
@@ -96,7 +96,7 @@ def planned(dataset: Indexed, settings: Settings, epochs: int | None, steps: int
         )
     if (epochs is None) == (steps is None):
         raise Refused(f"run.steps(): epochs={epochs} and steps={steps} given, one of the two wanted")
-    plan = Plan(len(dataset), settings.parallel.global_batch, settings.parallel.shards, settings.seed)
+    plan = Plan(len(dataset), settings.parallel.global_batch, settings.parallel.micro_batches, settings.seed)
     stop = plan.steps(epochs) if epochs is not None else steps or 0
     if stop < 1 or len(dataset) < 1:
         told = f"{stop} steps of a dataset of {len(dataset)} samples"
@@ -129,8 +129,8 @@ class Seeded(Dataset[Any]):
         return item
 
 
-class Shards(Sampler[list[Key]]):
-    """The keys of one shard after another: this rank's, of every step from `start` to `stop`."""
+class MicroBatches(Sampler[list[Key]]):
+    """The keys of one micro-batch after another: this rank's, of every step from `start` to `stop`."""
 
     def __init__(self, plan: Plan, mine: range, start: int, stop: int) -> None:
         self.plan, self.mine, self.start, self.stop = plan, mine, start, stop
@@ -139,17 +139,17 @@ class Shards(Sampler[list[Key]]):
         return (self.stop - self.start) * len(self.mine)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        ahead = max(1, AHEAD // (len(self.mine) * self.plan.shard_size))
+        ahead = max(1, AHEAD // (len(self.mine) * self.plan.micro_batch_size))
         for first in range(self.start, self.stop, ahead):
             yield from self.plan.keys_of(range(first, min(first + ahead, self.stop)), self.mine)
 
 
 def loader(dataset: Indexed, plan: Plan, settings: Settings, world: World, start: int, stop: int) -> DataLoader[Any]:
-    """A DataLoader that yields one shard per item; the worker count changes its speed only."""
+    """A DataLoader that yields one micro-batch per item; the worker count changes its speed only."""
 
     return DataLoader(
         Seeded(dataset, settings.seed),
-        batch_sampler=Shards(plan, plan.mine(world), start, stop),
+        batch_sampler=MicroBatches(plan, plan.mine(world), start, stop),
         num_workers=settings.loader.workers,
         timeout=settings.parallel.timeout_seconds if settings.loader.workers else 0,  # a worker may hang, too
         worker_init_fn=partial(_begin_worker, settings.determinism, loaded.begun()),

@@ -10,7 +10,7 @@ PURPOSES = {
     "init": (),
     "order": ("epoch",),
     "sample": ("epoch", "index"),
-    "shard": ("step", "shard"),
+    "micro-batch": ("step", "number"),
     "test sample": ("index",),
     "test batch": ("number",),
 }

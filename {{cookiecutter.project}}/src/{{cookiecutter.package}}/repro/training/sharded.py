@@ -113,12 +113,12 @@ def _give(parameter: Tensor, gradient: Piece, updated: Mapping[Tensor, Tensor]) 
 class Full(OrderFree):
     """`parallel.shard: full`: FSDP2, whose reduce-scatter rounds and adds as `OrderFree` does.
 
-    A rank that has fewer shards than another makes empty passes, because FSDP2 communicates in each one. With
+    A rank that has fewer micro-batches than another makes empty passes, because FSDP2 communicates in each one. With
     `parallel.replicas`, groups of ranks hold the whole each, and add their sums at the end of a step.
     """
 
     in_pieces = True
-    early = False  # FSDP2 communicates until the last pass, in which ranks may run no shard
+    early = False  # FSDP2 communicates until the last pass, in which ranks may run no micro-batch
 
     def __init__(
         self, module: nn.Module, settings: Parallel, world: World, optimizers: Optimizers, units: Sequence[nn.Module]
@@ -190,10 +190,10 @@ class Full(OrderFree):
         sharded.set_reduce_scatter_unused_params(True)
         return watches
 
-    def shards(self, mine: Sequence[int], measures: bool = False, rechecks: bool = False) -> Iterator[int]:
-        """As `OrderFree.shards`."""
-        self._passes, self._made = -(-self.total_shards // self.world.size) + rechecks, 0
-        return super().shards(mine, measures, rechecks)
+    def micro_batches(self, mine: Sequence[int], measures: bool = False, rechecks: bool = False) -> Iterator[int]:
+        """As `OrderFree.micro_batches`."""
+        self._passes, self._made = -(-self.total // self.world.size) + rechecks, 0
+        return super().micro_batches(mine, measures, rechecks)
 
     def _backpropagate(self, compute: Compute) -> Tensor:
         self._made += 1

@@ -21,8 +21,8 @@ class Stock:
         # find_unused_parameters keeps DDP from rebuilding its buckets after the first step, which would
         # make a resumed run differ from an uninterrupted one.
         self.module = nn.parallel.DistributedDataParallel(module, find_unused_parameters=True)
-        self.world, self.total_shards = world, settings.shards
-        self.buffers = Buffers(module, settings.shards, world)
+        self.world, self.total = world, settings.micro_batches
+        self.buffers = Buffers(module, settings.micro_batches, world)
         self._loss = torch.zeros((), dtype=torch.float64, device=world.device)
         self._turns = Turns(module)
         self._called = False
@@ -33,27 +33,27 @@ class Stock:
     def _call(self, module: nn.Module, inputs: object) -> None:
         self._called = True
 
-    def shards(self, mine: Sequence[int], measures: bool = False, rechecks: bool = False) -> Iterator[int]:
-        """As `OrderFree.shards`, without a grid to measure; gradients of all but the last shard only accumulate."""
+    def micro_batches(self, mine: Sequence[int], measures: bool = False, rechecks: bool = False) -> Iterator[int]:
+        """As `OrderFree.micro_batches`, without a grid to measure; all gradients but the last only accumulate."""
         self._turns.begin(mine)
         self.module.zero_grad(set_to_none=True)
         self._loss.zero_()
         self.buffers.begin()
-        for shard in mine:
-            self._shard = shard
-            with nullcontext() if shard == mine[-1] else self.module.no_sync():
-                yield shard
-            self._turns.require(shard)
+        for micro_batch in mine:
+            self._micro_batch = micro_batch
+            with nullcontext() if micro_batch == mine[-1] else self.module.no_sync():
+                yield micro_batch
+            self._turns.require(micro_batch)
 
     def add(self, compute: Callable[[], Tensor], twice: bool = False) -> None:
         """As `OrderFree.add`, always once; DDP divides by the world size, hence the factor."""
-        self._turns.add(self._shard)
+        self._turns.add(self._micro_batch)
         self._called = False
         loss = compute()
-        self._loss += loss.detach() / self.total_shards
+        self._loss += loss.detach() / self.total
         with self._turns.backward():
             if loss.requires_grad and self._called:  # the bare module knows nothing of the other ranks
-                (loss * (self.world.size / self.total_shards)).backward()
+                (loss * (self.world.size / self.total)).backward()
 
     def reduce(self) -> Tensor:
         """As `OrderFree.reduce`; the lead's buffers win, as in DDP itself."""

@@ -24,7 +24,7 @@ class Timings:
         self._marks = [time.monotonic()]
 
     def ends(self, phase: str) -> None:
-        """A phase ends; only its first end counts, for it is told once per shard."""
+        """A phase ends; only its first end counts, for it is told once per micro-batch."""
         if len(self._marks) == PHASES.index(phase) + 1:
             self._marks.append(time.monotonic())
 

@@ -6,7 +6,7 @@
                           `tensor` for rank 0, numbers to look at: mean, deviation and largest of the weights
     trace/values.safetensors  the tensors of the one step that `trace.values` names, as the lead saw them
 
-Every quantity in a row is the same on any world size: it is summed over shards as an integer, or computed
+Every quantity in a row is the same on any world size: it is summed over micro-batches as an integer, or computed
 from what all ranks hold. So is the trace root, the hash at the end of the last row of steps.bin.
 """
 
@@ -37,8 +37,8 @@ WEIGHTS_EVERY = 10  # steps between weights digests: a constant, so that no sett
 class Trace:
     """Turns what happens in each step into rows. Level `off` makes none.
 
-    In a step: `batch` for each shard, `gradients` once they are reduced. Then `contribution` is summed over the ranks
-    and handed to `step`, when the optimizer is done. Digests are read from the device one step late.
+    In a step: `batch` for each micro-batch, `gradients` once they are reduced. Then `contribution` is summed over the
+    ranks and handed to `step`, when the optimizer is done. Digests are read from the device one step late.
     """
 
     def __init__(self, level: str, folder: Path, world: World, values: int = -1) -> None:
@@ -92,7 +92,7 @@ class Trace:
 
     def _output(self, name: str | None, value: Tensor | None) -> None:
         if name is None:
-            self._outputs, self._values = {}, {}  # the model begins, perhaps for the second time for this shard
+            self._outputs, self._values = {}, {}  # the model begins, perhaps for the second time for this micro-batch
         elif value is not None:
             if self.level == "tensor":
                 self._outputs.setdefault(name, []).append(tensor_digest(value))
@@ -100,22 +100,23 @@ class Trace:
                 # a copy: the next module may work in place
                 self._values.setdefault(name, []).append(value.detach().clone())
 
-    def batch(self, shard: int, tensors: Sequence[Tensor]) -> None:
-        """Take in the tensors of a shard that the model is about to see."""
+    def batch(self, micro_batch: int, tensors: Sequence[Tensor]) -> None:
+        """Take in the tensors of a micro-batch that the model is about to see."""
         if self.level == "off":
             return
         self._take_outputs()
         self._timings.ends("load")
-        self._shard = shard
-        self._batches[shard] = tensors  # digested together at the end of the step
-        self.kept.take({f"batch {place}, shard {shard}": tensor for place, tensor in enumerate(tensors)})
+        self._micro_batch = micro_batch
+        self._batches[micro_batch] = tensors  # digested together at the end of the step
+        self.kept.take({f"batch {place}, micro-batch {micro_batch}": tensor for place, tensor in enumerate(tensors)})
 
     def _take_outputs(self) -> None:
         for place, name in enumerate(self._modules, start=1):
             for call, digest in enumerate(self._outputs.get(name, []), start=1):
-                self._sums[place] += mix(mix(digest, call), self._shard + 1)
+                self._sums[place] += mix(mix(digest, call), self._micro_batch + 1)
         for name, values in self._values.items():
-            shown = {f"output {name}, shard {self._shard}, call {n}": value for n, value in enumerate(values, 1)}
+            place = f"output {name}, micro-batch {self._micro_batch}"
+            shown = {f"{place}, call {n}": value for n, value in enumerate(values, 1)}
             self.kept.take(shown)
         self._outputs, self._values = {}, {}
 
@@ -126,7 +127,7 @@ class Trace:
         self._take_outputs()
         self._timings.ends("compute")
         digests = combined_digests(list(self._batches.values()))
-        places = torch.tensor([shard + 1 for shard in self._batches]).to(digests.device, non_blocking=True)
+        places = torch.tensor([micro_batch + 1 for micro_batch in self._batches]).to(digests.device, non_blocking=True)
         self._sums[0] = mix(digests, places).sum()
         if self.kept.active:
             self.kept.take({"loss": loss} | _whole(self._gradients_by_name(), "gradient"))

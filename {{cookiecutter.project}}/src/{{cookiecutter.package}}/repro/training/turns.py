@@ -1,7 +1,7 @@
-"""The turns of a step: every shard is added once, and every parameter gets one gradient for each.
+"""The turns of a step: every micro-batch is added once, and every parameter gets one gradient for each.
 
-A sum in which a shard or a gradient is missing, or is there twice, looks like any other. So each line of a loop that
-could make one is refused by name.
+A sum in which a micro-batch or a gradient is missing, or is there twice, looks like any other. So each line of a loop
+that could make one is refused by name.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from ..errors import Refused
 
 
 class Turns:
-    """Watches the shards and the gradients of one module.
+    """Watches the micro-batches and the gradients of one module.
 
     Attributes:
         propagating: whether a backward pass is under way.
@@ -32,13 +32,13 @@ class Turns:
         return {name: parameter for name, parameter in self._module.named_parameters() if parameter.requires_grad}
 
     def begin(self, mine: Sequence[int]) -> None:
-        """A step begins, in which this rank runs the shards `mine`.
+        """A step begins, in which this rank runs the micro-batches `mine`.
 
         Raises:
             Refused: the gradients of the step before were never reduced, or other parameters are trainable now.
         """
         if self._mine:
-            raise Refused("gradients were added but never reduced: call reduce() once per step, after its shards")
+            raise Refused("gradients were added but never reduced: call reduce() once per step, at its end")
         before, now = self._trainable, self._list_trainable()
         if changed := sorted(name for name in before.keys() | now.keys() if before.get(name) is not now.get(name)):
             raise Refused(
@@ -47,11 +47,11 @@ class Turns:
             )
         self._mine, self._added = tuple(mine), []
 
-    def add(self, shard: int) -> None:
-        """A shard has its turn."""
-        if shard in self._added:
-            raise Refused(f"shard {shard} was added twice: add the loss of each shard once")
-        self._added.append(shard)
+    def add(self, micro_batch: int) -> None:
+        """A micro-batch has its turn."""
+        if micro_batch in self._added:
+            raise Refused(f"micro-batch {micro_batch} was added twice: add the loss of each micro-batch once")
+        self._added.append(micro_batch)
 
     @contextmanager
     def backward(self) -> Iterator[None]:
@@ -82,7 +82,7 @@ class Turns:
             )
         if parameter in self._taken:
             raise Refused(
-                f"{self._name(parameter)}: its gradient came twice for one shard. If the model calls "
+                f"{self._name(parameter)}: its gradient came twice for one micro-batch. If the model calls "
                 f"torch.utils.checkpoint, give it use_reentrant=False; with parallel.shard=full, call each unit once"
             )
         self._taken.add(parameter)
@@ -90,13 +90,13 @@ class Turns:
     def _name(self, parameter: Tensor) -> str:
         return next(name for name, known in self._trainable.items() if known is parameter)
 
-    def require(self, shard: int) -> None:
-        """Refuse to go on without this shard."""
-        if shard not in self._added:
-            raise Refused(f"shard {shard} was never added: call add() for each shard, before the next one")
+    def require(self, micro_batch: int) -> None:
+        """Refuse to go on without this micro-batch."""
+        if micro_batch not in self._added:
+            raise Refused(f"micro-batch {micro_batch} was never added: call add() for each one, before the next")
 
     def end(self) -> None:
         """The gradients are reduced."""
-        for shard in self._mine:
-            self.require(shard)
+        for micro_batch in self._mine:
+            self.require(micro_batch)
         self._mine = ()

@@ -230,12 +230,13 @@ def join(device: str, parallel: Parallel) -> World:
     """Take the place that torchrun's variables assign; without them, be the only rank.
 
     Raises:
-        Refused: no such device, or more ranks than shards.
+        Refused: no such device, or more ranks than micro-batches.
         Failure: the ranks do not meet.
     """
     rank, size = rank_and_size()
-    if size > parallel.shards:
-        raise Refused(f"world size {size} seen, at most parallel.shards={parallel.shards} wanted: each rank runs one")
+    if size > parallel.micro_batches:
+        most = f"parallel.micro_batches={parallel.micro_batches}"
+        raise Refused(f"world size {size} seen, at most {most} wanted: each rank runs one")
     place = device_of(device)
     if size > 1 or parallel.reduce == "ddp":  # DistributedDataParallel insists on a group, even of one
         _meet(rank, size, place, timedelta(seconds=parallel.timeout_seconds))

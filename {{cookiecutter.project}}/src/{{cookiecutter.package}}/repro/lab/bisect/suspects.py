@@ -133,7 +133,7 @@ def checked(given: Side) -> Side:
     """The same side.
 
     Raises:
-        Refused: more ranks than shards, a switch that does not exist, or a variable that a switch sets otherwise.
+        Refused: more ranks than micro-batches, an unknown switch, or a variable that a switch sets otherwise.
     """
     require_ranks(given.config, given.ranks)
     missing_variables(given.determinism, given.variables, replaces=False)  # a side asks for them
@@ -141,10 +141,10 @@ def checked(given: Side) -> Side:
 
 
 def require_ranks(config: Mapping[str, Any], ranks: int) -> None:
-    """Refuse more ranks than shards."""
-    shards = config["parallel.shards"]
-    if ranks > shards:
-        raise Refused(f"ranks={ranks} given, at most parallel.shards={shards} wanted: each runs one")
+    """Refuse more ranks than micro-batches."""
+    micro_batches = config["parallel.micro_batches"]
+    if ranks > micro_batches:
+        raise Refused(f"ranks={ranks} given, at most parallel.micro_batches={micro_batches} wanted: each runs one")
 
 
 def is_own(key: str) -> bool:
@@ -181,7 +181,7 @@ def composed(a: Side, b: Side, all_of_them: Sequence[Suspect], kept: Iterable[st
     """B, with A's values for the suspects of these names.
 
     Raises:
-        Refused: it has more ranks than shards.
+        Refused: it has more ranks than micro-batches.
     """
     kept = frozenset(kept)
     config = dict(b.config)

@@ -109,7 +109,7 @@ class Perturbed(Step):
 
 
 def _batch(training: Training) -> None:
-    """Change the batch of the first shard: a copy, for the dataset may hand out what it keeps."""
+    """Change the batch of the first micro-batch: a copy, for the dataset may hand out what it keeps."""
     batch = copy.deepcopy(next(training.batches))
     training.batches = chain([batch], training.batches)
     for number, tensor in enumerate(tensors_in(batch)):
