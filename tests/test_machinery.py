@@ -46,7 +46,7 @@ class Group:
 
 
 class TestSharded(Group):
-    """Gradients, optimizer state and weights in pieces."""
+    """Sharded gradients, optimizer state and weights."""
 
     files = ("sharded", "stored")
 

@@ -217,7 +217,7 @@ def test_checks_of_data_are_measured(project: InstalledProject, tmp_path: Path) 
     assert done.returncode and "0" * 64 in done.stdout, done.stdout
 
 
-def test_models_in_pieces_are_measured(project: InstalledProject, tmp_path: Path) -> None:
+def test_sharded_models_are_measured(project: InstalledProject, tmp_path: Path) -> None:
     """A rank of two sends at least what the formula says."""
     result = tmp_path / "result.json"
     words = ["--way", "full bfloat16", "--width", "64", "--result", result]

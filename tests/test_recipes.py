@@ -138,7 +138,7 @@ def test_average_that_no_checkpoint_holds_is_found(laid: InstalledProject) -> No
 
 @pytest.mark.long
 @only(["language"])
-def test_tied_embeddings_lie_in_pieces(laid: InstalledProject) -> None:
+def test_tied_embeddings_are_sharded(laid: InstalledProject) -> None:
     """One digest, whatever a rank holds: with none, optimizer and full, on 1, 2 and 3 ranks."""
     env = {**laid.env, "REPRO_PROJECT": str(laid.path)}
     printed = run(laid.python, "-m", "pytest", "tied.py", cwd=ROOT / "tests" / "machinery", env=env).stdout

@@ -1,4 +1,4 @@
-"""Train a model in pieces whose sums are as hard as can be; with a fault, one part of the exactness is broken.
+"""Train a sharded model whose sums are as hard as can be; with a fault, one part of the exactness is broken.
 
     cutting.py <package> FAULT FOLDER KEY=VALUE …
 
@@ -86,7 +86,7 @@ def float32(repro: Callable[[str], Any]) -> None:
 
 
 def stock_norm(repro: Callable[[str], Any]) -> None:
-    """A norm of the norms of pieces."""
+    """A norm of the norms of shards."""
     exact = repro("exact")
 
     def norm(gradients: Any) -> Tensor:
@@ -99,8 +99,8 @@ def stock_norm(repro: Callable[[str], Any]) -> None:
 
 
 def odd_cuts(repro: Callable[[str], Any]) -> None:
-    """Pieces that begin anywhere."""
-    repro("pieces").ALIGN = 4
+    """Shards that begin anywhere."""
+    repro("shards").ALIGN = 4
 
 
 def torch_clips(repro: Callable[[str], Any]) -> None:

@@ -23,7 +23,7 @@ from warm import GRACE, Warm, forget_tests
 FLIPPED_AFTER = 7  # steps
 WRONG_FROM = 18  # the gradient that counts of the first micro-batch that rank 1 of 2 computes twice, micro-batch 4
 SECOND_EPOCH = 23  # the first step behind the first epoch's end
-WRONG_PIECE = 30  # the piece of a gradient, of those that rank 1 of 2 is given, that is wrong: neither first nor last
+WRONG_SHARD = 30  # the shard of a gradient, of those that rank 1 of 2 is given, that is wrong: neither first nor last
 
 
 def flip(tensor: Any, bit: int = 12) -> None:
@@ -120,7 +120,7 @@ def gradient(package: str) -> None:
 
 
 def output_gradient(package: str) -> None:
-    """The same where weights lie in pieces: in what reaches the last layer, in that pass, of five in each step."""
+    """The same where weights are sharded: in what reaches the last layer, in that pass, of five in each step."""
     wrong = wrong_at(WRONG_FROM + WRONG_FROM // 4)
 
     def watch(module: Any, inputs: Any, output: Any) -> None:
@@ -130,10 +130,10 @@ def output_gradient(package: str) -> None:
     head_built(package, lambda head: head.register_forward_hook(watch))
 
 
-def piece(package: str) -> None:
-    """The same in the piece of a gradient that the optimizer is given; where tensors are whole, nothing."""
-    held = import_module(f"{package}.repro.training.pieces").Piece
-    of, wrong = held.of, wrong_at(WRONG_PIECE)
+def shard(package: str) -> None:
+    """The same in the shard of a gradient that the optimizer is given; where tensors are whole, nothing."""
+    held = import_module(f"{package}.repro.training.shards").Shard
+    of, wrong = held.of, wrong_at(WRONG_SHARD)
     held.of = lambda self, local: of(self, wrong(local) if local.numel() else local)
 
 
@@ -250,7 +250,7 @@ FAULTS: dict[str, Callable[[str], None]] = {
         weights,
         gradient,
         output_gradient,
-        piece,
+        shard,
         evaluation,
         second_epoch,
         now_and_then,

@@ -8,7 +8,7 @@ import torch
 from project.repro.asked.settings import Parallel
 from project.repro.training.checkpoint import Origin
 from project.repro.training.optimizers import Optimizers
-from project.repro.training.pieces import whole
+from project.repro.training.shards import whole
 from project.repro.training.snapshot import Snapshot, copy, look
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""Whatever people bring gives the same bits on any world size, in pieces, and after a stop; the rest is refused."""
+"""Whatever people bring gives the same bits on any world size, sharded, and after a stop; the rest is refused."""
 
 import json
 import shutil
@@ -11,12 +11,12 @@ from warm import PACKAGE, Warm
 
 SCRIPT = Path(__file__).with_name("bringing.py")
 BROKEN = "depends_on_the_rank"
-# What can lie in no pieces, and a word of the line that says so.
+# What cannot be sharded, and a word of the line that says so.
 WHOLE = {"Adafactor": "on parts of it differ", "several_optimizers": "Muon"}
 CALLED_OTHERWISE = {
     "two_networks_that_take_turns": "do not implement forward",
-    "average_of_the_weights": "of a weight that lies in pieces",
-    "several_losses": "of a weight that lies in pieces",
+    "average_of_the_weights": "of a weight that is sharded",
+    "several_losses": "of a weight that is sharded",
     "contrast_of_two_views": "call each unit once",
 }
 REFUSED = {"2 ranks, optimizer": WHOLE, "3 ranks, full": WHOLE | CALLED_OTHERWISE}
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def digests(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The digests of each case: on 1, 2 and 3 ranks, the last after a stop on 1; and in pieces."""
+    """The digests of each case: on 1, 2 and 3 ranks, the last after a stop on 1; and sharded."""
     keys = f"data.prepared={prepared}", "tracking.enabled=false", "trace.level=step"
 
     def train(folder: Path, mode: str, ranks: int | None, shard: str = "none") -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_brought_keeps_its_bits(case: str, digests: dict[str, dict[str, Any]]):
 
 
 @pytest.mark.parametrize("way", REFUSED)
-def test_what_can_lie_in_no_pieces_is_refused_in_a_line(way: str, digests: dict[str, dict[str, Any]]):
+def test_what_cannot_be_sharded_is_refused_in_a_line(way: str, digests: dict[str, dict[str, Any]]):
     for case, words in REFUSED[way].items():
         (line,) = digests[way][case]
         assert words in line, line

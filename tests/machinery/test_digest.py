@@ -15,7 +15,7 @@ from project.repro.training.digest import (
     tensor_digest,
     tensor_digests,
 )
-from project.repro.training.pieces import Piece
+from project.repro.training.shards import Shard
 from project.repro.training.world import World
 from torch import Tensor
 
@@ -236,7 +236,7 @@ def test_mixing_depends_on_the_place():
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_digests_of_pieces_are_those_of_the_whole(ranks: int, monkeypatch: pytest.MonkeyPatch):
+def test_digests_of_shards_are_those_of_the_whole(ranks: int, monkeypatch: pytest.MonkeyPatch):
     """The ranks' sums of rows, added up as an all-reduce does."""
     tensors = [torch.randn(2 * ROW * 4 + 96), torch.randn(5), torch.randn(64, 32).bfloat16()]
     edges = [sorted([0, *((tensor.numel() * rank // ranks // 64) * 64 for rank in range(1, ranks)), tensor.numel()])
@@ -246,7 +246,7 @@ def test_digests_of_pieces_are_those_of_the_whole(ranks: int, monkeypatch: pytes
     groups = []
     for rank in range(ranks):
         world = World(rank, ranks, torch.device("cpu"))
-        cut = [Piece(tensor.view(-1)[places[rank] : places[rank + 1]], places[rank], tensor.shape, world)
+        cut = [Shard(tensor.view(-1)[places[rank] : places[rank + 1]], places[rank], tensor.shape, world)
                for tensor, places in zip(tensors, edges, strict=True)]  # fmt: skip
         groups.append([[cut[0], tensors[1], cut[2]], [cut[2]], []])  # what all hold is added once
         held_digests(groups[-1])

@@ -94,7 +94,7 @@ def test_comparing_and_recomputing_change_no_bit(run: Run, model: str):
 
 
 @pytest.mark.long
-def test_pieces_of_replicas_are_compared(run: Run):
+def test_shards_of_replicas_are_compared(run: Run):
     ran = run("weights", 3, 4, "integrity.compare_every=1", "parallel.shard=full", "parallel.replicas=2")
     assert ran.codes == dict.fromkeys(range(4), "4"), ran.told
     assert f"step {FLIPPED_AFTER}: the replicas' weights differ" in ran.told and "(met by rank 1, 3 of 4)" in ran.told
@@ -112,7 +112,7 @@ def test_wrong_gradient_of_a_rank_is_caught_and_named(run: Run):
 
 
 @pytest.mark.long
-def test_wrong_gradient_is_caught_where_weights_lie_in_pieces(run: Run):
+def test_wrong_gradient_is_caught_where_weights_are_sharded(run: Run):
     ran = run("output_gradient", 1, 2, "integrity.recompute_every=1", "parallel.shard=full")
     assert ran.codes[1] == "4", ran.told
     assert (

@@ -22,7 +22,7 @@ from project.repro.records.receipt import read
 from project.repro.records.record import Record
 from project.repro.run import Run
 from project.repro.training import checkpoint, saver
-from project.repro.training.pieces import whole
+from project.repro.training.shards import whole
 from project.repro.training.snapshot import Snapshot
 from victim import Start
 

@@ -22,7 +22,7 @@ EVERY_STEP = "checkpoint.every=1", "checkpoint.keep=2"
 
 @pytest.mark.long
 def test_killed_again_and_again_on_changing_world_sizes(start: Start, whole: dict[str, Any]):
-    """Four processes, one, three, two that hold pieces; most times while a checkpoint is being written."""
+    """Four processes, one, three, two that hold shards; most times while a checkpoint is being written."""
     dice = random.Random(3)
     for ranks, shard in ((4, "full"), (None, "none"), (3, "optimizer"), (2, "full")):
         victim = start(*EVERY_STEP, f"parallel.shard={shard}", ranks=ranks)

@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer state in pieces: the same bits, whatever a rank holds."""
+"""Sharded weights, gradients and optimizer state: the same bits, whatever a rank holds."""
 
 import json
 from datetime import timedelta
@@ -13,7 +13,7 @@ from project.repro.training.checkpoint import found
 from project.repro.training.divisible import require_elementwise, require_own, require_untied, units_of
 from project.repro.training.gather import Gather, rounded
 from project.repro.training.optimizers import Optimizers
-from project.repro.training.pieces import Piece, Scattered
+from project.repro.training.shards import Scattered, Shard
 from project.repro.training.updates import Updates
 from project.repro.training.world import World
 from safetensors.torch import load_file
@@ -76,7 +76,7 @@ SLOW = [
 
 
 @pytest.mark.parametrize(("shard", "ranks", "model"), [*QUICK, *SLOW])
-def test_pieces_change_no_bit(alone: Alone, prepared: Path, tmp_path: Path, shard: str, ranks: int, model: str):
+def test_shards_change_no_bit(alone: Alone, prepared: Path, tmp_path: Path, shard: str, ranks: int, model: str):
     here = trained(tmp_path / "run", prepared, *QUIET, *MODELS[model], f"parallel.shard={shard}", ranks=ranks)
     require_same(here, alone(model))
 
@@ -130,7 +130,7 @@ def test_every_tensor_is_seen_as_it_is_where_it_lies_whole(prepared: Path, tmp_p
     assert len(names) > 20 and all(torch.equal(whole[name], cut[name]) for name in names)
 
 
-# ---- what can lie in pieces
+# ---- what can be sharded
 
 
 def test_group_without_parameters_has_nothing_to_try():
@@ -142,14 +142,14 @@ def test_group_without_parameters_has_nothing_to_try():
     assert torch.equal(weight, torch.ones(3)) and weight.grad is None
 
 
-def test_gradients_in_pieces_are_used_or_dropped_as_whole_ones():
+def test_sharded_gradients_are_used_or_dropped_as_whole_ones():
     weight = nn.Linear(32, 32, bias=False).weight
-    model, piece = nn.ParameterList([weight]), Piece(weight.detach().view(-1)[:512], 0, weight.shape, World(0, 2, CPU))
+    model, shard = nn.ParameterList([weight]), Shard(weight.detach().view(-1)[:512], 0, weight.shape, World(0, 2, CPU))
     optimizer = torch.optim.SGD(model.parameters())
     optimizers = Optimizers(optimizer, model)
     updates = Updates(model, optimizers, {})
-    (part,) = optimizers.cut({weight: piece}).values()
-    updates.ready, weight.grad, part.grad = True, Scattered(piece), torch.ones(512)
+    (part,) = optimizers.cut({weight: shard}).values()
+    updates.ready, weight.grad, part.grad = True, Scattered(shard), torch.ones(512)
     assert updates.forgotten
     optimizer.zero_grad()  # how a loop leaves the weights alone
     assert weight.grad is not None and not updates.forgotten
@@ -267,7 +267,7 @@ def cut(
 
 
 @pytest.mark.long
-def test_hard_sums_are_exact_in_pieces(prepared: Path, tmp_path: Path):
+def test_hard_sums_are_exact_when_sharded(prepared: Path, tmp_path: Path):
     ways = [(None, "none"), (2, "none"), (2, "optimizer"), (3, "optimizer"), (2, "full"), (3, "full")]
     seen = [cut(tmp_path, prepared, "nothing", ranks, shard) for ranks, shard in ways]
     assert [code for code, _, _ in seen] == [0] * len(ways), seen

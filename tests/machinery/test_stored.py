@@ -1,4 +1,4 @@
-"""Checkpoints in parts: each rank writes its pieces, and any ranks read them, bit by bit."""
+"""Checkpoints in parts: each rank writes its shards, and any ranks read them, bit by bit."""
 
 import json
 from contextlib import nullcontext
@@ -12,7 +12,7 @@ from faulty import Faulty
 from project.repro.errors import Failure
 from project.repro.records import names
 from project.repro.training import checkpoint, final, stored
-from project.repro.training.pieces import Piece, whole
+from project.repro.training.shards import Shard, whole
 from project.repro.training.snapshot import copy, look, put
 from project.repro.training.world import World
 from states import OPTIMIZERS, ORIGIN, Training, silent
@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from warm import PACKAGE
 
 CPU = torch.device("cpu")
-EDGES = (0, 32, 32, 96, 120)  # of the pieces of four ranks; one holds nothing
+EDGES = (0, 32, 32, 96, 120)  # of the shards of four ranks; one holds nothing
 
 
-def in_pieces(tensor: Tensor, rank: int) -> Piece:
+def sharded(tensor: Tensor, rank: int) -> Shard:
     start, stop = EDGES[rank : rank + 2]
-    return Piece(tensor.reshape(-1)[start:stop].clone(), start, tensor.shape, World(rank, 4, CPU))
+    return Shard(tensor.reshape(-1)[start:stop].clone(), start, tensor.shape, World(rank, 4, CPU))
 
 
 @pytest.fixture
@@ -36,11 +36,11 @@ def tensors() -> dict[str, Tensor]:
     return {"a": wide, "a:5": wide.bfloat16(), "a-00001": torch.arange(120).view(2, 3, 20), "b": wide > 0}
 
 
-def test_pieces_are_read_as_they_were(tensors: dict[str, Tensor], tmp_path: Path):
+def test_shards_are_read_as_they_were(tensors: dict[str, Tensor], tmp_path: Path):
     small = {"scalar": torch.tensor(3.0), "none": torch.zeros(0, 4)}
     for rank in range(4):
-        pieces = {name: in_pieces(tensor, rank) for name, tensor in tensors.items()}
-        stored.save({**pieces, **small}, tmp_path, "model", World(rank, 4, CPU))
+        shards = {name: sharded(tensor, rank) for name, tensor in tensors.items()}
+        stored.save({**shards, **small}, tmp_path, "model", World(rank, 4, CPU))
     assert len(list(tmp_path.iterdir())) == 5
     there = stored.read(tmp_path, "model")
     assert there.keys() == {*tensors, *small}
@@ -57,11 +57,11 @@ def same(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
-def test_same_pieces_give_the_same_bytes(tensors: dict[str, Tensor], tmp_path: Path):
+def test_same_shards_give_the_same_bytes(tensors: dict[str, Tensor], tmp_path: Path):
     for folder in ("one", "other"):
         (tmp_path / folder).mkdir()
-        pieces = {name: in_pieces(tensor, 1) for name, tensor in tensors.items()}
-        stored.save(pieces, tmp_path / folder, "model", World(1, 4, CPU))
+        shards = {name: sharded(tensor, 1) for name, tensor in tensors.items()}
+        stored.save(shards, tmp_path / folder, "model", World(1, 4, CPU))
     one, other = ((tmp_path / folder / "model-00001.safetensors").read_bytes() for folder in ("one", "other"))
     assert one == other
 
@@ -186,7 +186,7 @@ def steps(out: Path) -> list[int]:
     return [int(path.name[:9]) for path in checkpoint.found(out / "checkpoints")]
 
 
-PHASES = [  # of the second checkpoint: at whose call, which then is the newest whole one, in which pieces, resumed how
+PHASES = [  # of the second checkpoint: at whose call, which then is the newest whole one, in which shards, resumed how
     (1, "training.checkpoint write_part 1", 5, "full", "none"),  # before any byte
     (1, "training.stored save_file 2", 5, "full", "full"),  # between two files of its part
     (1, "training.saver Saver.seal 1", 5, "optimizer", "none"),  # its part is, but nobody knows
@@ -213,11 +213,11 @@ def test_kill_in_each_phase_of_writing_leaves_a_whole_checkpoint(
 
 
 @pytest.mark.long
-def test_ranks_that_see_other_disks_send_the_lead_their_pieces(alone: Trained, prepared: Path, tmp_path: Path):
+def test_ranks_that_see_other_disks_send_the_lead_their_shards(alone: Trained, prepared: Path, tmp_path: Path):
     ran = faulty(tmp_path / "one", prepared, "unseen", 1, "parallel.shard=full", "trace.values=11")
     assert "stopped as trace.values asks after step 12" in ran.told
     newest = checkpoint.found(ran.out / "checkpoints")[-1]
-    assert not list(newest.glob("*-0*")), "pieces of a rank that the lead does not see"
+    assert not list(newest.glob("*-0*")), "shards of a rank that the lead does not see"
     (tmp_path / "other").mkdir()
     ran.out.rename(tmp_path / "other" / "run")
     ran = faulty(tmp_path / "other", prepared, "unseen", 1, "parallel.shard=optimizer")

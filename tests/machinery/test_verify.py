@@ -17,7 +17,7 @@ from project.repro.lab.verify import ONCE, VARIED, WAYS, Row, Way, chosen, train
 from warm import Warm
 
 Verify = Callable[..., dict[str, Row]]
-OWNED, FULL = "optimizer in pieces on 2 ranks", "weights in pieces on 2 ranks"
+OWNED, FULL = "optimizer sharded on 2 ranks", "weights sharded on 2 ranks"
 
 
 @pytest.fixture
@@ -71,14 +71,14 @@ def test_rank_that_computes_otherwise_is_seen_in_its_rows_alone(verified: Verify
 
 
 @pytest.mark.long
-def test_piece_that_is_computed_otherwise_is_seen_in_its_rows_alone(verified: Verify):
-    rows = verified("piece", "1", ways=("2 ranks", OWNED, FULL))
+def test_shard_that_is_computed_otherwise_is_seen_in_its_rows_alone(verified: Verify):
+    rows = verified("shard", "1", ways=("2 ranks", OWNED, FULL))
     verdicts = {name: row.verdict for name, row in rows.items()}
     assert verdicts == {"one process": "EQUAL", "2 ranks": "EQUAL", OWNED: "DIFFERS", FULL: "DIFFERS"}
 
 
 @pytest.mark.long
-def test_optimizer_that_pieces_cannot_hold_is_no_failure(project: Path, tmp_path: Path):
+def test_optimizer_that_cannot_be_sharded_is_no_failure(project: Path, tmp_path: Path):
     """Its row says why it was not tried; the others count."""
     here = tmp_path / "clone"
     shutil.copytree(project, here, ignore=shutil.ignore_patterns("__pycache__", "build"))

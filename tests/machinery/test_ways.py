@@ -18,7 +18,7 @@ from project.repro.errors import Failure, Refused
 from project.repro.lab import verify
 from project.repro.lab.verify import WAYS, Way, chosen
 from project.repro.records import names
-from project.repro.training.pieces import Piece, Scattered
+from project.repro.training.shards import Scattered, Shard
 from project.repro.training.world import ALONE
 from server import until
 from warm import PATIENCE
@@ -58,22 +58,22 @@ def test_shortening_that_does_not_fit_the_config_is_refused_by_name():
 
 # ---- a way that the training refuses
 
-PIECES = "optimizer in pieces on 2 ranks"
+SHARDED = "optimizer sharded on 2 ranks"
 REFUSAL = "parallel.shard: Adafactor does not update each element by itself, so use another one"
 
 
 @pytest.mark.parametrize(
     ("way", "code", "said", "verdict"),
     [
-        (PIECES, 2, ["told before", REFUSAL], f"not tried: {REFUSAL}"),
-        (PIECES, 2, ["\x1b[2Jone" + 80 * " more"], r"not tried: \x1b[2Jone" + 57 * " more" + " …"),
-        (PIECES, 2, [], "not tried: refused without a word"),
-        (PIECES, 1, [REFUSAL], f"FAILED: it ended with 1:\n{REFUSAL}"),
-        (PIECES, -9, [], "FAILED: it ended with -9:"),
+        (SHARDED, 2, ["told before", REFUSAL], f"not tried: {REFUSAL}"),
+        (SHARDED, 2, ["\x1b[2Jone" + 80 * " more"], r"not tried: \x1b[2Jone" + 57 * " more" + " …"),
+        (SHARDED, 2, [], "not tried: refused without a word"),
+        (SHARDED, 1, [REFUSAL], f"FAILED: it ended with 1:\n{REFUSAL}"),
+        (SHARDED, -9, [], "FAILED: it ended with -9:"),
         ("2 ranks", 2, [str(line) for line in range(20)], f"FAILED: it ended with 2:\n8\n9\n{'%s'}"),
     ],
 )
-def test_refusal_of_pieces_alone_is_no_failure(
+def test_refusal_of_shards_alone_is_no_failure(
     way: str, code: int, said: list[str], verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(verify, "FOLDER", tmp_path)
@@ -97,12 +97,12 @@ def test_refusal_of_torchs_clip_is_shown_as_one_sentence_with_its_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     weight = torch.nn.Parameter(torch.ones(4))
-    weight.grad = Scattered(Piece(torch.ones(4), 0, weight.shape, ALONE))
+    weight.grad = Scattered(Shard(torch.ones(4), 0, weight.shape, ALONE))
     with pytest.raises(Refused) as refused:
         torch.nn.utils.clip_grad_norm_([weight], 1.0)
     monkeypatch.setattr(verify, "FOLDER", tmp_path)
-    verdict = tried(PIECES, 2, [str(refused.value)]).verdict
-    assert verdict.startswith("not tried: linalg_vector_norm cannot take a gradient that lies in pieces on the ranks: ")
+    verdict = tried(SHARDED, 2, [str(refused.value)]).verdict
+    assert verdict.startswith("not tried: linalg_vector_norm cannot take a gradient that is sharded over the ranks: ")
     assert "call clip_grad_norm_ of repro/training/exact.py" in verdict and verdict.endswith(" parallel.shard=none")
 
 

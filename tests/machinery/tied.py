@@ -1,4 +1,4 @@
-"""A model with tied embeddings in pieces; tests/test_recipes.py runs this on a project with the language recipe."""
+"""A sharded model with tied embeddings; tests/test_recipes.py runs this on a project with the language recipe."""
 
 from pathlib import Path
 
@@ -22,6 +22,6 @@ def test_tied_embeddings_have_one_digest(shard: str, ranks: int | None, folder: 
     out, told = folder / f"{shard}-{ranks}", folder / f"{shard}-{ranks}.err"
     code = Warm(*keys, "--out", str(out), out=told, err=told, ranks=ranks).wait()
     assert code == 0, told.read_text()
-    assert ("99.5% of the weights lie in pieces" in told.read_text()) == (shard == "full")
+    assert ("99.5% of the weights are sharded" in told.read_text()) == (shard == "full")
     for name in ("model.safetensors", "trace/steps.bin"):
         assert (out / name).read_bytes() == (folder / "none-None" / name).read_bytes(), name

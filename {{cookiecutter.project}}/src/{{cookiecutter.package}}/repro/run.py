@@ -31,7 +31,7 @@ from .records.removal import drop_replaced
 from .records.signature import require_key, sign
 from .records.tracking import Follower
 from .step import Step, Training
-from .training import agreement, checkpoint, final, logged, pieces, sampling, snapshot, world
+from .training import agreement, checkpoint, final, logged, sampling, shards, snapshot, world
 from .training.metrics import Metrics
 from .training.optimizers import Given, Optimizers
 from .training.promise import Promise
@@ -63,7 +63,7 @@ class Run:
         self._origin: checkpoint.Origin | None = None
         self._plan: sampling.Plan | None = None
         self._still: Still | None = None
-        self._resumed = self._terminated = self._finished = self._in_pieces = False
+        self._resumed = self._terminated = self._finished = self._sharded = False
         self._done = 0  # steps
 
     def __enter__(self) -> Self:
@@ -176,7 +176,7 @@ class Run:
         watch = self._promise.watch
         watch.rest()
         training = Training(self.config, self.world, self._trace, plan, *held, units, self.log, watch)
-        self._in_pieces, self._replicas = training.gradients.in_pieces, training.gradients.replicas
+        self._sharded, self._replicas = training.gradients.sharded, training.gradients.replicas
         self.world.together(opened.require_known)  # before step 0, where all can be told by one
         self.world.together(switches.require_held)
         start = self._restore()
@@ -217,9 +217,9 @@ class Run:
         agreement.require_replicas(self._model, done, self.world, self._replicas)
         outputs = not self.config.compute.compile  # whose modules have no outputs to look at
         held = self._model, self._optimizers
-        self.world.together(lambda: self._trace.begin(*held, done, outputs, self._in_pieces))
-        if self.world.leads or self._in_pieces:
-            writers = self.world if self._in_pieces else world.ALONE
+        self.world.together(lambda: self._trace.begin(*held, done, outputs, self._sharded))
+        if self.world.leads or self._sharded:
+            writers = self.world if self._sharded else world.ALONE
             self._saver = Saver(folder, self._origin, self.config.checkpoint, self._sync, writers, shared)
         if self._record and self._resumed:
             self._record.went_on(done)
@@ -300,7 +300,7 @@ class Run:
         self._finished = True
         self.log(self._stop - 1, **{"epoch": self._plan.epoch(self._stop), **numbers})
         self._write_metrics()
-        whole = final.gathered(self._model, self.out, self.world) if self._in_pieces else self._model
+        whole = final.gathered(self._model, self.out, self.world) if self._sharded else self._model
         self.world.together(self._finish_saving)
         if not self._record:
             return
@@ -326,7 +326,7 @@ class Run:
     ) -> None:
         self._promise.watch.end()
         switches.let_go()
-        refused = pieces.of_mixture(error)
+        refused = shards.of_mixture(error)
         error = refused or error
         if not error and not self._finished:
             error = refused = Refused("run.finish() was never called: it writes the weights and the receipt")

@@ -97,7 +97,7 @@ class Parallel(Section):
         return 2.0 ** (self.limit_exponent + self.lsb)
 
     @model_validator(mode="after")
-    def _only_the_order_free_sum_comes_in_pieces(self) -> Self:
+    def _only_the_order_free_sum_is_sharded(self) -> Self:
         if self.shard != "none" and self.reduce == "ddp":
             raise ValueError(f"shard={self.shard} needs reduce=order_free; set shard=none with ddp")
         return self

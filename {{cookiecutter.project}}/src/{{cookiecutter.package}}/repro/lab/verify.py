@@ -51,8 +51,8 @@ class Way:
     cold: bool = False  # whether it starts as a user starts it, by torchrun where it has several ranks
 
     @property
-    def in_pieces(self) -> bool:
-        """Whether ranks hold pieces, which some models and optimizers cannot lie in."""
+    def sharded(self) -> bool:
+        """Whether ranks hold shards, which some models and optimizers do not allow."""
         return SHARD in self.settings
 
     @property
@@ -84,9 +84,9 @@ WAYS = (
     Way("2 ranks", ranks=2, cold=True),
     Way("3 ranks, 1 worker", {"loader.workers": 1}, ranks=3),
     Way("4 ranks", ranks=4),
-    Way("optimizer in pieces on 2 ranks", {SHARD: "optimizer"}, ranks=2),
-    Way("weights in pieces on 2 ranks", {SHARD: "full"}, ranks=2),
-    Way("weights in pieces on 3 ranks", {SHARD: "full"}, ranks=3),
+    Way("optimizer sharded on 2 ranks", {SHARD: "optimizer"}, ranks=2),
+    Way("weights sharded on 2 ranks", {SHARD: "full"}, ranks=2),
+    Way("weights sharded on 3 ranks", {SHARD: "full"}, ranks=3),
     Way("killed and resumed", ended=signal.SIGKILL, instant=in_the_last_third),
     Way("killed and resumed on 2 ranks", ranks=2, ended=signal.SIGKILL, instant=behind_an_epoch),
     Way("stopped by SIGTERM and resumed", ended=signal.SIGTERM),
@@ -240,7 +240,7 @@ def _train(
         return Row(way.name, f"FAILED: {failure}")
     if code:
         said = log.read_text(errors="replace").splitlines()[-LINES:]
-        if way.in_pieces and code == Refused.exit_code:
+        if way.sharded and code == Refused.exit_code:
             refusal = plain(said[-1]) if said else "refused without a word"
             return Row(way.name, f"not tried: {textwrap.shorten(refusal, LINE, placeholder=' …')}")
         return Row(way.name, "\n".join([f"FAILED: it ended with {code}:", *said]))

@@ -26,7 +26,7 @@ from ..errors import Failure
 from ..project import Project
 from ..torchrun import GRACE, STOPPED, end_with_launcher, exit_code
 
-LATE = "torch._dynamo", "torch.distributed.fsdp"  # what the first optimizer, and pieces of weights, import
+LATE = "torch._dynamo", "torch.distributed.fsdp"  # what the first optimizer, and shards of weights, import
 PAUSE = 0.01  # seconds between two looks at processes that run
 
 

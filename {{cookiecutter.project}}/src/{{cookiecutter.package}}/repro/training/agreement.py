@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..errors import Disagreement
 from .digest import tensor_digests
-from .pieces import Piece
-from .pieces import weights as weights_of
+from .shards import Shard
+from .shards import weights as weights_of
 from .world import World
 
 Report = Mapping[str, Any]  # field -> JSON value, as one rank sees it
@@ -146,13 +146,13 @@ def require_same_weights(weights: Mapping[str, Tensor], step: int, world: World,
 
 
 def require_replicas(model: nn.Module, step: int, world: World, replicas: World) -> None:
-    """Compare what ranks hold alike: whole weights and buffers, and the pieces that `replicas` of this rank hold.
+    """Compare what ranks hold alike: whole weights and buffers, and the shards that `replicas` of this rank hold.
 
     Raises:
         Disagreement: as `require_same_weights`; a fault in one replica ends them all.
     """
     held = weights_of(model)
     require_same_weights({name: tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}, step, world)
-    cut = {name: piece.local for name, piece in held.items() if isinstance(piece, Piece)}
+    cut = {name: shard.local for name, shard in held.items() if isinstance(shard, Shard)}
     if replicas.size > 1:
         world.together(lambda: require_same_weights(cut, step, replicas, "replicas'"))

@@ -7,7 +7,7 @@
         state.json                    all other values, the step, whose state it is; a digest of each tensor, and of all
         manifest.json                 size and SHA-256 of the others
 
-Where ranks hold pieces of weights or of the optimizer's state, and see one folder, each writes its own beside them,
+Where ranks hold shards of weights or of the optimizer's state, and see one folder, each writes its own beside them,
 such as model-00001.safetensors (see `stored`). The digest of all, `content`, is the same however many hold the state.
 
 The folder's name seals the manifest and the manifest seals the files, so no byte can change unnoticed. No
@@ -86,7 +86,7 @@ def clear(folder: Path) -> None:
 
 
 def write_part(snapshot: Snapshot, aside: Path, origin: Origin | None, world: World) -> list[dict[str, Any]]:
-    """Write durably what this rank has to: its pieces; and the lead, which knows the `origin`, all else.
+    """Write durably what this rank has to: its shards; and the lead, which knows the `origin`, all else.
 
     Returns:
         The files as a manifest states them.

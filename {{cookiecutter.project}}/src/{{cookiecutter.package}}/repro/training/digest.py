@@ -17,7 +17,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from .pieces import Held, Piece, joined
+from .shards import Held, Shard, joined
 from .world import World
 
 
@@ -99,15 +99,15 @@ def _length(tensors: Iterable[Tensor]) -> int:
 
 
 def held_digests(groups: Sequence[Sequence[Held]]) -> list[Tensor]:
-    """As `combined_digest` of each group, where ranks may hold pieces; of an empty group, 0.
+    """As `combined_digest` of each group, where ranks may hold shards; of an empty group, 0.
 
     Sums of rows add up, whatever part of a row each rank has. All ranks have to ask together.
     """
-    pieces = [held for group in groups for held in group if isinstance(held, Piece)]
-    if not pieces:
+    shards = [held for group in groups for held in group if isinstance(held, Shard)]
+    if not shards:
         nothing = torch.zeros((), dtype=torch.int64)
         return [combined_digest(cast(Sequence[Tensor], group)) if group else nothing for group in groups]
-    world = pieces[0].world
+    world = shards[0].world
     rows, lengths = zip(*(_own_rows(group, world) for group in groups), strict=True)
     together = torch.cat(rows)
     world.sum(together)
@@ -119,9 +119,9 @@ def _own_rows(group: Sequence[Held], world: World) -> tuple[Tensor, int]:
     """This rank's terms of the sums of all rows, and the group's length in bytes."""
     places, length, end = [], 0, 0  # the latter in words
     for held in group:
-        tensor, start = (held.local, held.start) if isinstance(held, Piece) else (held, 0)
+        tensor, start = (held.local, held.start) if isinstance(held, Shard) else (held, 0)
         size = tensor.element_size()
-        if isinstance(held, Piece) or world.leads:  # of what all hold, one adds it
+        if isinstance(held, Shard) or world.leads:  # of what all hold, one adds it
             places.append((end + start * size // 8, tensor))
         size *= held.shape.numel()
         length, end = length + size, end - (-size // 8)

@@ -1,4 +1,4 @@
-"""What can lie in pieces: parameters, units of a model, optimizers; the rest stays whole, or is refused by name."""
+"""What can be sharded: parameters, units of a model, optimizers; the rest stays whole, or is refused by name."""
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ..differences import some
 from ..errors import Refused
-from .pieces import aligned
+from .shards import aligned
 
-STEPS, LENGTH = 3, (1 << 17) + 7  # of the try whether an optimizer updates pieces alike; so long that threads share it
+STEPS, LENGTH = 3, (1 << 17) + 7  # of the try whether an optimizer updates shards alike; so long that threads share it
 
 
 def units_of(module: nn.Module) -> list[nn.Module]:

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from .pieces import is_cut
 from .sampling import Indexed, Seeded, on_device
 from .seeds import derive, seed_everything
+from .shards import is_cut
 from .world import World
 
 
@@ -56,7 +56,7 @@ def _in_step(
 ) -> Iterator[tuple[int, Any]]:
     """The batches of this rank; each rank calls the model as often as the others, with or without a batch of its own.
 
-    A model whose weights lie in pieces gathers them in each call, in which all ranks take part. A rank that has one
+    A model whose weights are sharded gathers them in each call, in which all ranks take part. A rank that has one
     batch less than others repeats the calls for its last one; a rank that has none makes those that the lead makes.
     """
     calls: list[tuple[Any, Any]] = []

@@ -7,7 +7,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from .pieces import Scattered, joined
+from .shards import Scattered, joined
 
 CHUNK = 1 << 15  # squares that float64 adds exactly
 ROWS = {"cpu": 1, "cuda": 1 << 7}  # of so many squares, looked at together: as a cache holds, or as keeps a GPU busy
@@ -80,7 +80,7 @@ def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
 
 
 def _here(gradient: Tensor) -> Tensor:
-    return gradient.piece.local if isinstance(gradient, Scattered) else gradient
+    return gradient.shard.local if isinstance(gradient, Scattered) else gradient
 
 
 def _norm(gradients: Sequence[Tensor]) -> Tensor:
@@ -89,7 +89,7 @@ def _norm(gradients: Sequence[Tensor]) -> Tensor:
     The squares, which float64 holds exactly for float32, are cut into two limbs of whole multiples of powers of two
     below the largest one. int64 adds them without rounding, so the order does not matter.
     """
-    world = next((gradient.piece.world for gradient in gradients if isinstance(gradient, Scattered)), None)
+    world = next((gradient.shard.world for gradient in gradients if isinstance(gradient, Scattered)), None)
     adds = world is None or world.leads  # what every rank holds, one of them adds
     mine = [_here(gradient).reshape(-1) for gradient in gradients if adds or isinstance(gradient, Scattered)]
     edges = [edge.double().abs() for part in mine if part.numel() for edge in part.aminmax()]

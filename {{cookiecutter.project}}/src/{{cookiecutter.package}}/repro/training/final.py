@@ -20,7 +20,7 @@ from ..asked.manifest import sha256_file
 from ..errors import Failure, Refused
 from ..files import rename
 from ..records import names
-from .pieces import Held, extras, is_extra, local, weights, whole
+from .shards import Held, extras, is_extra, local, weights, whole
 from .trees import copied, pack, unpack
 from .world import World
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from .buffers import Buffers
-from .pieces import Piece, gradient_of, local
+from .shards import Shard, gradient_of, local
 from .world import ALONE
 
 
@@ -15,7 +15,7 @@ def nonfinite(module: nn.Module, buffers: Buffers) -> list[str]:
         Refused: an integer buffer has no whole mean.
     """
     held = [(name, gradient) for name, p in module.named_parameters() if (gradient := gradient_of(p)) is not None]
-    world = next((gradient.world for _, gradient in held if isinstance(gradient, Piece)), ALONE)
+    world = next((gradient.world for _, gradient in held if isinstance(gradient, Shard)), ALONE)
     # a sum that is finite has finite terms: to add takes a CPU a tenth of the time of a look at each
     sound = torch.stack([buffers.even(), *(local(gradient).sum().isfinite() for _, gradient in held)])
     bad = (~sound).sum()

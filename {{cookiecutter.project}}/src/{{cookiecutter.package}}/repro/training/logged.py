@@ -16,7 +16,7 @@ from ..files import rename
 from ..project import Project
 from ..records import names
 from ..records.logged_model import write_code
-from .pieces import is_cut
+from .shards import is_cut
 
 
 class Shapes:
@@ -68,7 +68,7 @@ def _named(held: Any) -> dict[str, Tensor]:
 def write(model: nn.Module, project: Project, out: Path) -> str | None:
     """Write model.pth and code.zip into `out`; or return a line that tells why this model has none."""
     if is_cut(model):
-        return "MLflow gets the weights, but no model that it can load: parallel.shard=full has cut it into pieces"
+        return "MLflow gets the weights, but no model that it can load: parallel.shard=full has sharded it"
     import cloudpickle  # takes along a class that the loop's own file defines
 
     beside = out / f"{names.PICKLED}.part"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..differences import some
 from ..errors import Refused
-from .pieces import Held, Piece, Stored, whole
+from .shards import Held, Shard, Stored, whole
 from .trees import realized
 
 Given = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
@@ -47,7 +47,7 @@ class Optimizers:
         if not self.all:
             raise Refused(f"run.steps(): no optimizer given, {WANTED}")
         self._updated: dict[Tensor, Tensor] = {}
-        self._pieces: dict[Tensor, Piece] = {}
+        self._shards: dict[Tensor, Shard] = {}
         held = self.parameters
         if twice := len(held) - len({id(parameter) for parameter in held}):
             raise Refused(f"{twice} parameters are held by two optimizers; give each parameter to one of them")
@@ -81,16 +81,16 @@ class Optimizers:
             for parameter in [held for held in optimizer.state if held in others]:
                 optimizer.state[others[parameter]] = optimizer.state.pop(parameter)
 
-    def cut(self, pieces: Mapping[Tensor, Piece]) -> dict[Tensor, Tensor]:
-        """Have the optimizers update this rank's pieces of parameters, vectors that share their memory.
+    def cut(self, shards: Mapping[Tensor, Shard]) -> dict[Tensor, Tensor]:
+        """Have the optimizers update this rank's shards of parameters, vectors that share their memory.
 
         Returns:
             What is updated in place of each parameter; its `.grad` is what the optimizer uses.
         """
-        held = [parameter for parameter in self.parameters if parameter in pieces]
-        updated: dict[Tensor, Tensor] = {p: nn.Parameter(pieces[p].local) for p in held}
+        held = [parameter for parameter in self.parameters if parameter in shards]
+        updated: dict[Tensor, Tensor] = {p: nn.Parameter(shards[p].local) for p in held}
         self._updated = updated
-        self._pieces = {updated[parameter]: pieces[parameter] for parameter in held}
+        self._shards = {updated[parameter]: shards[parameter] for parameter in held}
         self.replace(updated)
         for optimizer in self.all:  # some have state from the beginning
             for parameter, state in optimizer.state.items():
@@ -105,15 +105,15 @@ class Optimizers:
         return [self._held(parameter, value) for value in values]
 
     def _held(self, parameter: Tensor, value: Any) -> Any:
-        """A value of the state of a parameter; as a piece where it is one."""
-        piece = self._pieces.get(parameter)
-        return piece.of(value) if piece and isinstance(value, Tensor) and value.shape == parameter.shape else value
+        """A value of the state of a parameter; as a shard where it is one."""
+        shard = self._shards.get(parameter)
+        return shard.of(value) if shard and isinstance(value, Tensor) and value.shape == parameter.shape else value
 
     def _part(self, parameter: Tensor, value: Any) -> Any:
         """The inverse of `_held`, of a whole tensor."""
-        piece = self._pieces.get(parameter)
+        shard = self._shards.get(parameter)
         return (
-            piece.cut(value) if piece and isinstance(value, Tensor | Stored) and value.shape == piece.shape else value
+            shard.cut(value) if shard and isinstance(value, Tensor | Stored) and value.shape == shard.shape else value
         )
 
     def _laid(self, parameter: Tensor, value: Any) -> Any:
@@ -129,7 +129,7 @@ class Optimizers:
         return {id(self._updated.get(p, p)): (name, list(p.shape)) for name, p in named}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of one optimizer, by names, with pieces where there are; of several, under their numbers."""
+        """The state of one optimizer, by names, with shards where there are; of several, under their numbers."""
         states = [self._named(optimizer) for optimizer in self.all]
         return states[0] if len(states) == 1 else {str(number): state for number, state in enumerate(states)}
 

@@ -48,8 +48,8 @@ class OrderFree:
     A parameter that no micro-batch used gets a zero gradient.
     """
 
-    in_pieces = False  # whether a rank holds only a piece of each gradient
-    replicas = ALONE  # the ranks that hold the same pieces
+    sharded = False  # whether a rank holds only a shard of each gradient
+    replicas = ALONE  # the ranks that hold the same shards
     early = True  # whether a bucket is sent as soon as the last micro-batch has added to it
     doubted = False  # whether the next step is to add its first micro-batch twice over, as `rechecks` does
 

@@ -17,7 +17,7 @@ from ..asked.settings import Checkpoint
 from ..errors import FULL, Failure
 from . import checkpoint
 from .checkpoint import Origin
-from .pieces import Held, Piece, whole
+from .shards import Held, Shard, whole
 from .snapshot import NONE, Snapshot, copy, look
 from .trees import Stateful
 from .world import ALONE, World
@@ -26,8 +26,8 @@ from .world import ALONE, World
 class Saver:
     """Writes snapshots in the background, one at a time.
 
-    Where ranks hold pieces, each has a saver, and all have to call the same methods together. If they see one folder,
-    `shared`, each writes its own pieces; else the lead, which alone has an `origin` then, writes what all send to it.
+    Where ranks hold shards, each has a saver, and all have to call the same methods together. If they see one folder,
+    `shared`, each writes its own shards; else the lead, which alone has an `origin` then, writes what all send to it.
 
     Attributes:
         origin: whose state it is.
@@ -70,7 +70,7 @@ class Saver:
         return copy(tensor) if self.origin else None
 
     def _own(self, held: Held) -> Held | None:
-        mine = self._world.rank < held.world.size if isinstance(held, Piece) else self.origin  # the first replica's
+        mine = self._world.rank < held.world.size if isinstance(held, Shard) else self.origin  # the first replica's
         return copy(held) if mine else None
 
     def _begin(self, work: Callable[[], object]) -> None:

@@ -1,11 +1,11 @@
-"""`parallel.shard`: gradients, optimizer state and weights in pieces, with the bits of `parallel.OrderFree`.
+"""`parallel.shard`: sharded gradients, optimizer state and weights, with the bits of `parallel.OrderFree`.
 
     none        every rank holds all
-    optimizer   a rank holds the weights, and sums and updates its own piece of each parameter
+    optimizer   a rank holds the weights, and sums and updates its own shard of each parameter
     full        a rank holds its rows of each weight; FSDP2 gathers those of a unit while they are needed
 
 The bits are the same because nothing depends on where a tensor is cut: the sums are those of whole numbers, an
-optimizer updates each element by itself (`divisible.require_elementwise`), and pieces begin where its vectors begin.
+optimizer updates each element by itself (`divisible.require_elementwise`), and shards begin where its vectors begin.
 Parameters whose rows are no whole vectors stay whole under `full`, as biases and norms do.
 """
 
@@ -31,25 +31,25 @@ from .divisible import kept_whole, require_own, require_untied
 from .gather import Gather, Room, rounded
 from .optimizers import Optimizers
 from .parallel import OrderFree
-from .pieces import Piece, Scattered, aligned, piece_of
+from .shards import Scattered, Shard, aligned, shard_of
 from .world import World
 
 Compute = Callable[[], Tensor]
 
 
 class Owned(OrderFree):
-    """`parallel.shard: optimizer`: as `OrderFree`, but each rank gets, and updates, a piece of each parameter.
+    """`parallel.shard: optimizer`: as `OrderFree`, but each rank gets, and updates, a shard of each parameter.
 
     A bucket is cut into equal parts, one for each rank. After each step of an optimizer the ranks gather the weights.
     """
 
-    in_pieces = True
+    sharded = True
 
     def __init__(self, module: nn.Module, settings: Parallel, world: World, optimizers: Optimizers) -> None:
         if odd := [name for name, p in module.named_parameters() if not p.is_contiguous()]:
             raise Refused(f"{some(odd, 3)}: not contiguous, which parallel.shard=optimizer wants; use .contiguous()")
         super().__init__(module, settings, world)
-        self._pieces: dict[Tensor, Piece] = {}
+        self._shards: dict[Tensor, Shard] = {}
         self._places: list[list[tuple[Tensor, int, slice]]] = []  # by bucket: a tensor, its place there, and in my part
         for tensors, sums in zip(self._buckets, self._sums, strict=True):
             first, at = sums.numel() // world.size * world.rank, 0
@@ -57,11 +57,11 @@ class Owned(OrderFree):
             for tensor, size in zip(tensors, self._sizes(tensors), strict=False):
                 last = first + sums.numel() // world.size
                 start, stop = (min(max(edge - at, 0), tensor.numel()) for edge in (first, last))
-                self._pieces[tensor] = Piece(tensor.detach().view(-1)[start:stop], start, tensor.shape, world)
+                self._shards[tensor] = Shard(tensor.detach().view(-1)[start:stop], start, tensor.shape, world)
                 mine = slice(at + start - first, at + stop - first) if start < stop else slice(0)
                 self._places[-1].append((tensor, at, mine))
                 at += size
-        self._updated = optimizers.cut(self._pieces)
+        self._updated = optimizers.cut(self._shards)
         self._parts: list[Tensor] = []
         self._watches = [optimizer.register_step_post_hook(self._gather) for optimizer in optimizers.all]
 
@@ -79,7 +79,7 @@ class Owned(OrderFree):
         parts, self._parts = self._parts, []
         for places, part in zip(self._places, parts, strict=True):
             for tensor, _, mine in places:
-                gradient = self._pieces[tensor].of(self._value(part[mine], tensor))
+                gradient = self._shards[tensor].of(self._value(part[mine], tensor))
                 _give(tensor, gradient, self._updated)
 
     def _gather(self, *call: Any) -> None:
@@ -87,7 +87,7 @@ class Owned(OrderFree):
         for places, sums in zip(self._places, self._sums, strict=True):
             part = places[0][0].new_zeros(sums.numel() // self.world.size)
             for tensor, _, mine in places:
-                part[mine] = self._pieces[tensor].local
+                part[mine] = self._shards[tensor].local
             weights = part.new_empty(sums.numel())
             self.world.join(part, weights)
             for tensor, at, _ in places:
@@ -103,8 +103,8 @@ class Owned(OrderFree):
             watch.remove()
 
 
-def _give(parameter: Tensor, gradient: Piece, updated: Mapping[Tensor, Tensor]) -> None:
-    """Leave a gradient's piece where the loop looks for it, and where the optimizer does."""
+def _give(parameter: Tensor, gradient: Shard, updated: Mapping[Tensor, Tensor]) -> None:
+    """Leave a gradient's shard where the loop looks for it, and where the optimizer does."""
     parameter.grad = Scattered(gradient)
     if parameter in updated:
         updated[parameter].grad = gradient.local
@@ -117,7 +117,7 @@ class Full(OrderFree):
     `parallel.replicas`, groups of ranks hold the whole each, and add their sums at the end of a step.
     """
 
-    in_pieces = True
+    sharded = True
     early = False  # FSDP2 communicates until the last pass, in which ranks may run no micro-batch
 
     def __init__(
@@ -131,9 +131,9 @@ class Full(OrderFree):
         watches = self._cut_units(module, units, optimizers, short)
         super().__init__(module, settings, world)
         self._cut = [p for p in module.parameters() if p.requires_grad and isinstance(p, DTensor)]
-        self._hooks += [parameter.register_post_accumulate_grad_hook(self._take_piece) for parameter in self._cut]
+        self._hooks += [parameter.register_post_accumulate_grad_hook(self._take_shard) for parameter in self._cut]
         self._hooks += watches
-        self._updated = optimizers.cut({parameter: piece_of(parameter) for parameter in self._cut})
+        self._updated = optimizers.cut({parameter: shard_of(parameter) for parameter in self._cut})
         if world.leads:
             print(_told(module, units), file=sys.stderr, flush=True)
 
@@ -223,7 +223,7 @@ class Full(OrderFree):
             out.copy_(unit.sum).mul_(2.0**self._lsb)
             unit.sum = None
 
-    def _take_piece(self, parameter: Tensor) -> None:
+    def _take_shard(self, parameter: Tensor) -> None:
         """FSDP2 calls this in each pass; the gradient is that of the step in the last one, and zeros before."""
         self._turns.take(parameter)
         if self._made < self._passes:
@@ -252,7 +252,7 @@ class Full(OrderFree):
         super()._give()
         for parameter in self._cut:
             gradient = cast(DTensor, parameter.grad).to_local().reshape(-1)
-            _give(parameter, piece_of(parameter).of(gradient), self._updated)
+            _give(parameter, shard_of(parameter).of(gradient), self._updated)
 
     def _holders(self) -> Sequence[Tensor]:
         return [*self._parameters, *self._cut, *self._updated.values()]
@@ -289,11 +289,11 @@ def _managed(unit: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
 
 
 def _told(module: nn.Module, units: Sequence[nn.Module]) -> str:
-    """A line on what lies in pieces, and on what is gathered at a time."""
+    """A line on what is sharded, and on what is gathered at a time."""
     names = {held: name for name, held in module.named_modules()}
     cut = sum(parameter.numel() for parameter in module.parameters() if isinstance(parameter, DTensor))
     share = cut / max(1, sum(parameter.numel() for parameter in module.parameters()))
     return (
-        f"parallel.shard=full: {share:.1%} of the weights lie in pieces; gathered one at a time: "
+        f"parallel.shard=full: {share:.1%} of the weights are sharded; gathered one at a time: "
         f"{some([names[unit] for unit in units], 3) if units else 'nothing, the model has no list of modules'}"
     )

@@ -14,7 +14,7 @@ from ..differences import some
 from ..errors import Failure, Refused
 from .digest import held_digests
 from .optimizers import Optimizers
-from .pieces import Held, Piece, extras, load_weights, weights
+from .shards import Held, Shard, extras, load_weights, weights
 from .trees import Stateful, copied, leaves, pack, realized, unpack
 
 GROUPS = "model", "optimizer", "others"  # of tensors
@@ -47,7 +47,7 @@ class Snapshot:
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
     def digested(self) -> "Snapshot":
-        """With digests; where ranks hold pieces, all have to ask together."""
+        """With digests; where ranks hold shards, all have to ask together."""
         return replace(self, digests={group: _digests(getattr(self, group)) for group in GROUPS})
 
     def changed(self, change: Callable[[Any], Held | None]) -> "Snapshot":
@@ -66,7 +66,7 @@ def _digests(tensors: Mapping[str, Held]) -> dict[str, str]:
 
 def copy(held: Held) -> Held:
     """A copy on the CPU of what this rank holds."""
-    return held.of(copied(held.local)) if isinstance(held, Piece) else copied(held)
+    return held.of(copied(held.local)) if isinstance(held, Shard) else copied(held)
 
 
 def look(step: int, model: nn.Module, optimizer: Stateful, objects: Mapping[str, Stateful] = NONE) -> Snapshot:

@@ -15,7 +15,7 @@ from .world import ALONE, World
 class Stock:
     """Used as `parallel.OrderFree`; there is one all-reduce per step."""
 
-    in_pieces, doubted, replicas = False, False, ALONE
+    sharded, doubted, replicas = False, False, ALONE
 
     def __init__(self, module: nn.Module, settings: Parallel, world: World) -> None:
         # find_unused_parameters keeps DDP from rebuilding its buckets after the first step, which would

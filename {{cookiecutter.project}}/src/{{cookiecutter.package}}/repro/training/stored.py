@@ -1,4 +1,4 @@
-"""Tensors in safetensors files of one folder, whole or in pieces.
+"""Tensors in safetensors files of one folder, whole or sharded.
 
     model.safetensors          {"head.bias": (10,)}: whole, by the lead
     model-00001.safetensors    {"head.weight:320": (320,)}: what rank 1 holds, from element 320 on; and, as metadata,
@@ -20,21 +20,21 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .pieces import Held, Piece, Stored, whole
+from .shards import Held, Shard, Stored, whole
 from .world import World
 
 
 def save(tensors: Mapping[str, Held | Stored], folder: Path, group: str, world: World) -> list[Path]:
-    """Write what this rank has to: its pieces, and the lead what is whole. Returns the files."""
-    pieces = {name: held for name, held in tensors.items() if isinstance(held, Piece)}
+    """Write what this rank has to: its shards, and the lead what is whole. Returns the files."""
+    shards = {name: held for name, held in tensors.items() if isinstance(held, Shard)}
     written = []
     if world.leads:
-        wholes = {name: whole(held) for name, held in tensors.items() if not isinstance(held, Piece)}
+        wholes = {name: whole(held) for name, held in tensors.items() if not isinstance(held, Shard)}
         written.append(file_of(folder, group))
         save_file(wholes, written[-1])
-    if pieces:
-        shapes = json.dumps({name: list(piece.shape) for name, piece in pieces.items()})
-        parts = {f"{name}:{piece.start}": piece.local for name, piece in pieces.items()}
+    if shards:
+        shapes = json.dumps({name: list(shard.shape) for name, shard in shards.items()})
+        parts = {f"{name}:{shard.start}": shard.local for name, shard in shards.items()}
         written.append(file_of(folder, f"{group}-{world.rank:05d}"))
         save_file(parts, written[-1], metadata={"shapes": shapes})  # one entry: entries have no order
     return written

@@ -26,8 +26,8 @@ from ..records.chain import HAS_WEIGHTS, STEP, Chain
 from .digest import combined_digests, held_digests, mix, tensor_digest
 from .kept import Kept
 from .optimizers import Optimizers
-from .pieces import Held, gradient_of, moved, whole
-from .pieces import weights as weights_of
+from .shards import Held, gradient_of, moved, whole
+from .shards import weights as weights_of
 from .timings import Timings
 from .world import World
 
@@ -50,17 +50,15 @@ class Trace:
         self._tensors: Chain | None = None
         self._pending: Callable[[], None] | None = None
 
-    def begin(
-        self, model: nn.Module, optimizers: Optimizers, done: int, outputs: bool, in_pieces: bool = False
-    ) -> None:
+    def begin(self, model: nn.Module, optimizers: Optimizers, done: int, outputs: bool, sharded: bool = False) -> None:
         """Start the trace, or go on with it after `done` steps; at level `tensor` with the modules' `outputs`, too.
 
-        Where gradients, and perhaps more, lie on the ranks `in_pieces`, all ranks work at the digests together.
+        Where gradients, and perhaps more, are `sharded` over the ranks, all ranks work at the digests together.
 
         Raises:
             Refused: the trace of those steps is not there.
         """
-        self._model, self._optimizers, self._in_pieces = model, optimizers, in_pieces
+        self._model, self._optimizers, self._sharded = model, optimizers, sharded
         if self.level == "off":
             return
         if outputs and (self.level == "tensor" or self.kept.step >= 0):
@@ -115,8 +113,8 @@ class Trace:
             for call, digest in enumerate(self._outputs.get(name, []), start=1):
                 self._sums[place] += mix(mix(digest, call), self._micro_batch + 1)
         for name, values in self._values.items():
-            place = f"output {name}, micro-batch {self._micro_batch}"
-            shown = {f"{place}, call {n}": value for n, value in enumerate(values, 1)}
+            output = f"output {name}, micro-batch {self._micro_batch}"
+            shown = {f"{output}, call {n}": value for n, value in enumerate(values, 1)}
             self.kept.take(shown)
         self._outputs, self._values = {}, {}
 
@@ -131,7 +129,7 @@ class Trace:
         self._sums[0] = mix(digests, places).sum()
         if self.kept.active:
             self.kept.take({"loss": loss} | _whole(self._gradients_by_name(), "gradient"))
-        if self.world.leads or self._in_pieces:
+        if self.world.leads or self._sharded:
             gradients = list(self._gradients_by_name().values())
             self._loss, (self._gradient,) = loss.detach().view(torch.int64), held_digests([gradients])
             if self.level == "tensor":
@@ -150,14 +148,14 @@ class Trace:
         if self.level == "off":
             return
         self.flush()
-        looked = self._tensors and not self._in_pieces  # a rank that holds pieces would tell numbers of these alone
+        looked = self._tensors and not self._sharded  # a rank that holds shards would tell numbers of these alone
         groups = {"groups": [_numbers(group["params"]) for group in self._optimizers.param_groups]} if looked else {}
         self._timings.write(step, **groups)
-        if self.kept.active and (self.world.leads or self._in_pieces):
+        if self.kept.active and (self.world.leads or self._sharded):
             self.kept.take(_whole(weights_of(self._model), "weights"))
             if self.world.leads:
                 self.kept.save()
-        if self.world.leads or self._in_pieces:
+        if self.world.leads or self._sharded:
             weights = step % WEIGHTS_EVERY == 0 or last
             digests = [self._loss, self._gradient]
             digests += held_digests([list(weights_of(self._model).values())]) if weights else []

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..errors import Refused
-from .pieces import Held, Piece, Stored, whole
+from .shards import Held, Shard, Stored, whole
 
 MAPPINGS = {kind.__name__: kind for kind in (dict, OrderedDict, Counter)}
 FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, dict)}  # of a defaultdict
@@ -41,7 +41,7 @@ def pack(tree: Any, name: str, tensors: dict[str, Held]) -> Any:
         Refused: it holds something that would not come back as it is.
     """
     kind = type(tree)
-    if isinstance(tree, Piece) or (isinstance(tree, Tensor) and _is_plain(tree)):
+    if isinstance(tree, Shard) or (isinstance(tree, Tensor) and _is_plain(tree)):
         tensors[name] = tree
         return {"tensor": name}
     if _is_mapping(tree):

@@ -25,9 +25,9 @@ from ...errors import Refused
 from ...files import write_json
 from ...records import receipt
 from ...step import Compute, Step, Training
-from ...training.pieces import is_extra
 from ...training.sampling import tensors_in
 from ...training.saver import Saver
+from ...training.shards import is_extra
 from ...training.trees import copied
 from .. import child
 

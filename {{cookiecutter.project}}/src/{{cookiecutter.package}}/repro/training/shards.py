@@ -1,8 +1,8 @@
-"""Tensors that lie on the ranks in pieces: each rank holds an interval of the elements.
+"""Tensors that are sharded over the ranks: each rank holds an interval of the elements.
 
 Intervals begin at multiples of `ALIGN` bytes. Kernels on CPUs work on so many at a time, and on what is left at the end
 one by one, perhaps with other roundings. So an element is in the body of the loop, or in its tail, in the whole tensor
-and in the piece alike.
+and in the shard alike.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ def aligned(dtype: torch.dtype) -> int:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Shard:
     """This rank's part of a tensor.
 
     Attributes:
@@ -60,7 +60,7 @@ class Piece:
         """The place after the last element."""
         return self.start + self.local.numel()
 
-    def of(self, local: Tensor) -> "Piece":
+    def of(self, local: Tensor) -> "Shard":
         """The same part of another tensor of this shape."""
         return replace(self, local=local)
 
@@ -71,24 +71,24 @@ class Piece:
         return tensor.reshape(-1)[self.start : self.stop]
 
 
-Held = Tensor | Piece  # every rank holds the whole tensor, or a piece
+Held = Tensor | Shard  # every rank holds the whole tensor, or a shard
 
 
 def local(held: Held) -> Tensor:
     """What this rank holds of it."""
-    return held.local if isinstance(held, Piece) else held
+    return held.local if isinstance(held, Shard) else held
 
 
 def moved(held: Held, device: torch.device) -> Held:
     """The same on this device."""
-    return held.of(held.local.to(device)) if isinstance(held, Piece) else held.to(device)
+    return held.of(held.local.to(device)) if isinstance(held, Shard) else held.to(device)
 
 
 def whole(held: Held | Stored) -> Tensor:
-    """The whole tensor, on every rank; where it lies in pieces, all have to ask together. Of a `Tensor`, itself."""
+    """The whole tensor, on every rank; where it is sharded, all have to ask together. Of a `Tensor`, itself."""
     if isinstance(held, Stored):
         return held.read(0, held.shape.numel()).view(held.shape)
-    if not isinstance(held, Piece):
+    if not isinstance(held, Shard):
         return held
     filled = held.local.new_zeros(held.shape.numel())
     filled[held.start : held.stop] = held.local
@@ -97,7 +97,7 @@ def whole(held: Held | Stored) -> Tensor:
 
 
 def is_cut(model: nn.Module) -> bool:
-    """Whether each rank holds a piece of the weights."""
+    """Whether each rank holds a shard of the weights."""
     return isinstance(model, FSDPModule)
 
 
@@ -106,7 +106,7 @@ def weights(model: nn.Module) -> dict[str, Held]:
     held: dict[int, Held] = {}
     named = {name: value for name, value in model.state_dict(keep_vars=True).items() if not is_extra(name)}
     for value in named.values():
-        held[id(value)] = piece_of(value) if isinstance(value, DTensor) else value.detach()
+        held[id(value)] = shard_of(value) if isinstance(value, DTensor) else value.detach()
     return {name: held[id(value)] for name, value in named.items()}
 
 
@@ -120,24 +120,24 @@ def extras(model: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in model.state_dict().items() if is_extra(name)}
 
 
-def piece_of(tensor: DTensor) -> Piece:
+def shard_of(tensor: DTensor) -> Shard:
     """A tensor that FSDP2 has cut into blocks of rows, as it lies in memory."""
     mesh, rows = tensor.device_mesh, tensor.shape[0]
     rank, size = mesh.get_local_rank(), mesh.size()
     first = min(rank * -(-rows // size), rows)
     local: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
     world = World(rank, size, local.device, mesh.get_group())
-    return Piece(local.view(-1), first * (tensor.numel() // rows), tensor.shape, world)
+    return Shard(local.view(-1), first * (tensor.numel() // rows), tensor.shape, world)
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor | Stored], extra: Mapping[str, Any]) -> None:
-    """As `model.load_state_dict`, of whole tensors and `extra` state, where this rank may hold pieces."""
+    """As `model.load_state_dict`, of whole tensors and `extra` state, where this rank may hold shards."""
 
     def part(name: str, tensor: Tensor | Stored) -> Tensor:
         like = held.get(name)
         if not isinstance(like, DTensor) or like.shape != tensor.shape:
             return whole(tensor)
-        local = piece_of(like).cut(tensor).view(like.to_local().shape).to(like.device)
+        local = shard_of(like).cut(tensor).view(like.to_local().shape).to(like.device)
         return DTensor.from_local(
             local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
@@ -147,45 +147,45 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor | Stored], extra
 
 
 class Scattered(Tensor):
-    """Stands in `.grad` for a gradient that lies in pieces. A function that knows nothing of pieces is refused.
+    """Stands in `.grad` for a gradient that is sharded. A function that knows nothing of shards is refused.
 
     Were `.grad` this rank's part or None, such as torch's clip_grad_norm_ would go on with a wrong number.
 
     Attributes:
-        piece: this rank's part of the gradient.
+        shard: this rank's part of the gradient.
     """
 
-    piece: Piece
+    shard: Shard
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, piece: Piece) -> "Scattered":
+    def __new__(cls, shard: Shard) -> "Scattered":
         made: Scattered = torch.Tensor._make_wrapper_subclass(
-            cls, piece.shape, dtype=piece.local.dtype, device=piece.local.device
+            cls, shard.shape, dtype=shard.local.dtype, device=shard.local.device
         )
-        made.piece = piece
+        made.shard = shard
         return made
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, shard: Shard) -> None:
         pass
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"Scattered(shape={tuple(self.shape)}, elements {self.piece.start} to {self.piece.stop} here)"
+        return f"Scattered(shape={tuple(self.shape)}, elements {self.shard.start} to {self.shard.stop} here)"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, *call: Any) -> Any:
         raise Refused(
-            f"{plain(func.name())} cannot take a gradient that lies in pieces on the ranks: to clip gradients, or for "
+            f"{plain(func.name())} cannot take a gradient that is sharded over the ranks: to clip gradients, or for "
             f"their norm, call clip_grad_norm_ of repro/training/exact.py; for other uses set parallel.shard=none"
         )
 
 
 def of_mixture(error: BaseException | None) -> Refused | None:
-    """The refusal that stands for torch's error where a weight in pieces is used beside a whole tensor."""
+    """The refusal that stands for torch's error where a sharded weight is used beside a whole tensor."""
     if not isinstance(error, RuntimeError) or "got mixed torch.Tensor and DTensor" not in str(error):
         return None
     return Refused(
-        f"{str(error).split()[0]}: of a weight that lies in pieces. With parallel.shard=full, call the model as a "
+        f"{str(error).split()[0]}: of a weight that is sharded. With parallel.shard=full, call the model as a "
         f"whole and leave its parameters to the optimizer; parallel.shard=optimizer keeps them whole"
     )
 
@@ -193,19 +193,19 @@ def of_mixture(error: BaseException | None) -> Refused | None:
 def gradient_of(parameter: Tensor) -> Held | None:
     """The gradient of a parameter, where it has one."""
     gradient = parameter.grad
-    return gradient.piece if isinstance(gradient, Scattered) else gradient
+    return gradient.shard if isinstance(gradient, Scattered) else gradient
 
 
 def joined(vectors: Sequence[Tensor], size: int) -> Iterator[Tensor]:
     """Vectors as one, in parts of `size` elements; the last one may be shorter."""
-    pieces: list[Tensor] = []
+    parts: list[Tensor] = []
     room = size
     for rest in vectors:
         while rest.numel() >= room:
-            yield torch.cat([*pieces, rest[:room]]) if pieces else rest[:room]
-            pieces, rest, room = [], rest[room:], size
+            yield torch.cat([*parts, rest[:room]]) if parts else rest[:room]
+            parts, rest, room = [], rest[room:], size
         if rest.numel():
-            pieces.append(rest)
+            parts.append(rest)
             room -= rest.numel()
-    if pieces:
-        yield torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+    if parts:
+        yield torch.cat(parts) if len(parts) > 1 else parts[0]
