@@ -182,7 +182,8 @@ class Run:
         start = self._restore()
         if start:
             watch.end()  # what step 0 calls is known from before
-        loader = sampling.loader(dataset, plan, self.config, self.world, start, stop)
+        mine = training.gradients.leaves[self.world.rank]
+        loader = sampling.loader(dataset, plan, self.config, self.world, mine, start, stop)
         training.batches = sampling.batches(loader, self.world)
         numbers = progress.shown(start, stop, lambda: self._latest) if self.world.leads else iter(range(start, stop))
         try:

@@ -107,15 +107,11 @@ class Step:
                 f"step {self.number}: the model is in evaluation mode: call model.train() before the loop and after "
                 f"each evaluation"
             )
-        every = training.config.integrity.compare_every
-        measures = bool(every) and self.number % every == 0
-        rechecked = 0 if training.gradients.doubted else self._rechecked()
-        mine = training.plan.mine(training.world)
-        for micro_batch in training.gradients.micro_batches(mine, measures, rechecked is not None):
+        for number in training.gradients.micro_batches(self._rechecked()):
             with training.operations.paused():  # nor are workers to inherit the watch
                 batch = on_device(next(training.batches), training.world.device)
-            training.trace.batch(micro_batch, tensors_in(batch))
-            training.gradients.add(partial(self._loss, compute, batch, micro_batch), twice=micro_batch == rechecked)
+            training.trace.batch(number, tensors_in(batch))
+            training.gradients.add(partial(self._loss, compute, batch, number))
         loss = training.gradients.reduce()  # now every rank holds the same gradients, to the last bit
         self._seed(training.plan.micro_batches + 1)  # each rank ran others; after them all are to draw the same
         if names := nonfinite(training.model, training.gradients.buffers):
@@ -123,12 +119,7 @@ class Step:
         training.trace.gradients(torch.where(loss.isnan(), torch.nan, loss))
         if names:
             training.gradients.discard()
-            asked = training.config.parallel
-            reach = f". parallel.lsb={asked.lsb} makes {asked.limit:g} and more infinite"
-            grid = reach if asked.reduce == "order_free" else ""
-            raise NonFinite(f"step {self.number}: the gradient is not finite in: {', '.join(names)}{grid}")
-        if (told := training.gradients.told()) and training.world.leads:
-            print(f"step {self.number}: {told}", file=sys.stderr, flush=True)
+            raise NonFinite(f"step {self.number}: the gradient is not finite in: {', '.join(names)}")
         training.updates.ready = True
         return loss
 

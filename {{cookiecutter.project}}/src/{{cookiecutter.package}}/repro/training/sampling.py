@@ -1,7 +1,7 @@
 """The samples of each micro-batch of each step, and a loader that gives the same ones on any ranks and workers."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -65,11 +65,11 @@ class Plan:
         places = (divmod(position, self.samples) for position in range(first, first + self.micro_batch_size))
         return [(epoch, self._order(epoch)[position]) for epoch, position in places]
 
-    def keys_of(self, steps: range, micro_batches: range) -> list[list[Key]]:
+    def keys_of(self, steps: range, micro_batches: Sequence[int]) -> list[list[Key]]:
         """The samples of each of these micro-batches of each of these steps, computed all at once."""
         size = self.micro_batch_size
-        begins = np.arange(steps.start, steps.stop)[:, None] * self.global_batch + micro_batches.start * size
-        positions = (begins + np.arange(len(micro_batches) * size)).reshape(-1)  # int64 reaches far beyond any training
+        begins = np.add.outer(np.arange(steps.start, steps.stop) * self.global_batch, np.array(micro_batches) * size)
+        positions = np.add.outer(begins, np.arange(size)).reshape(-1)  # int64 reaches far beyond any training
         epochs, places = np.divmod(positions, self.samples)
         items = np.empty(len(positions), dtype=np.uint64)
         for epoch in np.unique(epochs):
@@ -77,10 +77,6 @@ class Plan:
             items[of] = self._order(int(epoch)).items(places[of])
         keys = list(zip(epochs.tolist(), items.tolist(), strict=True))
         return [keys[first : first + size] for first in range(0, len(keys), size)]
-
-    def mine(self, world: World) -> range:
-        """The micro-batches that a rank runs, one after another."""
-        return range(self.micro_batches * world.rank // world.size, self.micro_batches * (world.rank + 1) // world.size)
 
 
 def planned(dataset: Indexed, settings: Settings, epochs: int | None, steps: int | None) -> tuple[Plan, int]:
@@ -132,7 +128,7 @@ class Seeded(Dataset[Any]):
 class MicroBatches(Sampler[list[Key]]):
     """The keys of one micro-batch after another: this rank's, of every step from `start` to `stop`."""
 
-    def __init__(self, plan: Plan, mine: range, start: int, stop: int) -> None:
+    def __init__(self, plan: Plan, mine: Sequence[int], start: int, stop: int) -> None:
         self.plan, self.mine, self.start, self.stop = plan, mine, start, stop
 
     def __len__(self) -> int:
@@ -144,12 +140,13 @@ class MicroBatches(Sampler[list[Key]]):
             yield from self.plan.keys_of(range(first, min(first + ahead, self.stop)), self.mine)
 
 
-def loader(dataset: Indexed, plan: Plan, settings: Settings, world: World, start: int, stop: int) -> DataLoader[Any]:
-    """A DataLoader that yields one micro-batch per item; the worker count changes its speed only."""
-
+def loader(
+    dataset: Indexed, plan: Plan, settings: Settings, world: World, mine: Sequence[int], start: int, stop: int
+) -> DataLoader[Any]:
+    """A DataLoader that yields one of these micro-batches per item; the worker count changes its speed only."""
     return DataLoader(
         Seeded(dataset, settings.seed),
-        batch_sampler=MicroBatches(plan, plan.mine(world), start, stop),
+        batch_sampler=MicroBatches(plan, mine, start, stop),
         num_workers=settings.loader.workers,
         timeout=settings.parallel.timeout_seconds if settings.loader.workers else 0,  # a worker may hang, too
         worker_init_fn=partial(_begin_worker, settings.determinism, loaded.begun()),

@@ -1,18 +1,19 @@
-"""`parallel.shard`: sharded gradients, optimizer state and weights, with the bits of `parallel.OrderFree`.
+"""`parallel.shard`: gradients, optimizer state and weights in shards, with the bits of `Accumulation`.
 
     none        every rank holds all
-    optimizer   a rank holds the weights, and sums and updates its own shard of each parameter
+    optimizer   a rank holds the weights, and adds up and updates its own shard of each parameter
     full        a rank holds its rows of each weight; FSDP2 gathers those of a unit while they are needed
 
-The bits are the same because nothing depends on where a tensor is cut: the sums are those of whole numbers, an
+The bits are the same because nothing depends on where a tensor is cut: the tree adds each element by itself, an
 optimizer updates each element by itself (`divisible.require_elementwise`), and shards begin where its vectors begin.
-Parameters whose rows are no whole vectors stay whole under `full`, as biases and norms do.
+Parameters whose rows are no whole vectors stay unsharded under `full`, as biases and norms do.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -21,26 +22,26 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.utils.hooks import RemovableHandle
 
 from ..asked.settings import Parallel
 from ..differences import some
 from ..errors import Failure, Refused
+from .accumulate import HALVES, Accumulation
 from .digest import tensor_digest
 from .divisible import kept_whole, require_own, require_untied
-from .gather import Gather, Room, rounded
 from .optimizers import Optimizers
-from .parallel import OrderFree
-from .shards import Scattered, Shard, aligned, shard_of
+from .shards import Scattered, Shard, shard_of
+from .transport import Transport, local_size
+from .tree import Node, blocks, nodes_of, push
 from .world import World
 
 Compute = Callable[[], Tensor]
 
 
-class Owned(OrderFree):
-    """`parallel.shard: optimizer`: as `OrderFree`, but each rank gets, and updates, a shard of each parameter.
+class Owned(Accumulation):
+    """`parallel.shard: optimizer`: as `Accumulation`, but each rank gets, and updates, a shard of each parameter.
 
-    A bucket is cut into equal parts, one for each rank. After each step of an optimizer the ranks gather the weights.
+    It is what the rank owns of a bucket. After each step of an optimizer the ranks gather the weights.
     """
 
     sharded = True
@@ -50,54 +51,39 @@ class Owned(OrderFree):
             raise Refused(f"{some(odd, 3)}: not contiguous, which parallel.shard=optimizer wants; use .contiguous()")
         super().__init__(module, settings, world)
         self._shards: dict[Tensor, Shard] = {}
-        self._places: list[list[tuple[Tensor, int, slice]]] = []  # by bucket: a tensor, its place there, and in my part
-        for tensors, sums in zip(self._buckets, self._sums, strict=True):
-            first, at = sums.numel() // world.size * world.rank, 0
-            self._places.append([])
-            for tensor, size in zip(tensors, self._sizes(tensors), strict=False):
-                last = first + sums.numel() // world.size
-                start, stop = (min(max(edge - at, 0), tensor.numel()) for edge in (first, last))
+        self._mine: list[list[slice]] = []  # of each bucket: where this rank's shard of each tensor lies in its part
+        for bucket in self._buckets:
+            first, mine = bucket.width * self._transport.place, list[slice]()
+            for tensor, at in zip(bucket.tensors, bucket.places, strict=True):
+                start, stop = (min(max(edge - at, 0), tensor.numel()) for edge in (first, first + bucket.width))
                 self._shards[tensor] = Shard(tensor.detach().view(-1)[start:stop], start, tensor.shape, world)
-                mine = slice(at + start - first, at + stop - first) if start < stop else slice(0)
-                self._places[-1].append((tensor, at, mine))
-                at += size
+                mine.append(slice(at + start - first, at + stop - first) if start < stop else slice(0))
+            self._mine.append(mine)
         self._updated = optimizers.cut(self._shards)
-        self._parts: list[Tensor] = []
         self._watches = [optimizer.register_step_post_hook(self._gather) for optimizer in optimizers.all]
 
-    def _sizes(self, tensors: Sequence[Tensor]) -> list[int]:
-        unit = aligned(tensors[0].dtype)
-        sizes = [-(-tensor.numel() // unit) * unit for tensor in tensors]
-        return [*sizes, -sum(sizes) % (self.world.size * unit)]  # the last is room that is left
-
-    def _send(self) -> None:
-        sums = self._sums[len(self._works)]
-        self._parts.append(sums.new_empty(sums.numel() // self.world.size))
-        self._works.append(self.world.scatter(sums, self._parts[-1], asynchronous=True))
-
     def _give(self) -> None:
-        parts, self._parts = self._parts, []
-        for places, part in zip(self._places, parts, strict=True):
-            for tensor, _, mine in places:
-                gradient = self._shards[tensor].of(self._value(part[mine], tensor))
-                _give(tensor, gradient, self._updated)
+        for bucket, mine in zip(self._buckets, self._mine, strict=True):
+            part = bucket.root(self._transport)
+            for tensor, here in zip(bucket.tensors, mine, strict=True):
+                _give(tensor, self._shards[tensor].of(part[here]), self._updated)
 
     def _gather(self, *call: Any) -> None:
         """An optimizer has made its step: give every rank the new weights."""
-        for places, sums in zip(self._places, self._sums, strict=True):
-            part = places[0][0].new_zeros(sums.numel() // self.world.size)
-            for tensor, _, mine in places:
-                part[mine] = self._shards[tensor].local
-            weights = part.new_empty(sums.numel())
-            self.world.join(part, weights)
-            for tensor, at, _ in places:
+        for bucket, mine in zip(self._buckets, self._mine, strict=True):
+            part = bucket.tensors[0].new_zeros(bucket.width)
+            for tensor, here in zip(bucket.tensors, mine, strict=True):
+                part[here] = self._shards[tensor].local
+            weights, work = self._transport.gather(part)
+            self.world.wait(work)
+            for tensor, at in zip(bucket.tensors, bucket.places, strict=True):
                 tensor.detach().view(-1).copy_(weights[at : at + tensor.numel()])
 
     def _holders(self) -> Sequence[Tensor]:
         return [*self._parameters, *self._updated.values()]
 
     def end(self) -> None:
-        """As `OrderFree.end`."""
+        """As `Accumulation.end`."""
         super().end()
         for watch in self._watches:
             watch.remove()
@@ -110,11 +96,12 @@ def _give(parameter: Tensor, gradient: Shard, updated: Mapping[Tensor, Tensor]) 
         updated[parameter].grad = gradient.local
 
 
-class Full(OrderFree):
-    """`parallel.shard: full`: FSDP2, whose reduce-scatter rounds and adds as `OrderFree` does.
+class Full(Accumulation):
+    """`parallel.shard: full`: FSDP2, whose reduce-scatter adds in the tree.
 
-    A rank that has fewer micro-batches than another makes empty passes, because FSDP2 communicates in each one. With
-    `parallel.replicas`, groups of ranks hold the whole each, and add their sums at the end of a step.
+    Pass p of rank r is leaf p * ranks + r, so leaves arrive from left to right. A rank without a leaf in the last pass
+    makes an empty one, because FSDP2 communicates in each. With `parallel.replicas`, groups of ranks hold all of the
+    weights each, and leaves in a row; they exchange their nodes at the end of a step.
     """
 
     sharded = True
@@ -125,32 +112,52 @@ class Full(OrderFree):
     ) -> None:
         require_own(module, units)
         require_untied(module, units)
-        self._within, self.replicas = world.split(settings.replicas, timedelta(seconds=settings.timeout_seconds))
-        short = rounded(module) if settings.gather == "bfloat16" else {}
-        self.doubted, self._made = bool(short), 0
-        watches = self._cut_units(module, units, optimizers, short)
+        replicas = settings.replicas
+        if world.size % replicas or world.size == replicas:
+            raise Refused(
+                f"parallel.replicas={replicas} given with {world.size} ranks: a number wanted that divides them into "
+                f"groups of 2 or more; parallel.replicas=1 fits any"
+            )
+        ranks, timeout = world.size // replicas, settings.timeout_seconds
+        local = math.gcd(local_size(world), ranks)
+        self._grid = ranks // local, local  # of the ranks that hold all of the weights together
+        self.replicas, between, inside = world.split((replicas, *self._grid), timeout)
+        self._within = world.split((replicas, ranks), timeout)[1]
+        self._hosts = [each for each in (inside, between) if each.size > 1]
+        self._blocks = blocks(settings.micro_batches, replicas)
+        self._cut_units(module, units, optimizers)
         super().__init__(module, settings, world)
         self._cut = [p for p in module.parameters() if p.requires_grad and isinstance(p, DTensor)]
         self._hooks += [parameter.register_post_accumulate_grad_hook(self._take_shard) for parameter in self._cut]
-        self._hooks += watches
         self._updated = optimizers.cut({parameter: shard_of(parameter) for parameter in self._cut})
+        self._transport_of = cache(self._describe)
+        nodes = [nodes_of(block, self.total) for block in self._blocks]
+        self._ends = Transport([self.replicas] if replicas > 1 else [], nodes, self.total)
         if world.leads:
             print(_told(module, units), file=sys.stderr, flush=True)
 
-    def _cut_units(
-        self, module: nn.Module, units: Sequence[nn.Module], optimizers: Optimizers, short: Mapping[nn.Module, str]
-    ) -> list[RemovableHandle]:
-        """Apply FSDP2 to each unit, and to what the module holds beside them; a model on the CPU moves unit by unit.
+    def _deal(self, settings: Parallel) -> list[list[int]]:
+        """As `Accumulation._deal`: each replica has a block, of which its ranks take turns."""
+        ranks = self._within.size
+        return [list(block[rank::ranks]) for block in self._blocks for rank in range(ranks)]
 
-        Returns:
-            What watches the modules whose weights travel in bfloat16, which are `short`.
-        """
+    def _worlds(self, settings: Parallel) -> list[World]:
+        return [*self._hosts, *([self.replicas] if self.replicas.size > 1 else [])]
+
+    def _describe(self, number: int) -> Transport:
+        """How the leaves of a pass travel among the ranks that hold all of the weights together."""
+        first, ranks = self.replicas.rank * self._within.size, self._within.size
+        leaves = [mine[number : number + 1] for mine in self.leaves[first : first + ranks]]
+        return Transport(self._hosts, [nodes_of(mine, self.total) for mine in leaves], self.total)
+
+    def _cut_units(self, module: nn.Module, units: Sequence[nn.Module], optimizers: Optimizers) -> None:
+        """Apply FSDP2 to each unit, and to what the module holds beside them; a model on the CPU moves unit by unit."""
         world, whole = self._within, kept_whole(module)
         for tensor in [*whole, *module.buffers()]:
             tensor.data = tensor.data.to(world.device)
         mesh = DeviceMesh.from_group(cast(dist.ProcessGroup, world.group or dist.group.WORLD), world.device.type)
-        policy = MixedPrecisionPolicy(reduce_dtype=torch.float64)
-        watches = []
+        halves = any(p.dtype in HALVES for p in module.parameters() if p not in whole)
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if halves else None)
         for unit in [*units, module]:
             names = [
                 (owner, name) for owner, name, p in _managed(unit) if p not in whole and not isinstance(p, DTensor)
@@ -158,18 +165,7 @@ class Full(OrderFree):
             if not names and unit is not module:
                 continue
             before = [getattr(owner, name) for owner, name in names]
-            sent = {getattr(owner, name): name == "weight" and owner in short for owner, name in names}
-            widths = [-(-p.shape[0] // world.size) * (p.numel() // p.shape[0]) for p in sent]
-            gather = Gather(
-                world,
-                widths,
-                list(sent.values()),
-                lambda: self._turns.propagating,
-                lambda: self.doubted and self._made == 1,
-            )
-            watches += [
-                gather.watch(owner, short[owner]) for owner, name in names if name == "weight" and owner in short
-            ]
+            widths = [-(-p.shape[0] // world.size) * (p.numel() // p.shape[0]) for p in dict.fromkeys(before)]
             try:
                 sharded = fully_shard(
                     unit, mesh=mesh, reshard_after_forward=True, mp_policy=policy, ignored_params=whole
@@ -177,76 +173,72 @@ class Full(OrderFree):
             except ValueError as error:  # such as a container that cannot be called
                 said = " ".join(str(error).split())[:120]
                 raise Refused(f"parallel.shard=full: {said}; set shard=optimizer") from None
-            # nothing may hold the whole ones any longer
+            # nothing may hold the unsharded ones any longer
             optimizers.replace({old: getattr(owner, name) for old, (owner, name) in zip(before, names, strict=True)})
-            del before, sent
+            del before
             parameters = dict.fromkeys(getattr(owner, name) for owner, name in names)
             trainable = {p: width for p, width in zip(parameters, widths, strict=True) if p.requires_grad}
             reduction = _Unit(self._reduce, list(trainable), list(trainable.values()))
             sharded.set_custom_reduce_scatter(cast(Any, reduction))
-            sharded.set_custom_all_gather(cast(Any, gather))
-            sharded.set_gradient_divide_factor(1.0)  # the loss is divided; and another factor divides float64 twice
+            sharded.set_custom_all_gather(cast(Any, _Gather(world)))
+            sharded.set_gradient_divide_factor(1.0)  # the loss is divided
             sharded.set_force_sum_reduction_for_comms(True)
         sharded.set_reduce_scatter_unused_params(True)
-        return watches
 
-    def micro_batches(self, mine: Sequence[int], measures: bool = False, rechecks: bool = False) -> Iterator[int]:
-        """As `OrderFree.micro_batches`."""
-        self._passes, self._made = -(-self.total // self.world.size) + rechecks, 0
-        return super().micro_batches(mine, measures, rechecks)
+    def micro_batches(self, rechecked: int | None = None) -> Iterator[int]:
+        """As `Accumulation.micro_batches`. All ranks of a replica make the pass of the one that is `rechecked` twice."""
+        block, ranks = self._blocks[self.replicas.rank], self._within.size
+        self._doubled = (rechecked - block[0]) // ranks if rechecked in block else -1
+        self._passes, self._made = -(-len(block) // ranks) + (self._doubled >= 0), 0
+        return super().micro_batches(rechecked)
+
+    def _is_rechecked(self) -> bool:
+        return self._made == self._doubled
 
     def _backpropagate(self, compute: Compute) -> Tensor:
-        self._made += 1
         self._latest = compute
-        return super()._backpropagate(compute)
+        loss = super()._backpropagate(compute)
+        self._made += 1
+        return loss
 
     def _reduce(self, unit: "_Unit", given: Tensor, out: Tensor) -> None:
-        """Add a unit's gradients, (ranks, elements) of float64, over the ranks and to those of the passes before."""
-        parts = given.view(self._within.size, -1).split(unit.widths, 1)
+        """Add a unit's gradients, one row for each rank, to those of the passes before; `out` gets this rank's part."""
+        rows = given.view(*self._grid, -1)
         if self._twice:
+            parts = given.view(self._within.size, -1).split(unit.widths, 1)
             self._digests |= {p: tensor_digest(part) for p, part in zip(unit.parameters, parts, strict=True)}
-        if self._trial:
-            given.zero_()
-        else:
-            values = [part.clone() for part in parts] if self._resolution.measures else []
-            for part in given.view(-1).split(self._chunk):
-                self._multiples(part, in_place=True)
-            for parameter, value, multiples in zip(unit.parameters, values, parts, strict=False):
-                self._resolution.take(parameter, value, multiples.reshape(-1))
-        part = torch.empty_like(out)
-        self._within.scatter(given, part)
-        unit.sum = part if unit.sum is None else unit.sum.add_(part)
-        if self._made < self._passes:
+        if self._made != self._doubled:
+            transport = self._transport_of(self._made - (self._made > self._doubled >= 0))
+            room = transport.room(out.numel(), given)
+            room.copy_(rows.transpose(0, 1).reshape(len(room), 1, -1))  # nothing, where this rank has no leaf
+            for node, row in transport.finish(transport.start(room)):  # a copy: what has arrived may hold others' rows
+                push(unit.nodes, node, row.clone(), self.total, Tensor.add_)
+        if self._made + 1 < self._passes:
             out.zero_()
         else:
-            self.replicas.sum(unit.sum)
-            out.copy_(unit.sum).mul_(2.0**self._lsb)
-            unit.sum = None
+            out.copy_(self._root(unit))
+
+    def _root(self, unit: "_Unit") -> Tensor:
+        """This rank's part of the sum over all micro-batches."""
+        nodes, unit.nodes = unit.nodes, []
+        if [node for node, _ in nodes] != nodes_of(self._blocks[self.replicas.rank], self.total):
+            raise Failure("parallel.shard=full: FSDP2 reduced a unit in some of the passes alone; set shard=optimizer")
+        return self._ends.sum([row for _, row in nodes])()
 
     def _take_shard(self, parameter: Tensor) -> None:
         """FSDP2 calls this in each pass; the gradient is that of the step in the last one, and zeros before."""
         self._turns.take(parameter)
-        if self._made < self._passes:
+        if self._made + 1 < self._passes:
             parameter.grad = None
 
     def reduce(self) -> Tensor:
-        """As `OrderFree.reduce`, after the passes that other ranks still make."""
+        """As `Accumulation.reduce`, after the passes that other ranks still make."""
         self._turns.end()
         self._trial, self._twice = True, False
         while self._made < self._passes:
             self.buffers.restore()
             self._backpropagate(self._latest)
-        self.doubted = False
         return super().reduce()
-
-    def _difference(self, seen: str) -> Failure:
-        if not self.doubted:
-            return super()._difference(seen)
-        return Refused(
-            f"parallel.gather=bfloat16: where all weights are sent in float32, {seen}. The model uses a weight beside "
-            f"its own module; set parallel.gather=float32",
-            local=True,
-        )
 
     def _give(self) -> None:
         super()._give()
@@ -258,21 +250,41 @@ class Full(OrderFree):
         return [*self._parameters, *self._cut, *self._updated.values()]
 
 
+class _Room:
+    """Room for what is sent and received, as FSDP2 asks for it."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor whose values do not matter."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
 @dataclass
-class _Unit(Room):
+class _Gather(_Room):
+    """The all-gather of a unit's weights, as FSDP2 calls it; a rank that is lost is reported in plain words."""
+
+    world: World
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: object, async_op: bool = False
+    ) -> dist.Work | None:
+        return self.world.all_gather(input_tensor, output_tensor, async_op)
+
+
+@dataclass
+class _Unit(_Room):
     """The reduce-scatter of a unit, as FSDP2 calls it.
 
     Attributes:
         reduce: does the work.
         parameters: the trainable ones, in FSDP2's order.
         widths: how many elements of each a rank holds, or would if the last rank had as many.
-        sum: this rank's part, over the passes of the step so far.
+        nodes: of the tree, from left to right, with this rank's part of the passes so far.
     """
 
     reduce: Callable[["_Unit", Tensor, Tensor], None]
     parameters: list[Tensor]
     widths: list[int]
-    sum: Tensor | None = None
+    nodes: list[tuple[Node, Tensor]] = field(default_factory=list)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False

@@ -1,6 +1,6 @@
 """`parallel.reduce: ddp`: DistributedDataParallel sums the gradients, and the world size decides the bits."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import torch
@@ -8,21 +8,24 @@ from torch import Tensor, nn
 
 from ..asked.settings import Parallel
 from .buffers import Buffers
+from .transport import Transport
+from .tree import blocks
 from .turns import Turns
 from .world import ALONE, World
 
 
 class Stock:
-    """Used as `parallel.OrderFree`; there is one all-reduce per step."""
+    """Used as `accumulate.Accumulation`; there is one all-reduce per step."""
 
-    sharded, doubted, replicas = False, False, ALONE
+    sharded, replicas = False, ALONE
 
     def __init__(self, module: nn.Module, settings: Parallel, world: World) -> None:
         # find_unused_parameters keeps DDP from rebuilding its buckets after the first step, which would
         # make a resumed run differ from an uninterrupted one.
         self.module = nn.parallel.DistributedDataParallel(module, find_unused_parameters=True)
         self.world, self.total = world, settings.micro_batches
-        self.buffers = Buffers(module, settings.micro_batches, world)
+        self.leaves = blocks(self.total, world.size)
+        self.buffers = Buffers(module, self.total, world, Transport([], [], self.total))
         self._loss = torch.zeros((), dtype=torch.float64, device=world.device)
         self._turns = Turns(module)
         self._called = False
@@ -33,21 +36,22 @@ class Stock:
     def _call(self, module: nn.Module, inputs: object) -> None:
         self._called = True
 
-    def micro_batches(self, mine: Sequence[int], measures: bool = False, rechecks: bool = False) -> Iterator[int]:
-        """As `OrderFree.micro_batches`, without a grid to measure; all gradients but the last only accumulate."""
+    def micro_batches(self, rechecked: int | None = None) -> Iterator[int]:
+        """As `Accumulation.micro_batches`; all gradients but the last only accumulate, and none is rechecked."""
+        mine = self.leaves[self.world.rank]
         self._turns.begin(mine)
         self.module.zero_grad(set_to_none=True)
         self._loss.zero_()
         self.buffers.begin()
-        for micro_batch in mine:
-            self._micro_batch = micro_batch
-            with nullcontext() if micro_batch == mine[-1] else self.module.no_sync():
-                yield micro_batch
-            self._turns.require(micro_batch)
+        for number in mine:
+            self._number = number
+            with nullcontext() if number == mine[-1] else self.module.no_sync():
+                yield number
+            self._turns.require(number)
 
-    def add(self, compute: Callable[[], Tensor], twice: bool = False) -> None:
-        """As `OrderFree.add`, always once; DDP divides by the world size, hence the factor."""
-        self._turns.add(self._micro_batch)
+    def add(self, compute: Callable[[], Tensor]) -> None:
+        """As `Accumulation.add`; DDP divides by the world size, hence the factor."""
+        self._turns.add(self._number)
         self._called = False
         loss = compute()
         self._loss += loss.detach() / self.total
@@ -56,22 +60,19 @@ class Stock:
                 (loss * (self.world.size / self.total)).backward()
 
     def reduce(self) -> Tensor:
-        """As `OrderFree.reduce`; the lead's buffers win, as in DDP itself."""
+        """As `Accumulation.reduce`; the lead's buffers win, as in DDP itself."""
         self._turns.end()
         for buffer in self.module.buffers():
             self.world.broadcast(buffer)
         self.world.sum(self._loss)
         return self._loss.clone()
 
-    def told(self) -> None:
-        """Nothing: there is no grid."""
-
     def end(self) -> None:
-        """As `OrderFree.end`, but for DDP's own."""
+        """As `Accumulation.end`, but for DDP's own."""
         for hook in self._hooks:
             hook.remove()
 
     def discard(self) -> None:
-        """As `OrderFree.discard`."""
+        """As `Accumulation.discard`."""
         self.buffers.restore()
         self.module.zero_grad(set_to_none=True)

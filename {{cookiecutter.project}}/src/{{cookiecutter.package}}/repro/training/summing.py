@@ -8,7 +8,7 @@ from torch import nn
 from ..asked.settings import Parallel
 from .divisible import require_elementwise, units_of
 from .optimizers import Optimizers
-from .parallel import OrderFree
+from .accumulate import Accumulation
 from .sharded import Full, Owned
 from .stock import Stock
 from .world import World
@@ -20,12 +20,12 @@ def gradients_of(
     world: World,
     optimizers: Optimizers | None = None,
     units: Sequence[nn.Module] = (),
-) -> OrderFree | Stock:
+) -> Accumulation | Stock:
     """The way that `parallel.reduce` and `parallel.shard` name; alone, a rank has nothing to share."""
     if settings.reduce == "ddp":
         return Stock(module, settings, world)
     if settings.shard == "none" or world.size == 1 or optimizers is None:
-        return OrderFree(module, settings, world)
+        return Accumulation(module, settings, world)
     for optimizer in optimizers.all:
         world.together(partial(require_elementwise, optimizer))
     if settings.shard == "optimizer":

@@ -18,6 +18,7 @@ class Turns:
 
     Attributes:
         propagating: whether a backward pass is under way.
+        taken: the parameters that have their gradient of the micro-batch under way.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -25,7 +26,7 @@ class Turns:
         self._trainable = self._list_trainable()
         self._mine: Sequence[int] = ()
         self._added: list[int] = []
-        self._taken: set[Tensor] = set()
+        self.taken: set[Tensor] = set()
         self.propagating = False
 
     def _list_trainable(self) -> dict[str, Tensor]:
@@ -56,13 +57,13 @@ class Turns:
     @contextmanager
     def backward(self) -> Iterator[None]:
         """Only in here do gradients come: one for each parameter at most, and one at least."""
-        self._taken = set()
+        self.taken = set()
         self.propagating = True
         try:
             yield
         finally:
             self.propagating = False
-        if not self._taken:
+        if not self.taken:
             raise Refused(
                 "the loss gave no gradient to any parameter of the model of this run: compute it with the network "
                 "that the loss function is given"
@@ -77,15 +78,15 @@ class Turns:
             )
         if parameter.grad is not None and parameter.grad.layout != torch.strided:
             raise Refused(
-                f"{self._name(parameter)}: its gradient is sparse, and the order-free sum wants a dense one. Use "
+                f"{self._name(parameter)}: its gradient is sparse, and the sum wants a dense one. Use "
                 f"sparse=False"
             )
-        if parameter in self._taken:
+        if parameter in self.taken:
             raise Refused(
                 f"{self._name(parameter)}: its gradient came twice for one micro-batch. If the model calls "
                 f"torch.utils.checkpoint, give it use_reentrant=False; with parallel.shard=full, call each unit once"
             )
-        self._taken.add(parameter)
+        self.taken.add(parameter)
 
     def _name(self, parameter: Tensor) -> str:
         return next(name for name, known in self._trainable.items() if known is parameter)

@@ -66,26 +66,27 @@ class World:
     device: torch.device
     group: dist.ProcessGroup | None = field(default=None, repr=False, compare=False)
 
-    def split(self, replicas: int, timeout: timedelta) -> tuple["World", "World"]:
-        """Of so many equal groups of ranks in a row: this rank's own, and the ranks that have its place in each.
+    def split(self, shape: Sequence[int], timeout_seconds: int) -> list["World"]:
+        """For each axis of a grid of all ranks in rows, those that have this rank's place along all other axes."""
+        grid, worlds = torch.arange(self.size).view(*shape), list[World]()
+        for axis, size in enumerate(shape):
+            rows = grid.movedim(axis, -1).reshape(-1, size)
+            (mine,) = rows[(rows == self.rank).any(1)].tolist()
+            if size == 1:
+                worlds.append(World(0, 1, self.device))
+            elif size == self.size:
+                worlds.append(self)
+            else:
+                worlds.append(World(mine.index(self.rank), size, self.device, self._group_of(mine, timeout_seconds)))
+        return worlds
 
-        Raises:
-            Refused: the ranks make no such groups.
-        """
-        if self.size % replicas or self.size == replicas:
-            raise Refused(
-                f"parallel.replicas={replicas} given with {self.size} ranks: a number wanted that divides them into "
-                f"groups of 2 or more; parallel.replicas=1 fits any"
-            )
-        if replicas == 1:
-            return self, World(0, 1, self.device)
-        ranks = torch.arange(self.size).view(replicas, -1)
-
-        def world(groups: torch.Tensor) -> World:
-            mine, _ = dist.new_subgroups_by_enumeration(groups.tolist(), timeout)
-            return World(dist.get_rank(mine), dist.get_world_size(mine), self.device, mine)
-
-        return world(ranks), world(ranks.T)
+    @_together
+    def _group_of(self, ranks: Sequence[int], timeout_seconds: int) -> dist.ProcessGroup:
+        """A process group of some of these ranks, which ask for it together."""
+        whole = self.group or dist.group.WORLD
+        everywhere = [dist.get_global_rank(whole, rank) for rank in ranks]
+        timeout = timedelta(seconds=timeout_seconds)
+        return dist.new_group(everywhere, timeout, use_local_synchronization=True)
 
     @property
     def place(self) -> str:
@@ -103,19 +104,14 @@ class World:
         return dist.all_reduce(tensor, group=self.group, async_op=asynchronous) if self.size > 1 else None
 
     @_together
-    def scatter(self, tensor: Tensor, part: Tensor, asynchronous: bool = False) -> dist.Work | None:
-        """Give each rank its part of the sum of `tensor` over all of them, which is cut into equal parts."""
-        if self.device.type == "cuda":
-            return dist.reduce_scatter_single(part, tensor, group=self.group, async_op=asynchronous)
-        received = torch.empty_like(tensor)  # Gloo's own reduce-scatter sends twice as much
-        dist.all_to_all_single(received, tensor, group=self.group)
-        torch.sum(received.view(self.size, -1), 0, out=part)
-        return None
+    def all_to_all(self, sent: Tensor, received: Tensor, to: Sequence[int], of: Sequence[int]) -> dist.Work | None:
+        """Start to send each rank so many elements, in the order of the ranks, and to receive so many of each."""
+        return dist.all_to_all_single(received.view(-1), sent.view(-1), of, to, group=self.group, async_op=True)
 
     @_together
-    def join(self, part: Tensor, joined: Tensor, asynchronous: bool = False) -> dist.Work | None:
+    def all_gather(self, part: Tensor, gathered: Tensor, asynchronous: bool = False) -> dist.Work | None:
         """Give every rank the equal parts of all of them as one vector."""
-        return dist.all_gather_single(joined, part, group=self.group, async_op=asynchronous)
+        return dist.all_gather_single(gathered, part, group=self.group, async_op=asynchronous)
 
     @_together
     def largest(self, tensor: Tensor) -> None:
