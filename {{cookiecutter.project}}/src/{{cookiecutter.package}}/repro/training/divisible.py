@@ -33,7 +33,8 @@ def kept_whole(module: nn.Module) -> set[nn.Parameter]:
     ((most, _),) = sizes.most_common(1)
 
     def is_cut(p: Tensor) -> bool:
-        return p.ndim > 1 and p.dtype == most and p.is_contiguous() and p[0].numel() % aligned(most) == 0 < p.numel()
+        rows = p.ndim > 1 and p.numel() > 0 and p.is_contiguous()
+        return rows and p.dtype == most and p[0].numel() % aligned(most) == 0
 
     return {parameter for parameter in module.parameters() if not is_cut(parameter)}
 
