@@ -1,4 +1,4 @@
-"""Gradients that the grid of the order-free sum is too coarse for are told, by name; others are not."""
+"""Gradients that the grid of the sum is too coarse for are told, by name; others are not."""
 
 from functools import partial
 

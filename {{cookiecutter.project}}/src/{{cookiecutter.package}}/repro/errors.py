@@ -74,7 +74,7 @@ class Preempted(Failure):
 
 
 class NonFinite(Failure):
-    """A gradient is infinite or not a number, or too large for the order-free sum."""
+    """A gradient is infinite or not a number, or too large for the sum."""
 
     exit_code = 3
 

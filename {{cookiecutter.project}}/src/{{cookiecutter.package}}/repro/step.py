@@ -125,7 +125,7 @@ class Step:
             training.gradients.discard()
             asked = training.config.parallel
             reach = f". parallel.lsb={asked.lsb} makes {asked.limit:g} and more infinite"
-            grid = reach if asked.reduce == "order_free" else ""
+            grid = reach if asked.reduce == "tree" else ""
             raise NonFinite(f"step {self.number}: the gradient is not finite in: {', '.join(names)}{grid}")
         if (told := training.gradients.told()) and training.world.leads:
             print(f"step {self.number}: {told}", file=sys.stderr, flush=True)

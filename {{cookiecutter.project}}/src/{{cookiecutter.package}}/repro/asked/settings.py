@@ -79,7 +79,7 @@ class Parallel(Section):
 
     global_batch: Annotated[int, Field(gt=0, le=2**20)]  # whose samples a host holds at once
     micro_batches: PositiveInt
-    reduce: Literal["order_free", "ddp"]
+    reduce: Literal["tree", "ddp"]
     shard: Annotated[Literal["none", "optimizer", "full"], NEUTRAL]
     replicas: Annotated[PositiveInt, NEUTRAL]
     gather: Annotated[Literal["float32", "bfloat16"], NEUTRAL]
@@ -97,9 +97,9 @@ class Parallel(Section):
         return 2.0 ** (self.limit_exponent + self.lsb)
 
     @model_validator(mode="after")
-    def _only_the_order_free_sum_is_sharded(self) -> Self:
+    def _only_the_tree_is_sharded(self) -> Self:
         if self.shard != "none" and self.reduce == "ddp":
-            raise ValueError(f"shard={self.shard} needs reduce=order_free; set shard=none with ddp")
+            raise ValueError(f"shard={self.shard} needs reduce=tree; set shard=none with ddp")
         return self
 
     @model_validator(mode="after")
@@ -226,9 +226,9 @@ class Settings(Section):
     verify: Annotated[Verify, NEUTRAL]
 
     @model_validator(mode="after")
-    def _only_the_order_free_sum_recomputes(self) -> Self:
+    def _only_the_tree_recomputes(self) -> Self:
         if self.integrity.recompute_every and self.parallel.reduce == "ddp":
-            raise ValueError("integrity.recompute_every needs parallel.reduce=order_free; set it to 0 with ddp")
+            raise ValueError("integrity.recompute_every needs parallel.reduce=tree; set it to 0 with ddp")
         return self
 
     @model_validator(mode="after")

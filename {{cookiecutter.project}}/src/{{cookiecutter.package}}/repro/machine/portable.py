@@ -16,7 +16,7 @@ TABLE = Path(__file__).with_name("portable.txt")
 DIFFERS = "-"  # before a kind of number in which the operation differs between CPUs
 INTEGERS, MEASURED = "integers", {torch.float32: "float32", torch.float64: "float64"}
 ROOTS = (0.5, -0.5)  # as exponents, they are computed by other functions
-# not arithmetic: communication adds what the order-free sum has made exact, and FSDP2 moves weights and gradients
+# not arithmetic: communication adds what the sum has made exact, and FSDP2 moves weights and gradients
 SILENT = ("c10d", "_c10d_functional", "fsdp", "profiler")
 POINTS = ("set",)  # gives a tensor another storage, as copy.deepcopy does: no number is computed
 

@@ -24,7 +24,7 @@ MODULES: list[tuple[Callable[[Any], object], str]] = [
     ),
     (
         lambda module: isinstance(module, EMBEDDINGS) and module.sparse,
-        "its gradients are sparse, and the order-free sum wants dense ones. Make it with sparse=False",
+        "its gradients are sparse, and the sum wants dense ones. Make it with sparse=False",
     ),
 ]
 
@@ -35,7 +35,7 @@ TENSORS: list[tuple[Callable[[Any], object], str]] = [
     ),
     (
         lambda tensor: isinstance(tensor, nn.Parameter) and tensor.is_complex(),
-        "the order-free sum wants real numbers. Hold it as a real parameter with a last dimension of 2, and call "
+        "the sum wants real numbers. Hold it as a real parameter with a last dimension of 2, and call "
         "torch.view_as_complex on it",
     ),
 ]

@@ -21,7 +21,7 @@ Given = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 # Optimizers that one gradient per step cannot serve.
 UNFIT = {
     "LBFGS": "makes several backward passes in one step, by a closure; a step has one here. Use another optimizer",
-    "SparseAdam": "wants sparse gradients, which have no order-free sum. Use Adam, with sparse=False in embeddings",
+    "SparseAdam": "wants sparse gradients, which no tree adds. Use Adam, with sparse=False in embeddings",
 }
 
 

@@ -1,4 +1,4 @@
-"""Whether the grid of the order-free sum is fine enough for the gradients that it rounds.
+"""Whether the grid of the sum is fine enough for the gradients that it rounds.
 
 A gradient keeps all bits of float32 where it is at least 2**(lsb + 24). A tensor whose largest element is smaller is
 summed less exactly than in float32, and elements below half of 2**lsb become 0. Nothing of that is an error in the

@@ -77,8 +77,7 @@ class Turns:
             )
         if parameter.grad is not None and parameter.grad.layout != torch.strided:
             raise Refused(
-                f"{self._name(parameter)}: its gradient is sparse, and the order-free sum wants a dense one. Use "
-                f"sparse=False"
+                f"{self._name(parameter)}: its gradient is sparse, and the sum wants a dense one. Use sparse=False"
             )
         if parameter in self._taken:
             raise Refused(

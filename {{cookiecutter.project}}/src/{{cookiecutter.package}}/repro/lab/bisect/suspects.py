@@ -20,7 +20,7 @@ CPU, RELAX = "determinism.cpu", "determinism.relax"
 OWN: Mapping[str, Any] = {**ALONE, "trace.level": "tensor", "trace.values": -1}
 OWN_SECTIONS = ("tracking.", "verify.")
 WHY_NEUTRAL = "it is neutral and must change no bit: the code that reads it is at fault"
-WHY_RANKS = "with parallel.reduce=order_free the world size must change no bit: the code is at fault"
+WHY_RANKS = "with parallel.reduce=tree the world size must change no bit: the code is at fault"
 WHY_DDP = "with parallel.reduce=ddp the bits depend on the world size"
 
 
