@@ -148,7 +148,7 @@ SIZES = {
     "small": {"convnet": (), "transformer": ()},  # as released
 }
 SIDES = {
-    "sum": {"order-free": Side(), "DDP": Side(("parallel.reduce=ddp",))},
+    "sum": {"tree": Side(), "DDP": Side(("parallel.reduce=ddp",))},
     "cost": {"strict": Side(), "relaxed": Side(("determinism.relax=[all]",))},
     "peer": {"project": Side(), "plain": Side(script="plain.py")},
 }

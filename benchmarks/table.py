@@ -152,7 +152,7 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
     "machine": ("The machine", "what | value", _machine),
     "bits": ("The same bits", f"{CASE} | {' | '.join(WAYS)}", _bits),
     "verify": ("`repro verify`", "way | verdict", _verify),
-    "sum": ("The order-free sum against stock DDP, one process: order-free / DDP", PAIRS, _pairs),
+    "sum": ("The tree against stock DDP, one process: tree / DDP", PAIRS, _pairs),
     "peer": ("The project beside a plain PyTorch script: project / plain", PAIRS, _pairs),
     "cost": ("What strictness costs: strict / relaxed", PAIRS, _pairs),
 }

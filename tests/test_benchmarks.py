@@ -96,7 +96,7 @@ def test_with_torch_alone_parts_run_and_make_a_table(bundle: Bundle, folder: Pat
     """A training, too; the table says that a CPU is no GPU."""
     sides = {
         "machine": [],
-        "sum-small-convnet-float32-eager": ["order-free", "DDP"],
+        "sum-small-convnet-float32-eager": ["tree", "DDP"],
         "peer-small-convnet-bfloat16-eager": ["project", "plain"],
     }
     done = bundle(*QUICK, *sides)

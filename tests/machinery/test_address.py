@@ -38,7 +38,7 @@ ADDRESSED = {
     "train.evaluate_batch": ("128", "64"),
     "parallel.global_batch": ("1280", "2560"),
     "parallel.micro_batches": ("1", "2"),
-    "parallel.reduce": ("ddp", "order_free"),
+    "parallel.reduce": ("ddp", "tree"),
     "parallel.lsb": ("-40", "-39"),
     "compute.precision": ("bfloat16", "float32"),
     "compute.compile": ("true", "false"),

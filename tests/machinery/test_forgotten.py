@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from unfit import UNFIT, second_optimizer
 
-REDUCERS = "order_free", "ddp"
+REDUCERS = "tree", "ddp"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def without_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 def attempt(config: Config, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
     """A function that runs a loop as the stage `train` runs its own."""
 
-    def attempt(loop: Loop, reduce: str = "order_free", workers: int = 0, out: str = "run", **keys: Any) -> Ended:
+    def attempt(loop: Loop, reduce: str = "tree", workers: int = 0, out: str = "run", **keys: Any) -> Ended:
         asked = inside(config, prepared, workers)
         asked = asked.model_copy(update={"parallel": asked.parallel.model_copy(update={"reduce": reduce}), **keys})
 
@@ -113,7 +113,7 @@ def test_slip_is_refused_in_a_line_that_names_it(loop: Loop, told: str, reduce: 
 def test_bare_model_is_refused_where_the_network_is_another(attempt: Callable[..., Ended]):
     ended = attempt(bare_model, "ddp")
     assert ended.code == 2 and ended.told.startswith(GAVE_NONE) and ended.told.count("\n") == 1
-    assert attempt(bare_model, "order_free", out="other").code == 0  # where it is the same
+    assert attempt(bare_model, "tree", out="other").code == 0  # where it is the same
 
 
 def stopped(body: Callable[[Step, Parts], None]) -> Loop:

@@ -303,7 +303,7 @@ def group_of_one() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("group_of_one")
-@pytest.mark.parametrize("reduce", ["order_free", "ddp"])
+@pytest.mark.parametrize("reduce", ["tree", "ddp"])
 def test_discard_restores_buffers_and_drops_gradients(reduce: str):
     model = network()
     gradients = gradients_of(model, SETTINGS.model_copy(update={"reduce": reduce}), ALONE)
@@ -321,7 +321,7 @@ def test_discard_restores_buffers_and_drops_gradients(reduce: str):
 def test_stock_gradients_are_the_mean_of_the_micro_batches():
     every = {
         reduce: gradients_of(network(), SETTINGS.model_copy(update={"reduce": reduce}), ALONE)
-        for reduce in ("order_free", "ddp")
+        for reduce in ("tree", "ddp")
     }
     for step in range(2):
         for gradients in every.values():

@@ -9,8 +9,8 @@ import pytest
 from conftest import PACKAGE, PROJECT, python
 from project import train as train_module
 from project.config import Config
-from project.repro.asked.params import load
-from project.repro.asked.settings import NEUTRAL, Section
+from project.repro.asked.params import FORMER, load
+from project.repro.asked.settings import NEUTRAL, Section, Settings
 from project.repro.errors import Refused
 from project.repro.records import receipt
 from project.repro.training.sampling import planned
@@ -123,7 +123,10 @@ WRONG = {
     "parallel.lsb=1": "--set parallel.lsb: 1 given, 0 or less wanted",
     "parallel.lsb=-150": "--set parallel.lsb: -150 given, -149 or more wanted",
     "parallel.shard=some": "--set parallel.shard: 'some' given, 'none', 'optimizer' or 'full' wanted",
-    "parallel.shard=full parallel.reduce=ddp": "shard=full needs reduce=order_free; set shard=none with ddp",
+    "parallel.shard=full parallel.reduce=ddp": "shard=full needs reduce=tree; set shard=none with ddp",
+    "parallel.shards=4": "--set parallel.shards: renamed parallel.micro_batches",
+    "parallel.reduce=order_free": "--set parallel.reduce=order_free: renamed tree",
+    "parallel.reduce=sorted": "--set parallel.reduce: 'sorted' given, 'tree' or 'ddp' wanted",
     "parallel.replicas=0": "--set parallel.replicas: 0 given, a number greater than 0 wanted",
     "parallel.shard=full compute.compile=true": "compute.compile=true works with parallel.shard=none or optimizer",
     "compute.compile=maybe": "--set compute.compile: 'maybe' given, true or false wanted",
@@ -186,6 +189,8 @@ EDITS = {
         "  depth: 1\n  dept: 1",
         "model.dept: unknown key; did you mean model.depth",
     ),
+    "renamed key": ("  micro_batches", "  shards: 8", "parallel.shards: renamed parallel.micro_batches"),
+    "renamed value": ("  reduce", "  reduce: order_free", "parallel.reduce=order_free: renamed tree"),
     "wrong type": ("seed", "seed: [0]", "seed: [0] given, a whole number wanted"),
     "section without keys": ("  workers", "", "loader: None given, a group of keys wanted"),
     "duplicate key": ("seed", "seed: 0\nseed: 1", 'not YAML: while constructing a mapping in "<unicode'),
@@ -222,6 +227,31 @@ def test_wrong_file_is_refused_with_its_name(edited: Callable[[str, str], Path],
     (told,) = refusal_of(path)
     assert told.startswith(f"{path}: ") and wanted in told
     assert refusal_of(path, "model.dropout=0")[0].startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("key", sorted(key for key in FORMER if "=" not in key))
+def test_key_of_former_times_is_told_in_a_line_of_its_own(tmp_path: Path, key: str):
+    class Parallel(Section):
+        micro_batches: int
+
+    class Now(Settings):
+        parallel: Parallel
+
+    path = tmp_path / "params.yaml"
+    path.write_text(f"sede: 0\nparallel:\n  micro_batches: 8\n  {key.partition('.')[2]}: 8\n")
+    with pytest.raises(Refused) as refused:
+        load(Now, path)
+    assert f"{path}: {key}: {FORMER[key]}" in str(refused.value).splitlines()
+
+
+def test_file_of_former_times_is_refused_in_a_line_for_each_key(tmp_path: Path):
+    path = tmp_path / "params.yaml"
+    path.write_text(PARAMS.replace("  micro_batches:", "  shards:").replace("  reduce: tree", "  reduce: order_free"))
+    wanted = [
+        f"{path}: parallel.reduce=order_free: renamed tree",
+        f"{path}: parallel.shards: {FORMER['parallel.shards']}",
+    ]
+    assert refusal_of(path) == refusal_of(path, "parallel.micro_batches=4") == wanted
 
 
 def test_list_that_doubles_at_each_line_is_refused(edited: Callable[[str, str], Path]):
@@ -294,6 +324,7 @@ def test_missing_file_is_refused(tmp_path: Path):
 
 COMMANDS = {
     ("--set", "sede=1"): (1, "--set sede: unknown key; did you mean seed?"),
+    ("--set", "parallel.shards=4"): (1, "--set parallel.shards: renamed parallel.micro_batches"),
     ("--set", "seed=x", "--set", "model.width=3"): (2, "--set model.width: 3 given, a multiple of 8 wanted"),
     ("--set", "determinism.relax=[nnpakc]"): (1, "determinism.relax: unknown switch 'nnpakc'; known: all, "),
     ("--sett", "seed=1"): (2, "No such option"),

@@ -81,7 +81,7 @@ def optimizer_with_a_closure(run: Run, parts: Parts) -> None:
     plain(run, parts)
 
 
-@unfit("SparseAdam wants sparse gradients, which have no order-free sum. Use Adam, with sparse=False in embeddings")
+@unfit("SparseAdam wants sparse gradients, which no tree adds. Use Adam, with sparse=False in embeddings")
 def sparse_optimizer(run: Run, parts: Parts) -> None:
     parts.optimizer = torch.optim.SparseAdam(parts.model.parameters())
     plain(run, parts)
@@ -151,10 +151,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "sparse_embedding": (
         lambda: nn.Sequential(nn.Linear(4, 1), nn.Embedding(4, 4, sparse=True)),
-        "1 (Embedding): its gradients are sparse, and the order-free sum wants dense ones. Make it with sparse=False",
+        "1 (Embedding): its gradients are sparse, and the sum wants dense ones. Make it with sparse=False",
     ),
-    "sparse_gradient": (Sparse, "table: its gradient is sparse, and the order-free sum wants a dense one. Use sparse="),
-    "complex_parameter": (Complex, "phase (Parameter): the order-free sum wants real numbers. Hold it as a real param"),
+    "sparse_gradient": (Sparse, "table: its gradient is sparse, and the sum wants a dense one. Use sparse="),
+    "complex_parameter": (Complex, "phase (Parameter): the sum wants real numbers. Hold it as a real param"),
 }
 for name, (model, told) in MODELS.items():
 

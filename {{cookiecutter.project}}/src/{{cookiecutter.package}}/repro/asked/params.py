@@ -18,6 +18,14 @@ PARAMS = Path("params.yaml")
 PLAIN = (str, int, float, type(None))  # of a truth, too: it is a whole number to Python
 S = TypeVar("S", bound=Settings)
 
+# What was once a key, or a key's value -> what became of it.
+FORMER = {
+    "parallel.shards": "renamed parallel.micro_batches",
+    "parallel.lsb": "gone: gradients are added in float32, remove it",
+    "parallel.gather": "gone: weights are gathered in their own dtype, remove it",
+    "parallel.reduce=order_free": "renamed tree",
+}
+
 # Kind of problem -> the value that is wanted. pydantic fills in the braces.
 WANTED = {
     "int_type": "a whole number",
@@ -97,7 +105,7 @@ def _override(tree: dict[str, Any], override: str) -> str | None:
     if not separator:
         return f"--set {override}: wanted KEY=VALUE, for example --set seed=1"
     if key not in known:
-        return f"--set {key}: unknown key{_nearest(key, list(known))}"
+        return f"--set {key}: {FORMER.get(key) or f'unknown key{_nearest(key, list(known))}'}"
     *sections, name = key.split(".")
     for section in sections:
         tree = tree[section]
@@ -118,11 +126,16 @@ def _nearest(key: str, known: list[str]) -> str:
 
 
 def _problems(path: Path, schema: Any, details: Sequence[Any], set_here: Iterable[str]) -> list[str]:
-    """A line for each problem; keys that are missing, or unknown, share one."""
+    """A line for each problem; keys that are missing, or unknown, share one, but for those of former times."""
     missing, unknown = (
         [detail for detail in details if detail["type"] == kind] for kind in ("missing", "extra_forbidden")
     )
     told = [_problem(path, detail, set_here) for detail in details if detail not in missing and detail not in unknown]
+    former = [key for detail in unknown if (key := _key(detail)) in FORMER]
+    told += [f"{path}: {key}: {FORMER[key]}" for key in former]
+    named = {FORMER[key].removeprefix("renamed ") for key in former}
+    missing = [detail for detail in missing if _key(detail) not in named]
+    unknown = [detail for detail in unknown if _key(detail) not in former]
     if unknown:
         keys = some([_key(detail) for detail in unknown])
         known = [name for detail in unknown for name in _siblings(schema, detail)]
@@ -152,6 +165,8 @@ def _problem(path: Path, detail: Any, set_here: Iterable[str]) -> str:
     key = _key(detail)
     is_set = any(key == each or key.startswith(f"{each}.") for each in set_here)
     where = f"--set {key}" if is_set else f"{path}: {key}" if key else str(path)
+    if former := FORMER.get(f"{key}={detail['input']}"):
+        return f"{where}={detail['input']}: {former}"
     if detail["type"] == "value_error":  # of a check of our own
         return f"{where}: {detail['msg'].removeprefix('Value error, ')}"
     wanted = WANTED.get(detail["type"])
