@@ -31,11 +31,10 @@ class Sizes:
     buffers: int
 
 
-LIMBS = 5  # float64 each, by which changes of buffers are added
-# way -> bytes that a ring of many processes sends, each of them, to add up gradients and buffers
+# way -> bytes that each of many processes sends to add up gradients (float32) and changes of buffers (float64)
 BYTES: dict[str, Callable[[Sizes], int]] = {
     PINNED: lambda sizes: 2 * 4 * sizes.parameters,
-    "step": lambda sizes: 2 * 8 * (sizes.parameters + LIMBS * sizes.buffers),
+    "step": lambda sizes: 2 * (4 * sizes.parameters + 8 * sizes.buffers),
 }
 COUNT = """
 from pathlib import Path

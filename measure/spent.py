@@ -11,6 +11,7 @@ import functools
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -39,12 +40,17 @@ ITEMS: dict[str, tuple[str, ...]] = {
     "samples: seeds and generators": ("training.sampling:Seeded.__getitem__", "training.generators:seeded"),
     "files that are opened": ("asked.opened:require_known",),
     "micro-batches: seeds": ("step:Step._seed",),
-    "gradients: rounded and added": ("training.parallel:OrderFree._take",),
-    "gradients: sums made zero": ("training.parallel:OrderFree.micro_batches",),
-    "gradients: the means": ("training.parallel:OrderFree._give",),
-    "gradients: reduce": ("training.parallel:OrderFree.reduce",),
+    "gradients: a micro-batch begins": ("training.accumulate:Accumulation.micro_batches",),
+    "gradients: taken from autograd": tuple(f"training.accumulate:Accumulation.{name}" for name in ("_take", "_fill")),
+    "gradients: added in the tree": ("training.accumulate:Accumulation._add", "training.accumulate:Bucket.push"),
+    "gradients: nodes that travel": (
+        *(f"training.accumulate:Bucket.{name}" for name in ("send", "root")),
+        *(f"training.transport:Transport.{name}" for name in ("start", "finish", "gather", "sum")),
+    ),
+    "gradients: the means": ("training.accumulate:Accumulation._give",),
+    "gradients: reduce": ("training.accumulate:Accumulation.reduce",),
     "gradients: are finite": ("training.finite:nonfinite",),
-    "gradients: resolution": ("training.resolution:Resolution.take", "training.resolution:Resolution.begin"),
+    "a missing line is refused": tuple(f"training.turns:Turns.{name}" for name in ("begin", "add", "take", "end")),
     "buffers": tuple(f"training.buffers:Buffers.{name}" for name in ("begin", "restore", "add", "send", "reduce")),
     "trace: digest of batches": ("training.digest:combined_digests",),
     "trace: digests of gradients and weights": ("training.digest:held_digests",),
@@ -160,7 +166,8 @@ class Counted:
 
 def spent(project: Path, script: str, workload: str, steps: int) -> dict[str, float]:
     """Microseconds per step of each item."""
-    out = project / "build" / f"spent-{script}"
+    out = project / "build" / f"spent-{script}-{workload}"
+    shutil.rmtree(out, ignore_errors=True)  # the run there was left in the middle
     settings = [*ALWAYS, *WORKLOADS[workload].settings]
     command = [VENV / "bin" / "python", __file__, "--within", str(steps), script, "0", out, *settings]
     done = subprocess.run(

@@ -55,9 +55,9 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     import torch
     from repro_project.model import build
     from repro_project.repro.training import agreement, world
+    from repro_project.repro.training.accumulate import Accumulation
     from repro_project.repro.training.exact import clip_grad_norm_
     from repro_project.repro.training.optimizers import Optimizers
-    from repro_project.repro.training.parallel import OrderFree
     from repro_project.repro.training.seeds import derive, seed_everything
     from repro_project.repro.training.trace import Trace
     from repro_project.train import micro_batch_loss, parameter_groups
@@ -69,7 +69,7 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
 
     torch.manual_seed(0)
     model = build(config.model_copy(update={"model": config.model.model_copy(update=of_model)}))
-    gradients = OrderFree(model, settings, ranks)
+    gradients = Accumulation(model, settings, ranks)
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=1e-4, fused=True)
     now = ""  # the variant whose turn it is
 
@@ -84,8 +84,6 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     traces = {level: Armed(level, Path(tempfile.mkdtemp(dir=FOLDER)), ranks) for level in ("off", "step", "tensor")}
     for trace in traces.values():
         trace.begin(model, Optimizers(optimizer, model), 0, outputs=True)
-    share = settings.micro_batches // ranks.size
-    mine = range(ranks.rank * share, (ranks.rank + 1) * share)
     size = settings.global_batch // settings.micro_batches
     batch = [torch.rand(size, 1, 8, 8), torch.arange(size) % 10]
 
@@ -101,12 +99,9 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
         now, trace = variant, traces.get(variant, traces["off"])
         meet()
         start = time.perf_counter()
-        for micro_batch in gradients.micro_batches(mine):
+        for micro_batch in gradients.micro_batches(step % settings.micro_batches if variant == "recompute" else None):
             trace.batch(micro_batch, batch)
-            gradients.add(
-                partial(loss_of, step, micro_batch),
-                twice=variant == "recompute" and micro_batch == step % settings.micro_batches,
-            )
+            gradients.add(partial(loss_of, step, micro_batch))
         trace.gradients(gradients.reduce())
         clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
