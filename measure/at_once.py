@@ -55,7 +55,7 @@ for config in MODELS:
 
 def main() -> None:
     """Print a line for each model."""
-    with prepared(peers=False) as project:
+    with prepared() as project:
         subprocess.run([VENV / "bin" / "python", "-c", CODE], cwd=project, env=in_venv(project), check=True)
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rounds import ROOT, VENV, about, bake, in_venv, make_peers_venv, make_venv, venv
+from rounds import PEERS_VENV, ROOT, VENV, about, bake, in_venv, make_peers_venv, make_venv
 
 RESULT = ROOT / "docs" / "stock.md"
 EPOCHS, GLOBAL_BATCH, STOP = 2, 64, 30  # it is killed after STOP steps, in the middle of the second epoch
@@ -185,8 +185,8 @@ def accelerate(config: Any, ranks: int, workers: int) -> Parts:
 KINDS: dict[str, tuple[str, Callable[[Any, int, int], Parts], Path]] = {
     "seeded": ("plain, seeded", seeded, VENV),
     "flags": ("plain, with every deterministic flag", flags, VENV),
-    "fabric": ("Lightning Fabric, deterministic", fabric, venv("", peers=True)),
-    "accelerate": ("Accelerate, deterministic", accelerate, venv("", peers=True)),
+    "fabric": ("Lightning Fabric, deterministic", fabric, PEERS_VENV),
+    "accelerate": ("Accelerate, deterministic", accelerate, PEERS_VENV),
 }
 
 

@@ -56,7 +56,7 @@ def main() -> int:
         parser.error(f"{asked.document}: no ratio of {' '.join(missing[0])} seen; write it with: make measure")
     slower = False
     for recipe, cells in by_recipe(ways).items():
-        with prepared(recipe, peers=False) as project:
+        with prepared(recipe) as project:
             for cell in cells:
                 workload, ranks = CELLS[cell]
                 both = {PLAIN: WAYS[PLAIN], **ways[cell]}

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ratios import FEWEST, HEAD, rows
+from ratios import FEWEST, HEAD, SHARES_HEAD, rows, shares
 from rounds import CELLS, ROOT, ROUNDS, WORKLOADS, about, by_recipe, measured, prepared, ways_of
 
 RESULT = ROOT / "docs" / "peers.md"
@@ -19,16 +19,17 @@ MARKS = "<!-- measured -->", "<!-- end -->"
 
 def tables(only: Sequence[str] | None, rounds: int) -> Iterator[str]:
     """What stands between the marks, again after each part of the table."""
-    lines: list[str] = []
-    place = ""
+    lines, parts, place = list[str](), list[str](), ""
     for recipe, cells in by_recipe(only or CELLS).items():
-        with prepared(recipe) as project:
+        with prepared(recipe, [way for cell in cells for way in ways_of(cell).values()]) as project:
             place = place or about()
             for cell in cells:
                 began, (workload, ranks) = time.monotonic(), CELLS[cell]
-                lines += rows(workload, ranks, measured(project, ways_of(cell), WORKLOADS[workload], ranks, rounds))
+                taken = measured(project, ways_of(cell), WORKLOADS[workload], ranks, rounds)
+                lines += rows(workload, ranks, taken)
+                parts.append(shares(workload, ranks, taken))
                 print(f"{cell}: {time.monotonic() - began:.0f} s", flush=True)
-                yield "\n".join([f"{place} {rounds} rounds.", "", HEAD, *lines])
+                yield "\n".join([f"{place} {rounds} rounds.", "", HEAD, *lines, "", SHARES_HEAD, *parts])
 
 
 BETWEEN = re.compile(".*?".join(map(re.escape, MARKS)), re.DOTALL)

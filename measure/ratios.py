@@ -8,11 +8,28 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
-from rounds import PINNED, PLAIN, ROOT, WAYS, WORKLOADS, Taken
+from rounds import PINNED, PLAIN, ROOT, WAYS, WHOLE, WORKLOADS, Taken
 
 WORSE = 1.15  # so many times the committed ratio is a regression
 HEAD = """| workload | processes | way | ms per step | beside plain | beside plain with switches | memory, MiB |
 |---|---|---|---|---|---|---|"""
+# what a step is made up of -> the key that gives it back, and whose seconds are divided by whose
+SHARES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "micro-batches": ("`parallel.micro_batches`", (PLAIN,), (WHOLE,)),
+    "switches": ("`determinism.cpu: native`", (PINNED,), (PLAIN,)),
+    "sum": ("`parallel.reduce: ddp`", ("step",), ("ddp",)),
+    "trace": ("`trace.level: off`", ("step",), ("off",)),
+    "the rest": ("none", ("ddp", "off"), ("step", PINNED)),
+    "all": ("", ("step",), (WHOLE,)),
+}
+SHARES_HEAD = "\n".join(
+    f"| {' | '.join(cells)} |"
+    for cells in (
+        ("workload", "processes", *SHARES),
+        ("---",) * (2 + len(SHARES)),
+        ("key that gives it back", "", *(key for key, _, _ in SHARES.values())),
+    )
+)
 ROW = re.compile(r"\| ([^|]+) \| (\d+) \| ([^|]+) \| [\d.]+ \| ([\d.]+) \(.*")
 
 Cell = tuple[str, int, str]  # workload, processes, way: names of the tables in rounds.py
@@ -63,13 +80,26 @@ def rows(workload: str, ranks: int, taken: dict[str, Taken]) -> list[str]:
     """The lines of the table on one workload and number of processes."""
     lines = []
     for name, one in taken.items():
-        beside = [str(ratio(one.seconds, taken[other].seconds)) if other != name else "1" for other in (PLAIN, PINNED)]
+        beside = [
+            "1" if other == name else str(ratio(one.seconds, taken[other].seconds)) if other in taken else ""
+            for other in (PLAIN, PINNED)
+        ]
         cells = (
             WORKLOADS[workload].title, str(ranks), WAYS[name].title, f"{1000 * np.median(one.seconds):.1f}",
             *beside, f"{one.memory / 2**20:.0f}",
         )  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def shares(workload: str, ranks: int, taken: dict[str, Taken]) -> str:
+    """The line on what each part costs: the product of all but the last, round by round, is the last."""
+    cells = [WORKLOADS[workload].title, str(ranks)]
+    for _, over, under in SHARES.values():
+        known = taken.keys() >= {*over, *under}
+        one, other = (np.prod([taken[name].seconds for name in names if known], axis=0) for names in (over, under))
+        cells.append(str(ratio(one, other)) if known else "")
+    return f"| {' | '.join(cells)} |"
 
 
 def read(text: str) -> dict[Cell, float]:

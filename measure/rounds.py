@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -16,11 +17,12 @@ from tempfile import TemporaryDirectory
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
 from about import about  # noqa: F401 (others find these by this file)
 from bake import NAME, PACKAGE, ROOT, VENV, bake, in_venv, make_venv  # noqa: F401
-from peers import PLAIN
+from peers import PLAIN, WHOLE
 from recipe import lay
 from sharding import sent
 
 REQUIREMENTS = ROOT / "measure" / "requirements.txt"
+PEERS_VENV = ROOT / "build" / "venv-measure"
 RANK = ROOT / "measure" / "rank.py"
 ROUNDS, WARM = 15, 2  # the first ones warm up, and are not counted
 ALWAYS = (
@@ -41,12 +43,14 @@ class Workload:
         settings: keys of params.yaml.
         steps: of a turn. The first one is not counted, for the others have used the caches meanwhile.
         recipe: what is laid over the project; "" for none.
+        processes: on how many it is trained, for the table.
     """
 
     title: str
     settings: tuple[str, ...]
     steps: int
     recipe: str = ""
+    processes: tuple[int, ...] = (1, 2, 4)
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,7 @@ class Way:
         title: as the table names it.
         script: a name of peers.PEERS, or `ours`.
         settings: keys of params.yaml.
-        alone: whether one process can train so, too.
-        recipes: whether recipes are trained so, too.
+        cells: patterns of the parts of the table that have it.
         slower: a planted fault: each step sleeps for this share of its own time.
         ranks: on how many processes; 0: as its part of the table says.
     """
@@ -66,8 +69,7 @@ class Way:
     title: str
     script: str = "ours"
     settings: tuple[str, ...] = ()
-    alone: bool = True
-    recipes: bool = True
+    cells: tuple[str, ...] = ("*-[12]",)
     slower: float = 0.0
     ranks: int = 0
 
@@ -90,7 +92,7 @@ class Taken:
 EPOCHS = "train.epochs=10000"  # more than are ever made
 WORKLOADS = {
     "convnet": Workload("digits, convnet", (EPOCHS,), 4),
-    "few": Workload("digits, convnet, 2 micro-batches", (EPOCHS, "parallel.micro_batches=2"), 4),
+    "few": Workload("digits, convnet, 2 micro-batches", (EPOCHS, "parallel.micro_batches=2"), 4, processes=(1,)),
     "transformer": Workload("digits, transformer", (EPOCHS, "model.name=transformer"), 4),
     "large": Workload(
         "digits, larger transformer",
@@ -100,27 +102,23 @@ WORKLOADS = {
     "images": Workload("recipe images, ResNet", (EPOCHS,), 4, "images"),
     "language": Workload("recipe language, Llama", ("train.steps=1000000",), 2, "language"),
 }
-PINNED = "pinned"
+PINNED, LIBRARIES = "pinned", ("fabric", "accelerate")
+LARGE = ("large-[12]",)  # of a model whose size tells something, where others would tell the same
 WAYS = {
-    PLAIN: Way("plain PyTorch", PLAIN),
+    WHOLE: Way("plain PyTorch, one batch per step", WHOLE),
+    PLAIN: Way("plain PyTorch", PLAIN, cells=("*",)),
     PINNED: Way("plain PyTorch, the project's switches", PINNED),
-    "fabric": Way("Lightning Fabric, deterministic", "fabric"),
-    "accelerate": Way("Accelerate, deterministic", "accelerate"),
+    "fabric": Way("Lightning Fabric, deterministic", "fabric", cells=("convnet-2", *LARGE)),
+    "accelerate": Way("Accelerate, deterministic", "accelerate", cells=("convnet-2", *LARGE)),
     "off": Way("project, trace `off`", settings=("trace.level=off",)),
-    "step": Way("project", settings=("trace.level=step",)),
-    "tensor": Way("project, trace `tensor`", settings=("trace.level=tensor",), recipes=False),
+    "step": Way("project", settings=("trace.level=step",), cells=("*",)),
+    "tensor": Way("project, trace `tensor`", settings=("trace.level=tensor",), cells=("convnet-1", *LARGE)),
     "native": Way("project, cpu `native`", settings=("determinism.cpu=native",)),
-    "ddp": Way("project, reduce `ddp`", settings=("parallel.reduce=ddp",), recipes=False),
-    "optimizer": Way("project, shard `optimizer`", settings=("parallel.shard=optimizer",), alone=False, recipes=False),
-    "full": Way("project, shard `full`", settings=("parallel.shard=full",), alone=False, recipes=False),
+    "ddp": Way("project, reduce `ddp`", settings=("parallel.reduce=ddp",), cells=("*",)),
+    "optimizer": Way("project, shard `optimizer`", settings=("parallel.shard=optimizer",), cells=("large-2",)),
+    "full": Way("project, shard `full`", settings=("parallel.shard=full",), cells=("large-2",)),
 }
-PROCESSES = (1, 2)
-CELLS = {  # of the table
-    f"{name}-{ranks}": (name, ranks)
-    for name, workload in WORKLOADS.items()
-    for ranks in PROCESSES
-    if ranks == PROCESSES[-1] or not workload.recipe
-}
+CELLS = {f"{name}-{ranks}": (name, ranks) for name, one in WORKLOADS.items() for ranks in one.processes}  # of the table
 
 
 class Group:
@@ -128,7 +126,7 @@ class Group:
 
     def __init__(self, project: Path, way: Way, workload: Workload, ranks: int, place: Path) -> None:
         self._log = place.with_suffix(".log")
-        python = venv(workload.recipe, peers=way.script in ("fabric", "accelerate")) / "bin" / "python"
+        python = (PEERS_VENV if way.script in LIBRARIES else venv(workload.recipe)) / "bin" / "python"
         settings = [*ALWAYS, *workload.settings, *way.settings]
         command = [str(python), str(RANK), way.script, str(way.slower), str(place), *settings]
         port, self._ranks = _free_port(), []
@@ -230,9 +228,7 @@ def measured(
 
 def ways_of(cell: str) -> dict[str, Way]:
     """The ways in which a part of the table is trained."""
-    workload, ranks = CELLS[cell]
-    asked = [name for name, way in WAYS.items() if ranks > 1 or way.alone]
-    return {name: WAYS[name] for name in asked if WAYS[name].recipes or not WORKLOADS[workload].recipe}
+    return {name: way for name, way in WAYS.items() if any(fnmatch(cell, pattern) for pattern in way.cells)}
 
 
 def by_recipe(cells: Iterable[str]) -> dict[str, list[str]]:
@@ -243,34 +239,33 @@ def by_recipe(cells: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def venv(recipe: str, peers: bool = False) -> Path:
-    """The environment in which a project trains; `peers`: in which Fabric and Accelerate train it."""
-    return ROOT / "build" / f"venv{'-measure' * peers}{'-recipes' * bool(recipe)}"
+def venv(recipe: str) -> Path:
+    """The environment in which a project trains."""
+    return ROOT / "build" / f"venv{'-recipes' * bool(recipe)}"
 
 
 @contextmanager
-def prepared(recipe: str = "", peers: bool = True) -> Iterator[Path]:
-    """A generated project with its data, for a while, and the environments; `peers`: theirs, too."""
+def prepared(recipe: str = "", ways: Iterable[Way] = ()) -> Iterator[Path]:
+    """A generated project with its data, for a while, and the environments that these ways want."""
     (ROOT / "build").mkdir(exist_ok=True)
     with TemporaryDirectory(dir=ROOT / "build", prefix="measure-") as folder:
         project = bake(Path(folder))
         if recipe:
             lay(recipe, project)
         make_venv(project, venv(recipe))
-        if peers:
-            make_peers_venv(recipe)
+        if any(way.script in LIBRARIES for way in ways):
+            make_peers_venv()
         command = [venv(recipe) / "bin" / "python", "-m", f"{PACKAGE}.prepare"]
         subprocess.run(command, cwd=project, env=in_venv(project), check=True, stdout=subprocess.DEVNULL)
         yield project
 
 
-def make_peers_venv(recipe: str = "") -> None:
-    """An environment that sees all packages of the project's, torch among them, and has the peers beside."""
-    own, theirs = venv(recipe) / "bin" / "python", venv(recipe, peers=True) / "bin" / "python"
-    mark = venv(recipe, peers=True) / ".requirements"
+def make_peers_venv() -> None:
+    """An environment that sees all packages of the project's, torch among them, and has these libraries beside."""
+    own, theirs, mark = VENV / "bin" / "python", PEERS_VENV / "bin" / "python", PEERS_VENV / ".requirements"
     if mark.is_file() and mark.read_text() == REQUIREMENTS.read_text():
         return
-    subprocess.run([own, "-m", "venv", "--clear", mark.parent], check=True)
+    subprocess.run([own, "-m", "venv", "--clear", PEERS_VENV], check=True)
     asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
     there, here = (
         subprocess.run([one, "-c", asked], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()

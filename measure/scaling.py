@@ -69,7 +69,7 @@ def rows(workload: str, held: Sizes, taken: dict[tuple[str, int], Taken]) -> Ite
 
 def table(only: Sequence[str], rounds: int) -> str:
     """What stands between the marks."""
-    with prepared(peers=False) as project:
+    with prepared() as project:
         place, lines = about(), []
         for workload in only:
             asked = [(way, ranks) for ranks in PROCESSES for way in BYTES]

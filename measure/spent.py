@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=DIGITS, help="this workload alone; repeatable")
     parser.add_argument("--steps", type=int, default=100)
     asked = parser.parse_args()
-    with prepared(peers=False) as project:
+    with prepared() as project:
         for workload in asked.only or DIGITS:
             ours, plain = (spent(project, script, workload, asked.steps) for script in ("ours", PINNED))
             items = sorted({*ours, *plain}, key=lambda item: plain.get(item, 0) - ours.get(item, 0))

@@ -68,6 +68,20 @@ def test_rows_are_read_as_they_are_written() -> None:
     assert all(line.count("|") == HEAD.splitlines()[0].count("|") and line.endswith("| 3 |") for line in lines)
 
 
+def test_what_each_part_costs_is_told() -> None:
+    """The parts multiply to the whole; nothing is told of a part whose ways were not trained."""
+    from ratios import SHARES, SHARES_HEAD, shares
+    from rounds import Taken
+
+    times = {"whole": 1.0, "plain": 2.0, "pinned": 3.0, "off": 4.0, "step": 6.0, "ddp": 5.0}
+    taken = {name: Taken(planted(factor), 0) for name, factor in times.items()}
+    cells = shares(SMALLEST, 1, taken).split("|")[3:-1]
+    assert [float(cell.split()[0]) for cell in cells] == [2.0, 1.5, 1.2, 1.5, 1.11, 6.0]
+    less = shares(SMALLEST, 4, {name: taken[name] for name in ("plain", "step", "ddp")}).split("|")[3:-1]
+    assert [name for name, cell in zip(SHARES, less, strict=True) if cell.strip()] == ["sum"] and less[2] == cells[2]
+    assert {line.count("|") for line in SHARES_HEAD.splitlines()} == {len(cells) + 3}
+
+
 @pytest.mark.parametrize("document", sorted({path.name for path in (ROOT / "docs").glob("*.md")} - {"contract.md"}))
 def test_a_measured_document_names_its_commit(document: str) -> None:
     """Without a change beside it."""
@@ -101,7 +115,7 @@ def test_a_planted_slow_down_is_seen(
     assert project.python.is_file()  # of the environment that the trainings use
     slower = replace(WAYS["step"], slower=2.0)
     ways = {PLAIN: WAYS[PLAIN], "step": WAYS["step"], "again": WAYS["step"], "slower": slower}
-    with prepared(peers=False) as folder:
+    with prepared() as folder:
         taken = measured(folder, ways, WORKLOADS[SMALLEST], 1, rounds=9)
     document = tmp_path / "peers.md"
     committed = {PLAIN: taken[PLAIN], PINNED: taken[PLAIN], "step": taken["step"]}
@@ -117,7 +131,7 @@ def test_a_planted_slow_down_is_seen(
         monkeypatch.setattr(sys, "argv", ["check.py", *only, *words])
         return check.main(), capsys.readouterr().out
 
-    monkeypatch.setattr(check, "prepared", lambda recipe, peers: nullcontext(folder))
+    monkeypatch.setattr(check, "prepared", lambda recipe: nullcontext(folder))
     monkeypatch.setattr(check, "measured", already)
     for words, code, verdict in ((["--slower", "2.0"], 1, "SLOWER"), ([], 0, "holds")):
         found, printed = checked(*words)
