@@ -105,3 +105,13 @@ def test_slow_and_lossy_link_changes_no_bit(project: InstalledProject, alone: Al
     assert times[-1] - times[0] > 2 * DELAY * (len(times) - 1)  # it was slow: two sums per step, one after the other
     assert cable.lost
     require_same(project, alone(SMALL), hosts.path(0) / RUN)
+
+
+def test_two_levels_send_less_between_hosts(project: InstalledProject) -> None:
+    """Ranks of a host add first: of its sums half travel, and back, on two hosts; a flat exchange sends each rank's."""
+    import sharding
+
+    with sharding.two_hosts() as names:
+        flat, two = (sharding.on_hosts(project.path, names, "none", 256, levels)["between"] for levels in (1, 2))
+    parameters = sharding.BLOCKS * 256 * 256
+    assert 4 <= two / parameters < 4.4 and flat / parameters > 6, (flat, two)
