@@ -60,7 +60,7 @@ order: $(TOOLS)/.locked  ## measure time and memory to enter an epoch of up to 1
 loader: $(TOOLS)/.locked  ## measure samples per second of a run's loader beside a plain DataLoader's; five minutes
 	@$(IN_TOOLS) python tools/loader.py
 
-sharding: $(TOOLS)/.locked  ## measure what sharded models send and hold, on CPU; ten minutes
+sharding: $(TOOLS)/.locked  ## measure what sharded models send and hold, on CPU, and between hosts, as root; fifteen minutes
 	@$(IN_TOOLS) python tools/sharding.py
 
 hashing: $(TOOLS)/.locked  ## measure what checking 10^5 files, or 10 GB, costs at the start of a run; ten minutes

@@ -13,23 +13,18 @@ from rounds import PINNED, PLAIN, ROOT, WAYS, WHOLE, WORKLOADS, Taken
 WORSE = 1.15  # so many times the committed ratio is a regression
 HEAD = """| workload | processes | way | ms per step | beside plain | beside plain with switches | memory, MiB |
 |---|---|---|---|---|---|---|"""
-# what a step is made up of -> the key that gives it back, and whose seconds are divided by whose
-SHARES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    "micro-batches": ("`parallel.micro_batches`", (PLAIN,), (WHOLE,)),
-    "switches": ("`determinism.cpu: native`", (PINNED,), (PLAIN,)),
-    "sum": ("`parallel.reduce: ddp`", ("step",), ("ddp",)),
-    "trace": ("`trace.level: off`", ("step",), ("off",)),
-    "the rest": ("none", ("ddp", "off"), ("step", PINNED)),
-    "all": ("", ("step",), (WHOLE,)),
+SHARES = {  # what a step is made up of -> whose seconds are divided by whose
+    "micro-batches": ((PLAIN,), (WHOLE,)),
+    "switches": ((PINNED,), (PLAIN,)),
+    "sum": (("step",), ("ddp",)),
+    "trace": (("step",), ("off",)),
+    "the rest": (("ddp", "off"), ("step", PINNED)),
+    "all": (("step",), (WHOLE,)),
 }
-SHARES_HEAD = "\n".join(
-    f"| {' | '.join(cells)} |"
-    for cells in (
-        ("workload", "processes", *SHARES),
-        ("---",) * (2 + len(SHARES)),
-        ("key that gives it back", "", *(key for key, _, _ in SHARES.values())),
-    )
-)
+SHARES_HEAD = f"""| workload | processes | {" | ".join(SHARES)} |
+|---|---|{"---|" * len(SHARES)}
+| key that gives it back | | `parallel.micro_batches` | `determinism.cpu: native` | `parallel.reduce: ddp` \
+| `trace.level: off` | none | |"""
 ROW = re.compile(r"\| ([^|]+) \| (\d+) \| ([^|]+) \| [\d.]+ \| ([\d.]+) \(.*")
 
 Cell = tuple[str, int, str]  # workload, processes, way: names of the tables in rounds.py
@@ -95,7 +90,7 @@ def rows(workload: str, ranks: int, taken: dict[str, Taken]) -> list[str]:
 def shares(workload: str, ranks: int, taken: dict[str, Taken]) -> str:
     """The line on what each part costs: the product of all but the last, round by round, is the last."""
     cells = [WORKLOADS[workload].title, str(ranks)]
-    for _, over, under in SHARES.values():
+    for over, under in SHARES.values():
         known = taken.keys() >= {*over, *under}
         one, other = (np.prod([taken[name].seconds for name in names if known], axis=0) for names in (over, under))
         cells.append(str(ratio(one, other)) if known else "")

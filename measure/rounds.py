@@ -189,19 +189,6 @@ def _free_port() -> int:
         return int(one.getsockname()[1])
 
 
-@contextmanager
-def _started(project: Path, ways: Mapping[str, Way], workload: Workload, ranks: int) -> Iterator[dict[str, Group]]:
-    runs = project / "build" / "runs"
-    shutil.rmtree(runs, ignore_errors=True)
-    runs.mkdir(parents=True)
-    with ExitStack() as stack:
-        groups = {}
-        for name, way in ways.items():
-            groups[name] = Group(project, way, workload, way.ranks or ranks, runs / name)
-            stack.callback(groups[name].end)
-        yield groups
-
-
 def measured(
     project: Path, ways: Mapping[str, Way], workload: Workload, ranks: int, rounds: int = ROUNDS
 ) -> dict[str, Taken]:
@@ -210,7 +197,13 @@ def measured(
     Raises:
         SystemExit: a training ended too early.
     """
-    with _started(project, ways, workload, ranks) as groups:
+    runs, groups = project / "build" / "runs", dict[str, Group]()
+    shutil.rmtree(runs, ignore_errors=True)
+    runs.mkdir(parents=True)
+    with ExitStack() as stack:
+        for name, way in ways.items():
+            groups[name] = Group(project, way, workload, way.ranks or ranks, runs / name)
+            stack.callback(groups[name].end)
         seconds, counted = ({name: list[float]() for name in ways} for _ in range(2))
         memory = dict[str, int]()
         for group in groups.values():

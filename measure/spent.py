@@ -41,12 +41,8 @@ ITEMS: dict[str, tuple[str, ...]] = {
     "files that are opened": ("asked.opened:require_known",),
     "micro-batches: seeds": ("step:Step._seed",),
     "gradients: a micro-batch begins": ("training.accumulate:Accumulation.micro_batches",),
-    "gradients: taken from autograd": tuple(f"training.accumulate:Accumulation.{name}" for name in ("_take", "_fill")),
+    "gradients: taken from autograd": ("training.accumulate:Accumulation._take",),
     "gradients: added in the tree": ("training.accumulate:Accumulation._add", "training.accumulate:Bucket.push"),
-    "gradients: nodes that travel": (
-        *(f"training.accumulate:Bucket.{name}" for name in ("send", "root")),
-        *(f"training.transport:Transport.{name}" for name in ("start", "finish", "gather", "sum")),
-    ),
     "gradients: the means": ("training.accumulate:Accumulation._give",),
     "gradients: reduce": ("training.accumulate:Accumulation.reduce",),
     "gradients: are finite": ("training.finite:nonfinite",),

@@ -1,6 +1,6 @@
 """What the ways to share a model among ranks send and hold: the tables of docs/sharding.md.
 
-    python tools/sharding.py [--only sharded]
+    python tools/sharding.py
 
 Bytes are those that the kernel counted on the loopback interface, so run it alone; two hosts are two of its network
 namespaces, as root. Each way is a process group of its own, on one model; CPU, gloo, one thread per rank.
@@ -15,8 +15,8 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,29 +25,33 @@ from about import about
 from bake import ROOT, VENV, bake, in_venv, make_venv
 
 RESULT = ROOT / "docs" / "sharding.md"
-WIDTH, BLOCKS, STEPS = 2048, 24, 3  # 100 million parameters; the first step is not counted
-SHARED = ((2, 4), (4, 4), (2, 16))  # ranks, and micro-batches of them all
-NARROW, HELD = 1024, (1, 2, 8, 32, 128)  # 25 million parameters; micro-batches of one rank
+WIDTH, NARROW, BLOCKS = 2048, 1024, 24  # 100, or 25 million parameters
+STEPS = 3  # the first one is not counted
+# width, ranks, micro-batches of them all, and steps
+SHARED = (
+    *((WIDTH, ranks, micro_batches, STEPS) for ranks, micro_batches in ((2, 4), (4, 4), (2, 16))),
+    *((NARROW, 1, micro_batches, STEPS + 32 // micro_batches) for micro_batches in (1, 2, 8, 32, 128)),
+)
 HOSTS, LOCAL = 2, 2  # hosts, and ranks of each
 LINK = (
     *("netns add {0}", "netns add {1}", "-n {0} link add eth0 type veth peer name eth0 netns {1}"),
     *("-n {0} address add 10.77.0.1/24 dev eth0", "-n {1} address add 10.77.0.2/24 dev eth0"),
     *(f"-n {host} link set {name} up" for host in ("{0}", "{1}") for name in ("eth0", "lo")),
 )
-# way -> (title, beside whom it stands, bytes sent by a rank in a step for each parameter, as a formula and as a
-# function of ranks and passes)
-SHARE = "(R-1)/R"
-WAYS: dict[str, tuple[str, str, str, Callable[[int, int], float]]] = {
-    "ddp": ("DistributedDataParallel", "ddp", f"{SHARE} · 8", lambda r, p: (r - 1) / r * 8),
-    "fsdp": ("FSDP2", "fsdp", f"{SHARE} · 12 P", lambda r, p: (r - 1) / r * 12 * p),
-    "none": ("`none`", "ddp", f"{SHARE} · 8", lambda r, p: (r - 1) / r * 8),
-    "optimizer": ("`optimizer`", "ddp", f"{SHARE} · 8", lambda r, p: (r - 1) / r * 8),
-    "full": ("`full`", "fsdp", f"{SHARE} · 12 P", lambda r, p: (r - 1) / r * 12 * p),
+# way -> title, beside whom it stands, and bytes that a rank sends in a step for each parameter, times (R-1)/R
+WAYS = {
+    "ddp": ("plain PyTorch, DistributedDataParallel", "ddp", "8"),
+    "fsdp": ("FSDP2", "fsdp", "12 P"),
+    "none": ("`none`", "ddp", "8"),
+    "optimizer": ("`optimizer`", "ddp", "8"),
+    "full": ("`full`", "fsdp", "12 P"),
 }
-STOCK = ("plain", "ddp", "fsdp")
+STOCK = ("ddp", "fsdp")
 # glibc keeps most of what is freed for later, and how much differs from run to run; this gives large blocks back
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 
+
+Found, Cells = dict[str, float], tuple[object, ...]
 
 # ---- on each rank, under torchrun
 
@@ -60,10 +64,8 @@ def sent(interface: str = "lo") -> int:
     return sum(int(line.split()[9]) for line in lines)
 
 
-def measure(way: str, width: int, micro_batches: int, steps: int) -> dict[str, Any] | None:
-    """Bytes per step that this host sent to itself and to others, the largest memory of the ranks in bytes, and the
-    seconds of a step; of the lead.
-    """
+def measure(way: str, width: int, micro_batches: int, steps: int) -> Found | None:
+    """Bytes per parameter that this host sends to itself, to others, and a rank holds; seconds of a step."""
     from repro_project.config import Config
     from repro_project.repro.asked.params import load
     from repro_project.repro.machine.switches import apply, set_environment
@@ -76,6 +78,7 @@ def measure(way: str, width: int, micro_batches: int, steps: int) -> dict[str, A
     from repro_project.repro.training.optimizers import Optimizers
     from repro_project.repro.training.summing import gradients_of
     from torch import nn
+    from torch.distributed.fsdp import fully_shard
 
     apply(config.determinism)
     shard = way if way not in STOCK else "none"
@@ -86,8 +89,6 @@ def measure(way: str, width: int, micro_batches: int, steps: int) -> dict[str, A
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     model = nn.Sequential(*(nn.Sequential(nn.Linear(width, width, bias=False), nn.ReLU()) for _ in range(BLOCKS)))
     if way == "fsdp":
-        from torch.distributed.fsdp import fully_shard
-
         for block in [*model, model]:
             fully_shard(block)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -106,7 +107,7 @@ def measure(way: str, width: int, micro_batches: int, steps: int) -> dict[str, A
         else:
             optimizer.zero_grad()
             for micro_batch in mine:
-                if way == "ddp":
+                if network is not model:
                     network.require_backward_grad_sync = micro_batch == mine[-1]
                 (loss_of(network, micro_batch) / len(mine)).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -114,7 +115,7 @@ def measure(way: str, width: int, micro_batches: int, steps: int) -> dict[str, A
 
     if way not in STOCK:
         gradients: Any = gradients_of(model, settings, ranks, Optimizers(optimizer, model), list(model))
-    network: Any = nn.parallel.DistributedDataParallel(model) if way == "ddp" else model
+    network: Any = nn.parallel.DistributedDataParallel(model) if way == "ddp" and ranks.size > 1 else model
     seconds, before = [], {}
     for number in range(steps):
         ranks.sum(torch.zeros(1))
@@ -128,64 +129,49 @@ def measure(way: str, width: int, micro_batches: int, steps: int) -> dict[str, A
     held = torch.tensor(1024.0 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base), dtype=torch.float64)
     ranks.largest(held)
     world.leave()
-    found = {"sent": here, "between": there, "held": held.item(), "seconds": statistics.median(seconds[1:])}
-    return found if ranks.leads else None
+    found = {"sent": here, "between": there, "held": held.item()}
+    per_parameter = {name: number / (BLOCKS * width * width) for name, number in found.items()}
+    return per_parameter | {"seconds": statistics.median(seconds[1:])} if ranks.leads else None
 
 
 # ---- here
 
 
-def run(project: Path, way: str, ranks: int, width: int, micro_batches: int, steps: int = STEPS) -> dict[str, Any]:
-    """What the lead measured, on this machine alone."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=localhost", f"--nproc-per-node={ranks}"]
+def run(project: Path, way: str, ranks: int, *numbers: int, levels: int = 2, hosts: Sequence[str] = ()) -> Found:
+    """What `measure` returns, of so many ranks on this machine, or on each of these hosts."""
+    python, torchrun = str(VENV / "bin" / "python"), ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+    alone = [python, *torchrun, "--standalone", "--local-addr=localhost"] if ranks > 1 else [python]
+    nodes = [python, *torchrun, f"--nnodes={len(hosts)}", "--master-addr=10.77.0.1", "--master-port=29500"]
+    commands = [["ip", "netns", "exec", host, *nodes, f"--node-rank={n}"] for n, host in enumerate(hosts)] or [alone]
+    env = in_venv(project) | RETURNED | ({"GLOO_SOCKET_IFNAME": "eth0"} if hosts else {})
     with tempfile.NamedTemporaryFile("r") as result:
-        words = map(str, ("--way", way, result.name, width, micro_batches, steps))
-        command = [str(VENV / "bin" / "python"), *(launcher if ranks > 1 else []), str(Path(__file__)), *words]
-        subprocess.run(command, cwd=project, env=in_venv(project) | RETURNED, check=True)
+        words = [__file__, "--way", way, result.name, *map(str, (*numbers, levels))]
+        started = [subprocess.Popen([*each, *words], cwd=project, env=env) for each in commands]
+        if any([process.wait() for process in started]):  # noqa: C419 (all of them are waited for)
+            raise SystemExit(f"{way} on {ranks} ranks ended with an error")
         return json.loads(result.read())
 
 
-def sharded(project: Path, width: int = WIDTH) -> list[str]:
-    """The table of what a rank sends and holds, beside stock PyTorch."""
-    parameters, lines = BLOCKS * width * width, [HEAD]
-    for ranks, micro_batches in SHARED:
-        passes = micro_batches // ranks
-        found = {way: run(project, way, ranks, width, micro_batches) for way in WAYS}
-        for way, (title, beside, formula, per_parameter) in WAYS.items():
-            one, stock = found[way], found[beside]
-            cells = (
-                title, ranks, passes, formula, f"{per_parameter(ranks, passes):.1f}",
-                f"{one['sent'] / ranks / parameters:.1f}", f"{one['held'] / parameters:.1f}",
-                f"{one['held'] / stock['held']:.2f}", f"{one['seconds'] / stock['seconds']:.2f}",
-            )  # fmt: skip
-            lines.append(f"| {' | '.join(map(str, cells))} |")
-    return lines
+def sharded(project: Path) -> Iterator[Cells]:
+    """What a rank sends and holds, beside stock PyTorch; alone, it has nothing to share."""
+    for width, ranks, micro_batches, steps in SHARED:
+        passes, ways = micro_batches // ranks, WAYS if ranks > 1 else ("ddp", "none")
+        found = {way: run(project, way, ranks, width, micro_batches, steps) for way in ways}
+        for way, one in found.items():
+            title, beside, formula = WAYS[way]
+            so = (ranks - 1) / ranks * int(formula.split()[0]) * (passes if "P" in formula else 1)
+            ratios = (f"{one[key] / found[beside][key]:.2f}" for key in ("held", "seconds"))
+            size = f"{BLOCKS * width * width / 1e6:.0f} M"
+            yield title, size, ranks, passes, f"(R-1)/R · {formula}", so, one["sent"] / ranks, one["held"], *ratios
 
 
-def memory(project: Path, width: int = NARROW) -> list[str]:
-    """The table of what one rank holds, and how long it takes, beside gradients that are accumulated in place."""
-    parameters, lines = BLOCKS * width * width, [MEMORY_HEAD]
-    for micro_batches in HELD:
-        steps = STEPS + 32 // micro_batches
-        plain, ours = (run(project, way, 1, width, micro_batches, steps) for way in ("plain", "none"))
-        sets = max(1, micro_batches.bit_length() - 1)
-        more = (ours["held"] - plain["held"]) / parameters
-        peaks = (f"{number:.1f}" for number in (plain["held"] / parameters, ours["held"] / parameters, more))
-        cells = micro_batches, sets, *peaks, 4 * (sets - 1), f"{ours['seconds'] / plain['seconds']:.2f}"
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return lines
-
-
-def between(project: Path, width: int = NARROW) -> list[str]:
-    """The table of what a host sends to itself and to another one."""
-    lines = [BETWEEN_HEAD]
+def between(project: Path) -> Iterator[Cells]:
+    """What a host sends to itself and to another one."""
     with two_hosts() as names:
         for way, (title, *_) in WAYS.items():
             for levels in (1,) if way in STOCK else (1, 2):
-                found = on_hosts(project, names, way, width, levels)
-                counted = (f"{found[key] / (BLOCKS * width * width):.1f}" for key in ("sent", "between"))
-                lines.append(f"| {title} | {levels} | {' | '.join(counted)} |")
-    return lines
+                found = run(project, way, LOCAL, NARROW, HOSTS * LOCAL, STEPS, levels=levels, hosts=names)
+                yield title, levels, found["sent"], found["between"]
 
 
 @contextmanager
@@ -201,56 +187,39 @@ def two_hosts() -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "delete", name], check=False)
 
 
-def on_hosts(project: Path, names: Sequence[str], way: str, width: int, levels: int) -> dict[str, Any]:
-    """What the lead measured where each host is a network namespace."""
-    env = in_venv(project) | RETURNED | {"GLOO_SOCKET_IFNAME": "eth0"}
-    with tempfile.NamedTemporaryFile("r") as result, ExitStack() as stack:
-        words = list(map(str, ("--way", way, result.name, width, HOSTS * LOCAL, STEPS, levels)))
-        started = []
-        for host, name in enumerate(names):
-            nodes = [f"--nnodes={HOSTS}", f"--node-rank={host}", f"--nproc-per-node={LOCAL}"]
-            launcher = ["-m", "torch.distributed.run", *nodes, "--master-addr=10.77.0.1", "--master-port=29500"]
-            command = ["ip", "netns", "exec", name, str(VENV / "bin" / "python"), *launcher, __file__, *words]
-            started.append(stack.enter_context(subprocess.Popen(command, cwd=project, env=env)))
-        codes = [process.wait() for process in started]
-        if any(codes):
-            raise SystemExit(f"{way} on {HOSTS} hosts ended with an error")
-        return json.loads(result.read())
+HEAD = (
+    "way | parameters | ranks R | micro-batches of each, and passes P | bytes sent per parameter, step and rank | so "
+    "| counted | peak memory, bytes per parameter | beside stock | time beside stock"
+)
+BETWEEN_HEAD = (
+    "way, 2 hosts of 2 ranks | levels | bytes per parameter and step within a host | from a host to the other"
+)
 
 
-HEAD = """| way | ranks R | micro-batches of each, and passes P | bytes sent per parameter, step and rank | so \
-| counted | peak memory, bytes per parameter | beside stock | time beside stock |
-|---|---|---|---|---|---|---|---|---|"""
-MEMORY_HEAD = """| micro-batches | gradient sets that live | peak memory, bytes per parameter: accumulated in place \
-| `none` | more | by formula | time beside |
-|---|---|---|---|---|---|---|"""
-BETWEEN_HEAD = """| way | levels | bytes per parameter and step that a host sends within itself | to the other one |
-|---|---|---|---|"""
-TABLES = {"sharded": sharded, "memory": memory, "between": between}
-
-
-def main(only: Sequence[str]) -> None:
-    """Measure everything, and write each table into its place in the document."""
+def main() -> None:
+    """Measure everything and write the tables into the document."""
     project = bake(ROOT / "build" / "sharding")
     make_venv(project)
-    place = about()
-    for name in only:
-        table = "\n".join([f"<!-- measured {name} -->", place, "", *TABLES[name](project), "<!-- end -->"])
-        marked = re.compile(rf"<!-- measured {name} -->.*?<!-- end -->", re.DOTALL)
-        RESULT.write_text(marked.sub(lambda _, table=table: table, RESULT.read_text()))
-        print(table, flush=True)
+    lines = ["<!-- measured -->", about()]
+    for head, measured in ((HEAD, sharded), (BETWEEN_HEAD, between)):
+        lines += ["", f"| {head} |", f"|{'---|' * len(head.split('|'))}"]
+        for cells in measured(project):
+            row = (f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells)
+            lines.append(f"| {' | '.join(row)} |")
+            print(lines[-1], flush=True)
+    table = "\n".join([*lines, "<!-- end -->"])
+    RESULT.write_text(re.sub(r"<!-- measured.*?<!-- end -->", lambda _: table, RESULT.read_text(), flags=re.DOTALL))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=TABLES, help="this table alone; repeatable")
     parser.add_argument("--way", nargs="+", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if not asked.way:
-        main(asked.only or list(TABLES))
+        main()
     else:
-        way, result, width, micro_batches, steps, *levels = asked.way
-        if levels == ["1"]:  # as if no launcher had said which ranks share a host
+        way, result, *numbers, levels = asked.way
+        if levels == "1":  # as if no launcher had said which ranks share a host
             os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        if measured := measure(way, int(width), int(micro_batches), int(steps)):
+        if measured := measure(way, *map(int, numbers)):
             Path(result).write_text(json.dumps(measured))

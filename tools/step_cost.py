@@ -184,23 +184,14 @@ def main() -> None:
     make_venv(bake(FOLDER))
     place = about()
     lines = [line for model in MODELS for ranks in SIZES for line in rows(model, ranks, torchrun(ranks, model, python))]
-    for stage in ("prepare", "train"):
-        short = ["--set", "train.epochs=1", "--set", "tracking.enabled=false"] if stage == "train" else []
-        subprocess.run(
-            [str(python), "-m", f"{PACKAGE}.{stage}", *short],
-            cwd=PROJECT,
-            env=in_venv(PROJECT),
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-    told = subprocess.run(
-        [str(python), str(Path(__file__)), "--table"],
-        cwd=PROJECT,
-        env=in_venv(PROJECT),
-        check=True,
-        text=True,
-        stdout=subprocess.PIPE,
-    ).stdout
+
+    def printed(*words: str) -> str:
+        done = subprocess.run([python, *words], cwd=PROJECT, env=in_venv(PROJECT), check=True, stdout=subprocess.PIPE)
+        return done.stdout.decode()
+
+    printed("-m", f"{PACKAGE}.prepare")
+    printed("-m", f"{PACKAGE}.train", "--set", "train.epochs=1", "--set", "tracking.enabled=false")
+    told = printed(__file__, "--table")
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(DOCUMENT.format(rows="\n".join(lines), seconds=SECONDS, place=place, **json.loads(told)))
     print(RESULT.read_text())
