@@ -65,14 +65,14 @@ def plan(samples: int, load: bool) -> Callable[[], Iterator[Any]]:
     from repro_project.repro.training.world import World
 
     config, start = settings(Config, Path("params.yaml")), samples // BATCH // 2
-    stop, world = start + BATCHES + 1, World(0, 1, torch.device("cpu"))
+    stop, world, mine = start + BATCHES + 1, World(0, 1, torch.device("cpu")), range(MICRO_BATCHES)
 
     def begin() -> Iterator[Any]:
         made = sampling.Plan(samples, BATCH, MICRO_BATCHES, seed=0)
         if load:
-            micro_batches = iter(sampling.loader(Indices(samples), made, config, world, start, stop))
+            micro_batches = iter(sampling.loader(Indices(samples), made, config, world, mine, start, stop))
         else:
-            micro_batches = iter(sampling.MicroBatches(made, made.mine(world), start, stop))
+            micro_batches = iter(sampling.MicroBatches(made, mine, start, stop))
         return (list(itertools.islice(micro_batches, MICRO_BATCHES)) for _ in itertools.count())
 
     return begin
