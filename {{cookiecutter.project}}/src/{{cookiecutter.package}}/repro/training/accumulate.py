@@ -16,6 +16,7 @@ that is missing:
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -59,8 +60,11 @@ class Accumulation:
         self._losses = torch.zeros(self.total, dtype=torch.float64, device=world.device)
         self._turns = Turns(module)
         self._buckets = [Bucket(tensors, self._transport) for tensors in _buckets(self._parameters[::-1])]
-        self._bucket_of = {tensor: bucket for bucket in self._buckets for tensor in bucket.tensors}
-        self._hooks = [parameter.register_post_accumulate_grad_hook(self._take) for parameter in self._parameters]
+        self._hooks = [
+            tensor.register_post_accumulate_grad_hook(partial(self._take, bucket))
+            for bucket in self._buckets
+            for tensor in bucket.tensors
+        ]
 
     def _deal(self, settings: Parallel) -> Sequence[Sequence[int]]:
         """The micro-batches of each rank."""
@@ -146,7 +150,7 @@ class Accumulation:
             local=True,
         )
 
-    def _take(self, parameter: Tensor) -> None:
+    def _take(self, bucket: "Bucket", parameter: Tensor) -> None:
         """Autograd calls this when a micro-batch's gradient of `parameter` is complete."""
         self._turns.take(parameter)
         if self._twice:
@@ -155,7 +159,6 @@ class Accumulation:
         if self._trial:
             parameter.grad = None
             return
-        bucket = self._bucket_of[parameter]
         bucket.missing -= 1
         if not bucket.missing:
             self._add(bucket)
@@ -165,7 +168,7 @@ class Accumulation:
         for bucket in self._buckets:
             if bucket.missing:
                 for parameter in bucket.tensors:
-                    if parameter not in self._turns.taken:
+                    if id(parameter) not in self._turns.taken:
                         parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad + 0
                 self._add(bucket)
 

@@ -38,6 +38,8 @@ class Buffers:
         if not self._places:
             return
         self._held = [getattr(owner, name) for _, owner, name in self._places]
+        self._homes = [(owner._buffers, name) for _, owner, name in self._places]
+        self._kinds = [(tensor.shape, tensor.dtype) for tensor in self._held]
         self._before = [tensor.detach().clone() for tensor in self._held]
         (self._now, self._numbers_now), self._rooms = self._make_rooms()
         self._look(self._before)
@@ -49,9 +51,8 @@ class Buffers:
         """Give every buffer the values from before the step."""
         if not self._held:
             return
-        for (_, owner, name), tensor in zip(self._places, self._held, strict=True):
-            if getattr(owner, name) is not tensor:
-                setattr(owner, name, tensor)
+        for (buffers, name), tensor in zip(self._homes, self._held, strict=True):
+            buffers[name] = tensor
         with torch.no_grad():
             torch._foreach_copy_(self._held, self._before)
 
@@ -63,19 +64,17 @@ class Buffers:
         """
         if not self._places:
             return
-        after = [getattr(owner, name).detach() for _, owner, name in self._places]
-        for (label, _, _), value, before in zip(self._places, after, self._before, strict=True):
-            if (value.shape, value.dtype) != (before.shape, before.dtype):
+        after = [buffers[name] for buffers, name in self._homes]
+        for (label, _, _), value, kind in zip(self._places, after, self._kinds, strict=True):
+            if value is None or (value.shape, value.dtype) != kind:
+                now = value if value is None else f"{tuple(value.shape)}, {value.dtype}"
                 raise Refused(
-                    f"buffer {label}: {tuple(before.shape)}, {before.dtype} before a micro-batch, "
-                    f"{tuple(value.shape)}, {value.dtype} after it. Keep shape and dtype: the ranks add up what the "
-                    f"micro-batches change"
+                    f"buffer {label}: {tuple(kind[0])}, {kind[1]} before a micro-batch, {now} after it. Keep shape and "
+                    f"dtype: the ranks add up what the micro-batches change"
                 )
         self._look(after)
         self._counts += self._numbers_now - self._numbers
-        # infinities that stay are no change
-        change = torch.sub(self._now, self._start).masked_fill_(self._now == self._start, 0.0)
-        push(self._nodes, (number, number + 1), change, self._total, Tensor.add_)
+        push(self._nodes, (number, number + 1), self._now - self._start, self._total, Tensor.add_)
 
     def send(self) -> None:
         """All micro-batches of this rank are added: start the sums over the ranks."""
@@ -90,7 +89,8 @@ class Buffers:
             return
         change = self._sum()
         self._world.wait(self._work)
-        stays = (change == 0) | self._start.isnan()
+        # an infinity that stays changes by inf - inf, which is NaN
+        stays = (change == 0) | (change.isnan() & ~self._start.isfinite())
         mean = torch.where(stays, self._start, self._start + change / self._total)
         whole = self._numbers + self._counts.div(self._total, rounding_mode="floor")
         self.restore()
@@ -115,9 +115,9 @@ class Buffers:
         labels = [label for label, _, _ in self._places[: self._fractions]]
         return [f"buffer {label}" for label, here in zip(labels, found, strict=True) if here.any()]
 
-    def even(self) -> list[Tensor]:
-        """Scalars, not synchronised: whether the mean change of all integers is whole."""
-        return [(self._counts % self._total == 0).all()] if self._places else []
+    def odd(self) -> list[Tensor]:
+        """Scalars, not synchronised: whether the mean change of some integer is not whole."""
+        return [(self._counts % self._total != 0).any()] if self._places else []
 
     def require_even(self) -> None:
         """Refuse integers whose mean change is not whole, by name."""
@@ -145,7 +145,8 @@ class Buffers:
 
     def _look(self, tensors: list[Tensor]) -> None:
         """Bring the values of all buffers into these vectors."""
-        torch._foreach_copy_(self._rooms, [_real(tensor) for tensor in tensors])
+        with torch.no_grad():
+            torch._foreach_copy_(self._rooms, [_real(tensor) for tensor in tensors])
 
 
 def _real(tensor: Tensor) -> Tensor:
