@@ -18,6 +18,7 @@ that is missing:
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +93,8 @@ class Accumulation:
         self._drop()
         self.buffers.begin()
         self._rechecked, self._sent = rechecked, 0
+        for bucket in self._buckets:
+            bucket.look_for_hooks()
         # the left ones of siblings whose gradients stay in .grad, for autograd to add the right ones
         self._kept = {a for a, b in pairwise(mine) if are_siblings((a, a + 1), (b, b + 1), self.total)} - {
             leaf for leaf in mine if rechecked in (leaf, leaf + 1)
@@ -175,9 +178,9 @@ class Accumulation:
     def _add(self, bucket: "Bucket") -> None:
         """Add this micro-batch's gradients of a bucket to their siblings; send the bucket if they were the last."""
         bucket.missing = 0
-        if self._number in self._kept and not bucket.is_half:
+        if self._number in self._kept and bucket.accumulates:
             return
-        accumulated = self._number - 1 in self._kept and not bucket.is_half
+        accumulated = self._number - 1 in self._kept and bucket.accumulates
         bucket.push((self._number - accumulated, self._number + 1), self.total)
         if self._last:
             bucket.filled = True
@@ -250,6 +253,7 @@ class Bucket:
         width: elements of a part.
         is_half: whether the gradients are added in float32, for their own format is too short.
         nodes: of the tree, from left to right, with the gradients of all tensors.
+        accumulates: whether autograd may add siblings by itself, in `.grad`.
         missing: how many tensors the micro-batch under way has not given a gradient yet.
         filled: whether the last micro-batch of the step is in it.
     """
@@ -263,7 +267,12 @@ class Bucket:
             at += -(-tensor.numel() // unit) * unit  # an optimizer's vectors begin alike in a part and in the whole
         self.width = max(1, -(-at // (transport.parts * unit))) * unit
         self.nodes: list[tuple[Node, list[Tensor]]] = []
-        self.missing, self.filled = 0, False
+        self.accumulates, self.missing, self.filled = False, 0, False
+
+    def look_for_hooks(self) -> None:
+        """A step begins. A hook of the owner's is to see the gradient of one micro-batch, on any world size."""
+        hooks: list[Any] = [tensor._post_accumulate_grad_hooks for tensor in self.tensors]  # type: ignore[attr-defined]
+        self.accumulates = not self.is_half and all(len(held) == 1 for held in hooks)  # the one of `Accumulation`
 
     def push(self, node: Node, leaves: int) -> None:
         """Take the gradients out of `.grad` as a node, and add what has become complete."""

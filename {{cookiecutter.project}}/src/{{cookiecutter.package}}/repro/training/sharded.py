@@ -32,7 +32,7 @@ from .divisible import kept_whole, require_own, require_untied
 from .optimizers import Optimizers
 from .shards import Scattered, Shard, shard_of
 from .transport import Transport, local_size
-from .tree import Node, blocks, nodes_of, push
+from .tree import Node, nodes_of, push
 from .world import World
 
 Compute = Callable[[], Tensor]
@@ -124,7 +124,8 @@ class Full(Accumulation):
         self.replicas, between, inside = world.split((replicas, *self._grid), timeout)
         self._within = world.split((replicas, ranks), timeout)[1]
         self._hosts = [each for each in (inside, between) if each.size > 1]
-        self._blocks = blocks(settings.micro_batches, replicas)
+        total = settings.micro_batches  # of which each rank is to have one at least
+        self._blocks = [range(total * at // replicas, total * (at + 1) // replicas) for at in range(replicas)]
         self._cut_units(module, units, optimizers)
         super().__init__(module, settings, world)
         self._cut = [p for p in module.parameters() if p.requires_grad and isinstance(p, DTensor)]

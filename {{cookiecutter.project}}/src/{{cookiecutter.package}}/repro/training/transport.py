@@ -127,5 +127,5 @@ def _exchange(world: World, nodes: Sequence[Sequence[Node]], sent: Tensor) -> Se
 def local_size(world: World) -> int:
     """How many ranks each host has, in a row; 1 where hosts have different numbers. All ranks have to ask together."""
     places = world.gather((number("LOCAL_RANK", 0), number("LOCAL_WORLD_SIZE", 1)))
-    size: int = places[0][1]
+    size: int = max(1, places[0][1])
     return size if places == [(rank % size, size) for rank in range(world.size)] and world.size % size == 0 else 1
