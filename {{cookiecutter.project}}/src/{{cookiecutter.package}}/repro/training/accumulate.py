@@ -202,10 +202,13 @@ class Accumulation:
         self._turns.end()
         self._send()
         self.buffers.send()
-        self.world.sum(self._losses.view(torch.int64))  # of each slot all ranks but one have zero bits
+        # of a loss's slot all ranks but one have zero bits, so adding whole numbers moves it
+        numbers = torch.cat([self._losses.view(torch.int64), self.buffers.counts])
+        work = self.world.sum(numbers, asynchronous=True)
         self._give()
-        self.buffers.reduce()
-        return total(self._losses) / self.total
+        self.world.wait(work)
+        self.buffers.reduce(numbers[self.total :])
+        return total(numbers[: self.total].view(torch.float64)) / self.total
 
     def _give(self) -> None:
         """Leave the means in `.grad`."""

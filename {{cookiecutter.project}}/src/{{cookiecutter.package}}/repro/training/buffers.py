@@ -18,7 +18,11 @@ from .world import World
 
 
 class Buffers:
-    """The buffers of a module, by place: a module may put another tensor there instead of writing into the old one."""
+    """The buffers of a module, by place: a module may put another tensor there instead of writing into the old one.
+
+    Attributes:
+        counts: the changes of all whole numbers, as int64, added up over the micro-batches of this rank; then, of all.
+    """
 
     def __init__(self, module: nn.Module, micro_batches: int, world: World, transport: Transport) -> None:
         self._total, self._world, self._transport = micro_batches, world, transport
@@ -30,6 +34,7 @@ class Buffers:
         places.sort(key=lambda place: not place[3])  # those of fractions come first
         self._places = [(label, owner, name) for label, owner, name, _ in places]
         self._fractions = sum(place[3] for place in places)
+        self.counts = torch.zeros(0, dtype=torch.int64, device=world.device)
         self._held: list[Tensor] = []
         self._before: list[Tensor] = []
 
@@ -45,7 +50,7 @@ class Buffers:
         self._look(self._before)
         self._start, self._numbers = self._now.clone(), self._numbers_now.clone()
         self._nodes: list[tuple[Node, Tensor]] = []
-        self._counts = torch.zeros_like(self._numbers)
+        self.counts = torch.zeros_like(self._numbers)
 
     def restore(self) -> None:
         """Give every buffer the values from before the step."""
@@ -73,26 +78,24 @@ class Buffers:
                     f"dtype: the ranks add up what the micro-batches change"
                 )
         self._look(after)
-        self._counts += self._numbers_now - self._numbers
+        self.counts += self._numbers_now - self._numbers
         push(self._nodes, (number, number + 1), self._now - self._start, self._total, Tensor.add_)
 
     def send(self) -> None:
-        """All micro-batches of this rank are added: start the sums over the ranks."""
+        """All micro-batches of this rank are added: start the sum over the ranks."""
         if not self._places:
             return
         self._sum: Callable[[], Tensor] = self._transport.sum([node for _, node in self._nodes])
-        self._work = self._world.sum(self._counts, asynchronous=True)
 
-    def reduce(self) -> None:
-        """Give every buffer its value after the step."""
+    def reduce(self, counts: Tensor) -> None:
+        """Give every buffer its value after the step; `counts` are those of all ranks added up."""
         if not self._places:
             return
-        change = self._sum()
-        self._world.wait(self._work)
+        change, self.counts = self._sum(), counts
         # an infinity that stays changes by inf - inf, which is NaN
         stays = (change == 0) | (change.isnan() & ~self._start.isfinite())
         mean = torch.where(stays, self._start, self._start + change / self._total)
-        whole = self._numbers + self._counts.div(self._total, rounding_mode="floor")
+        whole = self._numbers + self.counts.div(self._total, rounding_mode="floor")
         self.restore()
         reals = [_real(tensor.detach()) for tensor in self._held]
         sizes = [real.numel() for real in reals]
@@ -117,14 +120,14 @@ class Buffers:
 
     def odd(self) -> list[Tensor]:
         """Scalars, not synchronised: whether the mean change of some integer is not whole."""
-        return [(self._counts % self._total != 0).any()] if self._places else []
+        return [(self.counts % self._total != 0).any()] if self._places else []
 
     def require_even(self) -> None:
         """Refuse integers whose mean change is not whole, by name."""
         if not self._places:
             return
         sizes = [tensor.numel() for tensor in self._held[self._fractions :]]
-        for (label, _, _), counts in zip(self._places[self._fractions :], self._counts.split(sizes), strict=True):
+        for (label, _, _), counts in zip(self._places[self._fractions :], self.counts.split(sizes), strict=True):
             if (counts % self._total).any():
                 raise Refused(
                     f"buffer {label}: the micro-batches changed it by amounts whose mean is not whole, and it holds no "

@@ -100,7 +100,7 @@ class Transport:
         if not self._levels:
             return lambda: nodes[0]
         size = nodes[0].numel()
-        width = -(-size // self.parts)
+        width = max(1, -(-size // self.parts))
         room = self.room(width, nodes[0]).zero_()
         for number, node in enumerate(nodes):
             padded = torch.cat([node, node.new_zeros(self.parts * width - size)])
