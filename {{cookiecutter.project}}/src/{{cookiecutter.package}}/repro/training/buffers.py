@@ -7,6 +7,7 @@ Integer and boolean buffers are summed as int64. The mean of their changes has t
 """
 
 from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -44,13 +45,13 @@ class Buffers:
             return
         self._held = [getattr(owner, name) for _, owner, name in self._places]
         self._homes = [(owner._buffers, name) for _, owner, name in self._places]
-        self._kinds = [(tensor.shape, tensor.dtype) for tensor in self._held]
+        self._kinds = [tensor.shape for tensor in self._held], [tensor.dtype for tensor in self._held]
         self._before = [tensor.detach().clone() for tensor in self._held]
         (self._now, self._numbers_now), self._rooms = self._make_rooms()
         self._look(self._before)
         self._start, self._numbers = self._now.clone(), self._numbers_now.clone()
         self._nodes: list[tuple[Node, Tensor]] = []
-        self.counts = torch.zeros_like(self._numbers)
+        self.counts, self._added = torch.zeros_like(self._numbers), 0
 
     def restore(self) -> None:
         """Give every buffer the values from before the step."""
@@ -70,21 +71,28 @@ class Buffers:
         if not self._places:
             return
         after = [buffers[name] for buffers, name in self._homes]
-        for (label, _, _), value, kind in zip(self._places, after, self._kinds, strict=True):
-            if value is None or (value.shape, value.dtype) != kind:
-                now = value if value is None else f"{tuple(value.shape)}, {value.dtype}"
-                raise Refused(
-                    f"buffer {label}: {tuple(kind[0])}, {kind[1]} before a micro-batch, {now} after it. Keep shape and "
-                    f"dtype: the ranks add up what the micro-batches change"
-                )
+        kinds = [value.shape for value in after], [value.dtype for value in after]
+        if kinds != self._kinds:
+            self._refuse_kinds(after)
         self._look(after)
-        self.counts += self._numbers_now - self._numbers
+        self.counts += self._numbers_now
+        self._added += 1
         push(self._nodes, (number, number + 1), self._now - self._start, self._total, Tensor.add_)
+
+    def _refuse_kinds(self, after: list[Tensor]) -> NoReturn:
+        for (label, _, _), value, shape, dtype in zip(self._places, after, *self._kinds, strict=True):
+            if (value.shape, value.dtype) != (shape, dtype):
+                raise Refused(
+                    f"buffer {label}: {tuple(shape)}, {dtype} before a micro-batch, {tuple(value.shape)}, {value.dtype} "
+                    f"after it. Keep shape and dtype: the ranks add up what the micro-batches change"
+                )
+        raise AssertionError("no buffer differs")
 
     def send(self) -> None:
         """All micro-batches of this rank are added: start the sum over the ranks."""
         if not self._places:
             return
+        self.counts -= self._added * self._numbers
         self._sum: Callable[[], Tensor] = self._transport.sum([node for _, node in self._nodes])
 
     def reduce(self, counts: Tensor) -> None:
