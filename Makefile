@@ -84,8 +84,8 @@ bench-check: $(TOOLS)/.locked  ## say whether a project has become slower beside
 scaling: $(TOOLS)/.locked  ## measure steps on 1, 2 and 4 processes, and the bytes that they send, on CPU; three minutes
 	@$(IN_TOOLS) python measure/scaling.py
 
-allocation: $(TOOLS)/.locked  ## measure what a step gains where memory of gradients is kept, on CPU; six minutes
-	@$(IN_TOOLS) python measure/allocation.py --rounds 7
+allocation: $(TOOLS)/.locked  ## measure what a step gains where memory of gradients is kept, on CPU; eight minutes
+	@$(IN_TOOLS) python measure/allocation.py --rounds 6
 
 picture: $(TOOLS)/.locked  ## draw the README's picture from what commands print; two minutes
 	@$(IN_TOOLS) python tools/picture.py
