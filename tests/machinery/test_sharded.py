@@ -142,7 +142,10 @@ def test_group_without_parameters_has_nothing_to_try():
 
 def test_gradients_in_pieces_are_used_or_dropped_as_whole_ones():
     weight = nn.Linear(32, 32, bias=False).weight
-    model, piece = nn.ParameterList([weight]), Piece(weight.detach().view(-1)[:512], 0, weight.shape, World(0, 2, CPU))
+    model, piece = (
+        nn.ParameterList([weight]),
+        Piece(weight.detach().view(-1)[:512], (0, 512, 1024), weight.shape, World(0, 2, CPU)),
+    )
     optimizer = torch.optim.SGD(model.parameters())
     optimizers = Optimizers(optimizer, model)
     updates = Updates(model, optimizers, {})

@@ -25,7 +25,7 @@ EDGES = (0, 32, 32, 96, 120)  # of the pieces of four ranks; one holds nothing
 
 def in_pieces(tensor: Tensor, rank: int) -> Piece:
     start, stop = EDGES[rank : rank + 2]
-    return Piece(tensor.reshape(-1)[start:stop].clone(), start, tensor.shape, World(rank, 4, CPU))
+    return Piece(tensor.reshape(-1)[start:stop].clone(), EDGES, tensor.shape, World(rank, 4, CPU))
 
 
 @pytest.fixture

@@ -52,12 +52,13 @@ class Owned(OrderFree):
         self._pieces: dict[Tensor, Piece] = {}
         self._places: list[list[tuple[Tensor, int, slice]]] = []  # by bucket: a tensor, its place there, and in my part
         for tensors, sums in zip(self._buckets, self._sums, strict=True):
-            first, at = sums.numel() // world.size * world.rank, 0
+            part, at = sums.numel() // world.size, 0
+            first = part * world.rank
             self._places.append([])
             for tensor, size in zip(tensors, self._sizes(tensors), strict=False):
-                last = first + sums.numel() // world.size
-                start, stop = (min(max(edge - at, 0), tensor.numel()) for edge in (first, last))
-                self._pieces[tensor] = Piece(tensor.detach().view(-1)[start:stop], start, tensor.shape, world)
+                edges = [min(max(part * rank - at, 0), tensor.numel()) for rank in range(world.size + 1)]
+                start, stop = edges[world.rank : world.rank + 2]
+                self._pieces[tensor] = Piece(tensor.detach().view(-1)[start:stop], edges, tensor.shape, world)
                 mine = slice(at + start - first, at + stop - first) if start < stop else slice(0)
                 self._places[-1].append((tensor, at, mine))
                 at += size
