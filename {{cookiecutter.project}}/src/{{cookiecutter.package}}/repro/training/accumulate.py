@@ -289,8 +289,7 @@ class Bucket:
     def send(self, transport: Transport) -> None:
         """Send the owners their parts of all nodes."""
         (_, (like, *_)), *_ = self.nodes
-        room = transport.room(self.width, like)
-        size = room.shape[2]
+        room, size = transport.room(self.width, like), self.width
         for number, (_, gradients) in enumerate(self.nodes):
             into, values = list[Tensor](), list[Tensor]()
             for gradient, at in zip(gradients, self.places, strict=True):
