@@ -12,7 +12,7 @@ from .shards import Scattered, joined
 from .world import ALONE, World
 
 BLOCK = 256  # squares that are added before all others
-ROOM = {"cpu": 1 << 17, "cuda": 1 << 22}  # squares at a time: as a cache holds, or as keeps a GPU busy
+ROOM = {"cpu": 1 << 18, "cuda": 1 << 22}  # squares at a time: as a cache holds, or as keeps a GPU busy
 MANTISSA, BIAS = 52, 1023  # of float64
 
 
