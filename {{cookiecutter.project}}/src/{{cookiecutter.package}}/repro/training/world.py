@@ -121,7 +121,7 @@ class World:
 
     @_together
     def wait(self, work: dist.Work | None) -> None:
-        """Wait for what an asynchronous `sum` began."""
+        """Wait for what an asynchronous collective began."""
         if work:
             work.wait()
 
