@@ -1,14 +1,14 @@
 """Data parallelism: a global batch is always N micro-batches, whatever the world size, and their gradients are added
 in one tree (tree.py) in the gradients' own format: float32, as a rule.
 
-A rank adds the nodes whose leaves are all its own as soon as both siblings are there. Two micro-batches in a row that
-are siblings cost no addition of ours: autograd accumulates the second one in place, which is the same left + right.
+A rank adds the nodes whose leaves are all its own as soon as both siblings are there. Two micro-batches that are
+siblings cost no addition of ours: autograd accumulates the second one in place, which is the same left + right.
 Gradients of bfloat16 and float16 are added in float32, and rounded once, at the root.
 
 Each bucket of gradients leaves (transport.py) as soon as the last micro-batch's backward pass has filled it.
 
-`Stock`, in stock.py, is DistributedDataParallel: its bits depend on the world size. Both are used alike, and refuse a line
-that is missing:
+`Stock`, in stock.py, is DistributedDataParallel: its bits depend on the world size. Both are used alike, and refuse a
+line that is missing:
 
     for number in gradients.micro_batches():    # those that this rank runs
         gradients.add(lambda: loss_function(gradients.module(inputs), targets))
@@ -274,7 +274,7 @@ class Bucket:
 
     def look_for_hooks(self) -> None:
         """A step begins. A hook of the owner's is to see the gradient of one micro-batch, on any world size."""
-        hooks: list[Any] = [tensor._post_accumulate_grad_hooks for tensor in self.tensors]  # type: ignore[attr-defined]
+        hooks: list[Any] = [tensor._post_accumulate_grad_hooks for tensor in self.tensors]
         self.accumulates = not self.is_half and all(len(held) == 1 for held in hooks)  # the one of `Accumulation`
 
     def push(self, node: Node, leaves: int) -> None:

@@ -83,8 +83,8 @@ class Buffers:
         for (label, _, _), value, shape, dtype in zip(self._places, after, *self._kinds, strict=True):
             if (value.shape, value.dtype) != (shape, dtype):
                 raise Refused(
-                    f"buffer {label}: {tuple(shape)}, {dtype} before a micro-batch, {tuple(value.shape)}, {value.dtype} "
-                    f"after it. Keep shape and dtype: the ranks add up what the micro-batches change"
+                    f"buffer {label}: {tuple(shape)}, {dtype} before a micro-batch, {tuple(value.shape)}, "
+                    f"{value.dtype} after it. Keep shape and dtype: the ranks add up what the micro-batches change"
                 )
         raise AssertionError("no buffer differs")
 

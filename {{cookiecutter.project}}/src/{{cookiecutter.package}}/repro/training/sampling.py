@@ -121,7 +121,10 @@ class Seeded(Dataset[Any]):
         if threads != 1:
             torch.set_num_threads(1)
         try:
-            items = [seeded(derive(self.seed, self.purpose, *key), partial(self.dataset.__getitem__, key[-1])) for key in keys]
+            items = [
+                seeded(derive(self.seed, self.purpose, *key), partial(self.dataset.__getitem__, key[-1]))
+                for key in keys
+            ]
         finally:
             if threads != 1:
                 torch.set_num_threads(threads)

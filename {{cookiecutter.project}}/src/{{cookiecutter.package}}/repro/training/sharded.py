@@ -187,9 +187,9 @@ class Full(Accumulation):
         sharded.set_reduce_scatter_unused_params(True)
 
     def micro_batches(self, rechecked: int | None = None) -> Iterator[int]:
-        """As `Accumulation.micro_batches`. All ranks of a replica make the pass of the one that is `rechecked` twice."""
+        """As `Accumulation.micro_batches`. The pass of the `rechecked` one is made twice, by all ranks."""
         block, ranks = self._blocks[self.replicas.rank], self._within.size
-        self._doubled = (rechecked - block[0]) // ranks if rechecked in block else -1
+        self._doubled = (rechecked - block[0]) // ranks if rechecked is not None and rechecked in block else -1
         self._passes, self._made = -(-len(block) // ranks) + (self._doubled >= 0), 0
         return super().micro_batches(rechecked)
 

@@ -75,8 +75,8 @@ class Transport:
     def finish(self, sent: Sent) -> list[tuple[Node, Tensor]]:
         """Return the nodes of this rank's part with all their leaves added: the root alone, if all leaves were sent."""
         left: list[tuple[Node, Tensor]] = []
-        for number, (world, nodes) in enumerate(self._levels):
-            if number:
+        for level, (world, nodes) in enumerate(self._levels):
+            if level:
                 rest = sent.rows.new_empty(world.size, len(left), sent.rows.shape[1] // world.size)
                 for at, (_, row) in enumerate(left):  # there may be none
                     rest[:, at] = row.view(world.size, -1)
@@ -109,9 +109,9 @@ class Transport:
         size = nodes[0].numel()
         width = max(1, -(-size // self.parts))
         room = self.room(width, nodes[0]).zero_()
-        for number, node in enumerate(nodes):
+        for at, node in enumerate(nodes):
             padded = torch.cat([node, node.new_zeros(self.parts * width - size)])
-            room[:, number] = padded.view(self.parts, width)
+            room[:, at] = padded.view(self.parts, width)
         sent = self.start(room)
 
         def finish() -> Tensor:

@@ -78,8 +78,7 @@ class Turns:
             )
         if parameter.grad is not None and parameter.grad.layout != torch.strided:
             raise Refused(
-                f"{self._name(parameter)}: its gradient is sparse, and the sum wants a dense one. Use "
-                f"sparse=False"
+                f"{self._name(parameter)}: its gradient is sparse, and the sum wants a dense one. Use sparse=False"
             )
         if id(parameter) in self.taken:
             raise Refused(
