@@ -12,7 +12,7 @@ export GIT_CEILING_DIRECTORIES := $(abspath build)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader sharding hashing portability stock measure bench-check times scaling picture page gpu-bundle gpu clean
+.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader sharding hashing portability stock measure bench-check times scaling allocation picture page gpu-bundle gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -83,6 +83,9 @@ bench-check: $(TOOLS)/.locked  ## say whether a project has become slower beside
 
 scaling: $(TOOLS)/.locked  ## measure steps on 1, 2 and 4 processes, and the bytes that they send, on CPU; three minutes
 	@$(IN_TOOLS) python measure/scaling.py
+
+allocation: $(TOOLS)/.locked  ## measure what a step gains where memory of gradients is kept, on CPU; eight minutes
+	@$(IN_TOOLS) python measure/allocation.py --rounds 6
 
 picture: $(TOOLS)/.locked  ## draw the README's picture from what commands print; two minutes
 	@$(IN_TOOLS) python tools/picture.py

@@ -205,6 +205,16 @@ def test_time_of_a_step_is_told_by_functions(project: InstalledProject) -> None:
         assert found == [(True, in_both)] * 2, told
 
 
+def test_kept_memory_is_measured(project: InstalledProject) -> None:
+    """With what the project sets; a step that keeps its memory meets fewer pages that are new."""
+    import allocation
+
+    told = "from repro_project.repro.machine.rows import ALLOCATION; import json; print(json.dumps(ALLOCATION))"
+    assert json.loads(project.run(project.python, "-c", told)) == allocation.SETTINGS[allocation.OURS]
+    plain, ours = (allocation.started(project.python, "wide", way) for way in (allocation.DEFAULTS, allocation.OURS))
+    assert plain["seconds"] > 0 and plain["peak"] > 100 and ours["faults"] < plain["faults"] / 2
+
+
 def test_loaders_are_measured(project: InstalledProject) -> None:
     """Both make samples, with each number of workers."""
     words = [ROOT / "tools" / "loader.py", "--measure", "--rounds", "2", "--seconds", "0.01"]

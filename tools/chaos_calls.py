@@ -160,7 +160,7 @@ def markdown(outcomes: list[tuple[Point, bool, str]]) -> str:
         lines.append(f"| {file if ' ' in file else f'`{file}`'} | {calls} | {len(killed)} | {killed.count('EQUAL')} |")
     lines += [
         "",
-        "N is the number of a step. safetensors writes a file under a random name first, and the lead makes an empty",
+        "N is the number of a step. safetensors writes a file under a random name first, and rank 0 makes an empty",
         "one to learn which ranks see its disk: those calls are not in the table, but for a rename that ends them.",
         "",
     ]

@@ -246,7 +246,7 @@ def test_digests_of_shards_are_those_of_the_whole(ranks: int, monkeypatch: pytes
     groups = []
     for rank in range(ranks):
         world = World(rank, ranks, torch.device("cpu"))
-        cut = [Shard(tensor.view(-1)[places[rank] : places[rank + 1]], places[rank], tensor.shape, world)
+        cut = [Shard(tensor.view(-1)[places[rank] : places[rank + 1]], places, tensor.shape, world)
                for tensor, places in zip(tensors, edges, strict=True)]  # fmt: skip
         groups.append([[cut[0], tensors[1], cut[2]], [cut[2]], []])  # what all hold is added once
         held_digests(groups[-1])

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from conftest import PACKAGE, python
 from project.repro.asked.settings import Determinism
+from project.repro.machine.rows import ALLOCATION
 from project.repro.machine.switches import applicable, missing_variables
 
 STRICT = Determinism(cpu="portable", relax=())
 VARIABLES = [switch.name for switch in applicable(STRICT) if switch.setting]
+OWN = {"MALLOC_TRIM_THRESHOLD_": "1048576"}
 
 NOTING = """
 import json, os, sys
@@ -72,6 +74,14 @@ def test_stage_starts_again_once_and_is_strict_before_torch_is_imported(tmp_path
 def test_stage_with_everything_in_place_does_not_start_again(tmp_path: Path):
     notes = notes_of(tmp_path, STAGES[0], {})
     assert [note["event"] for note in notes[:-1]] == ["start"] and unset_at_import(notes) == []
+
+
+@pytest.mark.parametrize("own", [{}, OWN])
+def test_training_keeps_memory_as_the_table_says_or_as_its_user_does(tmp_path: Path, own: dict[str, str]):
+    notes = notes_of(tmp_path, f"{PACKAGE}.train", {**dict.fromkeys(ALLOCATION), **own})
+    assert [note["event"] for note in notes[:-1]] == ["start"] * (1 if own else 2)
+    environ = notes[-1]["environ"]
+    assert {name: environ[name] for name in [*ALLOCATION, *OWN] if name in environ} == (own or ALLOCATION)
 
 
 def test_stage_that_imports_torch_too_early_is_found(tmp_path: Path):

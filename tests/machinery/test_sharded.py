@@ -144,7 +144,10 @@ def test_group_without_parameters_has_nothing_to_try():
 
 def test_sharded_gradients_are_used_or_dropped_as_whole_ones():
     weight = nn.Linear(32, 32, bias=False).weight
-    model, shard = nn.ParameterList([weight]), Shard(weight.detach().view(-1)[:512], 0, weight.shape, World(0, 2, CPU))
+    model, shard = (
+        nn.ParameterList([weight]),
+        Shard(weight.detach().view(-1)[:512], (0, 512, 1024), weight.shape, World(0, 2, CPU)),
+    )
     optimizer = torch.optim.SGD(model.parameters())
     optimizers = Optimizers(optimizer, model)
     updates = Updates(model, optimizers, {})

@@ -25,7 +25,7 @@ EDGES = (0, 32, 32, 96, 120)  # of the shards of four ranks; one holds nothing
 
 def sharded(tensor: Tensor, rank: int) -> Shard:
     start, stop = EDGES[rank : rank + 2]
-    return Shard(tensor.reshape(-1)[start:stop].clone(), start, tensor.shape, World(rank, 4, CPU))
+    return Shard(tensor.reshape(-1)[start:stop].clone(), EDGES, tensor.shape, World(rank, 4, CPU))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from project.repro.asked.settings import Determinism
 from project.repro.errors import Refused
 from project.repro.machine import switches
 from project.repro.machine.canary import OPERATIONS, RELEASED, arithmetic_canary
+from project.repro.machine.rows import ALLOCATION
 from project.repro.machine.switches import (
     SWITCHES,
     Switch,
@@ -206,7 +207,7 @@ def test_variables_that_schedulers_set_are_replaced_with_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     switches._tell.cache_clear()
-    given = missing_variables(STRICT, {}) | {"OMP_NUM_THREADS": "8", "OPENBLAS_NUM_THREADS": "4"}
+    given = {**missing_variables(STRICT, {}), **ALLOCATION, "OMP_NUM_THREADS": "8", "OPENBLAS_NUM_THREADS": "4"}
     for rank in ("1", "0", "0"):
         monkeypatch.setenv("RANK", rank)
         set_anew = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -239,6 +240,27 @@ def test_missing_variables_are_those_not_set():
     assert missing_variables(STRICT, missing_variables(STRICT, {})) == {}
     assert missing_variables(relaxed("all"), {}) == {}
     assert list(missing_variables(Determinism(cpu="native", relax=()), {})) == VARIABLES[:2]
+
+
+OWN = {
+    "MALLOC_MMAP_MAX_": "65536",
+    "MALLOC_MMAP_THRESHOLD_": "1048576",
+    "MALLOC_TRIM_THRESHOLD_": "1048576",
+    "MALLOC_TOP_PAD_": "0",
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-FMA:glibc.malloc.mmap_max=65536",
+}
+OTHER = {"MALLOC_ARENA_MAX": "2", "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-FMA", "OWN_MALLOC_MMAP_MAX_": "1"}
+
+
+@pytest.mark.parametrize("determinism", [STRICT, relaxed("all"), Determinism(cpu="native", relax=())])
+def test_how_memory_is_kept_is_the_users_own_where_one_has_decided_it(determinism: Determinism):
+    switched = missing_variables(determinism, {})
+    assert switches.told_variables(determinism, {}) == switched | ALLOCATION
+    assert switches.told_variables(determinism, switched | ALLOCATION) == {}
+    for name, value in OWN.items():
+        assert switches.told_variables(determinism, switched | {name: value}) == {}
+    for name, value in OTHER.items():
+        assert switches.told_variables(determinism, switched | {name: value}) == ALLOCATION
 
 
 def test_unknown_switch_is_refused():

@@ -97,7 +97,7 @@ def test_refusal_of_torchs_clip_is_shown_as_one_sentence_with_its_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     weight = torch.nn.Parameter(torch.ones(4))
-    weight.grad = Scattered(Shard(torch.ones(4), 0, weight.shape, ALONE))
+    weight.grad = Scattered(Shard(torch.ones(4), (0, 4), weight.shape, ALONE))
     with pytest.raises(Refused) as refused:
         torch.nn.utils.clip_grad_norm_([weight], 1.0)
     monkeypatch.setattr(verify, "FOLDER", tmp_path)

@@ -1,6 +1,5 @@
 """One step of the loop in `train.py`. `backward` does all that keeps the bits."""
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast

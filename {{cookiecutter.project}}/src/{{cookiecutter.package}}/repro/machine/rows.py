@@ -4,6 +4,7 @@ A new switch is one row. `switches` sets the rows, reads them back and records t
 """
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -261,3 +262,13 @@ SWITCHES = (
         "torch.jit.script would compile for the shapes that one process has met",
     ),
 )
+
+# How glibc's malloc keeps what is freed. They change the time of a step and no bit (docs/allocation.md), so they are no
+# switches: no record holds them. Gradients of a micro-batch are as large as those of the one before it; by default
+# glibc returns their memory to the system in between, and the kernel fills every page with zeros anew.
+ALLOCATION = {
+    "MALLOC_MMAP_MAX_": "0",  # no block is mapped by itself; one above 32 MiB always would be
+    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),  # bytes free at the heap's end before it shrinks
+}
+# NAME=value of an environment where somebody else has decided about the same
+ALLOCATION_DECIDED = re.compile(r"MALLOC_(MMAP|TRIM|TOP)_|GLIBC_TUNABLES=.*glibc\.malloc\.")

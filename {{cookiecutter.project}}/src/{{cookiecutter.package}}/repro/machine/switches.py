@@ -16,9 +16,9 @@ from ..asked.settings import Determinism
 from ..errors import Refused
 from . import libraries
 from .libraries import Value
+from .rows import ALLOCATION, ALLOCATION_DECIDED, torch_of
 from .rows import SWITCHES as SWITCHES
 from .rows import Switch as Switch
-from .rows import torch_of
 
 _stated: dict[str, Value] = {}  # what `apply` has found effective
 
@@ -88,12 +88,16 @@ def set_environment(determinism: Determinism) -> None:
 
 
 def told_variables(determinism: Determinism, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """`missing_variables`; one line per command says which of them a scheduler has set otherwise."""
+    """All that is still to be set: `missing_variables`, and how memory is kept where the user has not decided that.
+
+    One line per command says which of them a scheduler has set otherwise.
+    """
     missing = missing_variables(determinism, environ)
     replaced = [f"{name}={environ[name]}" for name in missing if name in environ]
     if replaced and os.environ.get("RANK", "0") == "0":
         _tell(f"{', '.join(replaced)}: replaced by 1 in this run, because the number of threads decides bits")
-    return missing
+    decided = any(ALLOCATION_DECIDED.match(f"{name}={value}") for name, value in environ.items())
+    return missing | ({} if decided else ALLOCATION)
 
 
 @cache  # a command may start many trainings

@@ -1,1 +1,1 @@
-"""How the bits are kept: seeds, order, sampling, ranks, exact sums, agreement, checkpoints, digests, trace."""
+"""How the bits are kept: seeds, order, sampling, ranks, sums in one tree, agreement, checkpoints, digests, trace."""

@@ -1,14 +1,14 @@
 """Data parallelism: a global batch is always N micro-batches, whatever the world size, and their gradients are added
 in one tree (tree.py) in the gradients' own format: float32, as a rule.
 
-A rank adds the nodes whose leaves are all its own as soon as both siblings are there. Two micro-batches in a row that
-are siblings cost no addition of ours: autograd accumulates the second one in place, which is the same left + right.
+A rank adds the nodes whose leaves are all its own as soon as both siblings are there. Two micro-batches that are
+siblings cost no addition of ours: autograd accumulates the second one in place, which is the same left + right.
 Gradients of bfloat16 and float16 are added in float32, and rounded once, at the root.
 
 Each bucket of gradients leaves (transport.py) as soon as the last micro-batch's backward pass has filled it.
 
-`Stock`, in stock.py, is DistributedDataParallel: its bits depend on the world size. Both are used alike, and refuse a line
-that is missing:
+`Stock`, in stock.py, is DistributedDataParallel: its bits depend on the world size. Both are used alike, and refuse a
+line that is missing:
 
     for number in gradients.micro_batches():    # those that this rank runs
         gradients.add(lambda: loss_function(gradients.module(inputs), targets))
@@ -16,7 +16,9 @@ that is missing:
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,8 +61,11 @@ class Accumulation:
         self._losses = torch.zeros(self.total, dtype=torch.float64, device=world.device)
         self._turns = Turns(module)
         self._buckets = [Bucket(tensors, self._transport) for tensors in _buckets(self._parameters[::-1])]
-        self._bucket_of = {tensor: bucket for bucket in self._buckets for tensor in bucket.tensors}
-        self._hooks = [parameter.register_post_accumulate_grad_hook(self._take) for parameter in self._parameters]
+        self._hooks = [
+            tensor.register_post_accumulate_grad_hook(partial(self._take, bucket))
+            for bucket in self._buckets
+            for tensor in bucket.tensors
+        ]
 
     def _deal(self, settings: Parallel) -> Sequence[Sequence[int]]:
         """The micro-batches of each rank."""
@@ -88,6 +93,8 @@ class Accumulation:
         self._drop()
         self.buffers.begin()
         self._rechecked, self._sent = rechecked, 0
+        for bucket in self._buckets:
+            bucket.look_for_hooks()
         # the left ones of siblings whose gradients stay in .grad, for autograd to add the right ones
         self._kept = {a for a, b in pairwise(mine) if are_siblings((a, a + 1), (b, b + 1), self.total)} - {
             leaf for leaf in mine if rechecked in (leaf, leaf + 1)
@@ -146,7 +153,7 @@ class Accumulation:
             local=True,
         )
 
-    def _take(self, parameter: Tensor) -> None:
+    def _take(self, bucket: "Bucket", parameter: Tensor) -> None:
         """Autograd calls this when a micro-batch's gradient of `parameter` is complete."""
         self._turns.take(parameter)
         if self._twice:
@@ -155,7 +162,6 @@ class Accumulation:
         if self._trial:
             parameter.grad = None
             return
-        bucket = self._bucket_of[parameter]
         bucket.missing -= 1
         if not bucket.missing:
             self._add(bucket)
@@ -165,16 +171,16 @@ class Accumulation:
         for bucket in self._buckets:
             if bucket.missing:
                 for parameter in bucket.tensors:
-                    if parameter not in self._turns.taken:
+                    if id(parameter) not in self._turns.taken:
                         parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad + 0
                 self._add(bucket)
 
     def _add(self, bucket: "Bucket") -> None:
         """Add this micro-batch's gradients of a bucket to their siblings; send the bucket if they were the last."""
         bucket.missing = 0
-        if self._number in self._kept and not bucket.is_half:
+        if self._number in self._kept and bucket.accumulates:
             return
-        accumulated = self._number - 1 in self._kept and not bucket.is_half
+        accumulated = self._number - 1 in self._kept and bucket.accumulates
         bucket.push((self._number - accumulated, self._number + 1), self.total)
         if self._last:
             bucket.filled = True
@@ -196,10 +202,13 @@ class Accumulation:
         self._turns.end()
         self._send()
         self.buffers.send()
-        self.world.sum(self._losses.view(torch.int64))  # of each slot all ranks but one have zero bits
+        # of a loss's slot all ranks but one have zero bits, so adding whole numbers moves it
+        numbers = torch.cat([self._losses.view(torch.int64), self.buffers.counts])
+        work = self.world.sum(numbers, asynchronous=True)
         self._give()
-        self.buffers.reduce()
-        return total(self._losses) / self.total
+        self.world.wait(work)
+        self.buffers.reduce(numbers[self.total :])
+        return total(numbers[: self.total].view(torch.float64)) / self.total
 
     def _give(self) -> None:
         """Leave the means in `.grad`."""
@@ -247,6 +256,7 @@ class Bucket:
         width: elements of a part.
         is_half: whether the gradients are added in float32, for their own format is too short.
         nodes: of the tree, from left to right, with the gradients of all tensors.
+        accumulates: whether autograd may add siblings by itself, in `.grad`.
         missing: how many tensors the micro-batch under way has not given a gradient yet.
         filled: whether the last micro-batch of the step is in it.
     """
@@ -260,7 +270,12 @@ class Bucket:
             at += -(-tensor.numel() // unit) * unit  # an optimizer's vectors begin alike in a part and in the whole
         self.width = max(1, -(-at // (transport.parts * unit))) * unit
         self.nodes: list[tuple[Node, list[Tensor]]] = []
-        self.missing, self.filled = 0, False
+        self.accumulates, self.missing, self.filled = False, 0, False
+
+    def look_for_hooks(self) -> None:
+        """A step begins. A hook of the owner's is to see the gradient of one micro-batch, on any world size."""
+        hooks: list[Any] = [tensor._post_accumulate_grad_hooks for tensor in self.tensors]
+        self.accumulates = not self.is_half and all(len(held) == 1 for held in hooks)  # the one of `Accumulation`
 
     def push(self, node: Node, leaves: int) -> None:
         """Take the gradients out of `.grad` as a node, and add what has become complete."""
@@ -274,8 +289,7 @@ class Bucket:
     def send(self, transport: Transport) -> None:
         """Send the owners their parts of all nodes."""
         (_, (like, *_)), *_ = self.nodes
-        room = transport.room(self.width, like)
-        size = room.shape[2]
+        room, size = transport.room(self.width, like), self.width
         for number, (_, gradients) in enumerate(self.nodes):
             into, values = list[Tensor](), list[Tensor]()
             for gradient, at in zip(gradients, self.places, strict=True):

@@ -7,6 +7,7 @@ Integer and boolean buffers are summed as int64. The mean of their changes has t
 """
 
 from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,11 @@ from .world import World
 
 
 class Buffers:
-    """The buffers of a module, by place: a module may put another tensor there instead of writing into the old one."""
+    """The buffers of a module, by place: a module may put another tensor there instead of writing into the old one.
+
+    Attributes:
+        counts: the changes of all whole numbers, as int64, added up over the micro-batches of this rank; then, of all.
+    """
 
     def __init__(self, module: nn.Module, micro_batches: int, world: World, transport: Transport) -> None:
         self._total, self._world, self._transport = micro_batches, world, transport
@@ -30,6 +35,7 @@ class Buffers:
         places.sort(key=lambda place: not place[3])  # those of fractions come first
         self._places = [(label, owner, name) for label, owner, name, _ in places]
         self._fractions = sum(place[3] for place in places)
+        self.counts = torch.zeros(0, dtype=torch.int64, device=world.device)
         self._held: list[Tensor] = []
         self._before: list[Tensor] = []
 
@@ -38,20 +44,21 @@ class Buffers:
         if not self._places:
             return
         self._held = [getattr(owner, name) for _, owner, name in self._places]
+        self._homes = [(owner._buffers, name) for _, owner, name in self._places]
+        self._kinds = [tensor.shape for tensor in self._held], [tensor.dtype for tensor in self._held]
         self._before = [tensor.detach().clone() for tensor in self._held]
         (self._now, self._numbers_now), self._rooms = self._make_rooms()
         self._look(self._before)
         self._start, self._numbers = self._now.clone(), self._numbers_now.clone()
         self._nodes: list[tuple[Node, Tensor]] = []
-        self._counts = torch.zeros_like(self._numbers)
+        self.counts, self._added = torch.zeros_like(self._numbers), 0
 
     def restore(self) -> None:
         """Give every buffer the values from before the step."""
         if not self._held:
             return
-        for (_, owner, name), tensor in zip(self._places, self._held, strict=True):
-            if getattr(owner, name) is not tensor:
-                setattr(owner, name, tensor)
+        for (buffers, name), tensor in zip(self._homes, self._held, strict=True):
+            buffers[name] = tensor
         with torch.no_grad():
             torch._foreach_copy_(self._held, self._before)
 
@@ -63,36 +70,40 @@ class Buffers:
         """
         if not self._places:
             return
-        after = [getattr(owner, name).detach() for _, owner, name in self._places]
-        for (label, _, _), value, before in zip(self._places, after, self._before, strict=True):
-            if (value.shape, value.dtype) != (before.shape, before.dtype):
-                raise Refused(
-                    f"buffer {label}: {tuple(before.shape)}, {before.dtype} before a micro-batch, "
-                    f"{tuple(value.shape)}, {value.dtype} after it. Keep shape and dtype: the ranks add up what the "
-                    f"micro-batches change"
-                )
+        after = [buffers[name] for buffers, name in self._homes]
+        kinds = [value.shape for value in after], [value.dtype for value in after]
+        if kinds != self._kinds:
+            self._refuse_kinds(after)
         self._look(after)
-        self._counts += self._numbers_now - self._numbers
-        # infinities that stay are no change
-        change = torch.sub(self._now, self._start).masked_fill_(self._now == self._start, 0.0)
-        push(self._nodes, (number, number + 1), change, self._total, Tensor.add_)
+        self.counts += self._numbers_now
+        self._added += 1
+        push(self._nodes, (number, number + 1), self._now - self._start, self._total, Tensor.add_)
+
+    def _refuse_kinds(self, after: list[Tensor]) -> NoReturn:
+        for (label, _, _), value, shape, dtype in zip(self._places, after, *self._kinds, strict=True):
+            if (value.shape, value.dtype) != (shape, dtype):
+                raise Refused(
+                    f"buffer {label}: {tuple(shape)}, {dtype} before a micro-batch, {tuple(value.shape)}, "
+                    f"{value.dtype} after it. Keep shape and dtype: the ranks add up what the micro-batches change"
+                )
+        raise AssertionError("no buffer differs")
 
     def send(self) -> None:
-        """All micro-batches of this rank are added: start the sums over the ranks."""
+        """All micro-batches of this rank are added: start the sum over the ranks."""
         if not self._places:
             return
+        self.counts -= self._added * self._numbers
         self._sum: Callable[[], Tensor] = self._transport.sum([node for _, node in self._nodes])
-        self._work = self._world.sum(self._counts, asynchronous=True)
 
-    def reduce(self) -> None:
-        """Give every buffer its value after the step."""
+    def reduce(self, counts: Tensor) -> None:
+        """Give every buffer its value after the step; `counts` are those of all ranks added up."""
         if not self._places:
             return
-        change = self._sum()
-        self._world.wait(self._work)
-        stays = (change == 0) | self._start.isnan()
+        change, self.counts = self._sum(), counts
+        # an infinity that stays changes by inf - inf, which is NaN
+        stays = (change == 0) | (change.isnan() & ~self._start.isfinite())
         mean = torch.where(stays, self._start, self._start + change / self._total)
-        whole = self._numbers + self._counts.div(self._total, rounding_mode="floor")
+        whole = self._numbers + self.counts.div(self._total, rounding_mode="floor")
         self.restore()
         reals = [_real(tensor.detach()) for tensor in self._held]
         sizes = [real.numel() for real in reals]
@@ -115,16 +126,16 @@ class Buffers:
         labels = [label for label, _, _ in self._places[: self._fractions]]
         return [f"buffer {label}" for label, here in zip(labels, found, strict=True) if here.any()]
 
-    def even(self) -> list[Tensor]:
-        """Scalars, not synchronised: whether the mean change of all integers is whole."""
-        return [(self._counts % self._total == 0).all()] if self._places else []
+    def odd(self) -> list[Tensor]:
+        """Scalars, not synchronised: whether the mean change of some integer is not whole."""
+        return [(self.counts % self._total != 0).any()] if self._places else []
 
     def require_even(self) -> None:
         """Refuse integers whose mean change is not whole, by name."""
         if not self._places:
             return
         sizes = [tensor.numel() for tensor in self._held[self._fractions :]]
-        for (label, _, _), counts in zip(self._places[self._fractions :], self._counts.split(sizes), strict=True):
+        for (label, _, _), counts in zip(self._places[self._fractions :], self.counts.split(sizes), strict=True):
             if (counts % self._total).any():
                 raise Refused(
                     f"buffer {label}: the micro-batches changed it by amounts whose mean is not whole, and it holds no "
@@ -145,7 +156,8 @@ class Buffers:
 
     def _look(self, tensors: list[Tensor]) -> None:
         """Bring the values of all buffers into these vectors."""
-        torch._foreach_copy_(self._rooms, [_real(tensor) for tensor in tensors])
+        with torch.no_grad():
+            torch._foreach_copy_(self._rooms, [_real(tensor) for tensor in tensors])
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Functions that every CPU, and any number of ranks, rounds alike, in place of torch's that do not."""
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy
@@ -8,11 +9,11 @@ import torch
 from torch import Tensor
 
 from .shards import Scattered, joined
+from .world import ALONE, World
 
-CHUNK = 1 << 15  # squares that float64 adds exactly
-ROWS = {"cpu": 1, "cuda": 1 << 7}  # of so many squares, looked at together: as a cache holds, or as keeps a GPU busy
+BLOCK = 256  # squares that are added before all others
+ROOM = {"cpu": 1 << 18, "cuda": 1 << 22}  # squares at a time: as a cache holds, or as keeps a GPU busy
 MANTISSA, BIAS = 52, 1023  # of float64
-LIMB = 36  # bits; CHUNK of them are below 2**53, and two more bits are for numbers that end float64's range
 
 
 def sqrt(x: Tensor) -> Tensor:
@@ -60,8 +61,8 @@ def _root(x: Tensor) -> Tensor:
 def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     """Scale all gradients, in place, so that their norm as one vector is at most `max_norm`.
 
-    As torch's function of that name, but the norm is the same however the gradients are cut and ordered: the squares
-    are added as whole numbers. So it depends neither on the world size nor on `parallel.shard`.
+    It does what torch's function of that name does, but adds the squares in one order, which is that of the elements.
+    So the norm depends neither on the world size nor on `parallel.shard` nor on threads.
 
     Args:
         parameters: those whose `.grad` is to be scaled; where it is None, they are left out.
@@ -74,8 +75,9 @@ def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
     norm = _norm(gradients)
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in map(_here, gradients):
-        gradient.mul_(scale.to(gradient.dtype))
+    for dtype in {gradient.dtype for gradient in gradients}:
+        alike = [_here(gradient) for gradient in gradients if gradient.dtype == dtype]
+        torch._foreach_mul_(alike, scale.to(dtype))
     return norm
 
 
@@ -84,40 +86,130 @@ def _here(gradient: Tensor) -> Tensor:
 
 
 def _norm(gradients: Sequence[Tensor]) -> Tensor:
-    """The square root of the sum of all squares.
+    """The square root of the sum of all squares, added in float64 in one order, whichever rank holds what.
 
-    The squares, which float64 holds exactly for float32, are cut into two limbs of whole multiples of powers of two
-    below the largest one. int64 adds them without rounding, so the order does not matter.
+    The gradients, in logical order, are one vector, which is cut into blocks of `BLOCK` elements; zeros fill the last
+    one up. In a block the second half of the squares is added to the first, of the sums again the second half to the
+    first, until one is left. Of the blocks' sums neighbours are added, level by level; an odd last one passes up.
+
+    A rank sends the sums of its blocks, and its squares of blocks that lie on several ranks. Where it has none it sends
+    zeros, so that adding all as integers rounds nothing: it joins their bits.
     """
-    world = next((gradient.shard.world for gradient in gradients if isinstance(gradient, Scattered)), None)
-    adds = world is None or world.leads  # what every rank holds, one of them adds
-    mine = [_here(gradient).reshape(-1) for gradient in gradients if adds or isinstance(gradient, Scattered)]
-    edges = [edge.double().abs() for part in mine if part.numel() for edge in part.aminmax()]
+    world = next((gradient.shard.world for gradient in gradients if isinstance(gradient, Scattered)), ALONE)
+    borders, held, size = _layout(gradients, world.rank)
+    count = -(-size // BLOCK)
+    shared = {block: row for row, block in enumerate(dict.fromkeys(at // BLOCK for at in borders if at % BLOCK))}
+    # room for a power of two of sums: the zeros behind an odd last one pass it up when they are added to it
+    sizes = [len(shared) * BLOCK, 1 << (count - 1).bit_length()]
+    sent = torch.zeros(sum(sizes), dtype=torch.float64, device=gradients[0].device)
+    squares, sums = sent.split(sizes)
+    rows = squares.view(-1, BLOCK)
+    for start, part in held:
+        for block in {start // BLOCK, (start + len(part) - 1) // BLOCK} & shared.keys():
+            first = block * BLOCK - start  # the block's first element, as a place in the part
+            inside = part[max(first, 0) : first + BLOCK]
+            rows[shared[block], max(-first, 0) :][: len(inside)] = inside
+    exponent = _exponent(gradients, held, world)
+    _square(squares, exponent)
+    _add_blocks(held, exponent, sums)
+    world.sum(sent[: sizes[0] + count].view(torch.int64))
+    if shared:
+        sums[torch.tensor(list(shared)).to(sums.device, non_blocking=True)] = _folded(_halves(squares))
+    norm = _root(_tree(sums))
+    if exponent is not None:
+        norm = norm * _power(exponent)
+    return norm.where(norm.isfinite(), torch.inf)
+
+
+def _layout(gradients: Sequence[Tensor], mine: int) -> tuple[list[int], list[tuple[int, Tensor]], int]:
+    """Where in the vector of all gradients another rank's part begins, this rank's parts with their places, its length.
+
+    What every rank holds counts as the first one's.
+    """
+    borders, held, size, last = [], [], 0, 0
+    for gradient in gradients:
+        shard = gradient.shard if isinstance(gradient, Scattered) else None
+        for rank, (start, stop) in enumerate(pairwise(shard.edges if shard else (0, gradient.numel()))):
+            if start == stop:
+                continue
+            if rank != last:
+                borders.append(size + start)
+            if rank == mine:
+                held.append((size + start, (shard.local if shard else gradient).reshape(-1)))
+            last = rank
+        size += gradient.numel()
+    return borders, held, size
+
+
+def _exponent(gradients: Sequence[Tensor], held: Sequence[tuple[int, Tensor]], world: World) -> Tensor | None:
+    """The largest element's exponent, taken away before squaring; None where float64 holds all squares as they are."""
+    if all(gradient.dtype != torch.float64 for gradient in gradients):
+        return None
+    edges = [edge.double().abs() for _, part in held for edge in part.aminmax()]
     none = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
     largest = torch.stack([none, *edges]).amax()
     largest = largest.where(largest.isfinite(), torch.inf)
-    if world:
-        world.largest(largest)
-    exponent = (largest.view(torch.int64) >> MANTISSA).clamp(LIMB, 2 * BIAS - 2) - BIAS + 1  # 2**exponent is above it
-    room = min(LIMB, 56 - sum(gradient.numel() for gradient in gradients).bit_length()) & ~1  # bits of a square's limb
-    scale = _power(room // 2 - exponent)
-    # room that is made once: were each part to make its own, a CPU's heap would grow by holes between them
-    square, high = none.new_empty(2, ROWS[none.device.type], CHUNK)
-    parts = list(joined(mine, square.numel()))
-    sums = none.new_zeros(len(parts), 2, len(square))
-    for part, (highs, lows) in zip(parts, sums, strict=True):
-        square.view(-1)[: part.numel()].copy_(part).mul_(scale)
-        square.view(-1)[part.numel() :].zero_()
-        square.mul_(square)
-        torch.sum(torch.round(square, out=high), 1, out=highs)  # exact: whole numbers below 2**53
-        torch.sum(square.sub_(high).mul_(2.0**room).round_(), 1, out=lows)
-    limbs = sums.to(torch.int64).sum((0, 2))
-    if world:
-        world.sum(limbs)
-    total = limbs[0].double() * 2.0**-room + limbs[1].double() * 2.0 ** (-2 * room)
-    return (sqrt(total) * _power(exponent)).where(largest.isfinite(), torch.inf)
+    world.largest(largest)
+    return ((largest.view(torch.int64) >> MANTISSA) - BIAS).clamp(1 - BIAS, BIAS - 1)
 
 
 def _power(exponent: Tensor) -> Tensor:
     """2**exponent for whole numbers, exactly: pow() may be off by a last bit."""
     return (exponent + BIAS << MANTISSA).view(torch.float64)
+
+
+def _square(values: Tensor, exponent: Tensor | None) -> None:
+    if exponent is not None:
+        values.mul_(_power(-exponent))
+    values.mul_(values)
+
+
+def _add_blocks(held: Sequence[tuple[int, Tensor]], exponent: Tensor | None, out: Tensor) -> None:
+    """Write the sums of the blocks of which this rank holds a part; they are final where it holds all of a block."""
+    zeros = torch.zeros(BLOCK, device=out.device)
+    runs: list[list[int]] = []  # of blocks, begun and ended by zeros
+    parts, end = [], 0
+    for start, part in held:
+        if start != end or not runs:
+            parts += [zeros[: -end % BLOCK], zeros[: start % BLOCK]]
+            runs.append([start // BLOCK, 0])
+        parts.append(part)
+        end = start + len(part)
+        runs[-1][1] = -(-end // BLOCK)
+    if not held:
+        return
+    parts.append(zeros[: -end % BLOCK])
+    # room that is made once: were each part to make its own, a CPU's heap would grow by holes between them
+    room = out.new_empty(min(sum(stop - start for start, stop in runs) * BLOCK, ROOM[out.device.type]))
+    halves, sums = _halves(room), [out.new_empty(0)]
+    for values in joined(parts, len(room)):
+        _square(room[: len(values)].copy_(values), exponent)
+        sums.append(_folded(halves)[: len(values) // BLOCK].clone())
+    lengths = [stop - start for start, stop in runs]
+    for (start, stop), own in zip(runs, torch.cat(sums).split(lengths), strict=True):
+        out[start:stop] = own
+
+
+def _halves(squares: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Of each block the first half and the second, of the first again the halves, and so on."""
+    rest, halves = squares.view(-1, BLOCK), []
+    while rest.shape[1] > 1:
+        left, right = rest.chunk(2, 1)
+        halves.append((left, right))
+        rest = left
+    return halves
+
+
+def _folded(halves: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The sums of the blocks: each second half is added to its first one, in place."""
+    for left, right in halves:
+        left += right
+    return halves[-1][0][:, 0]
+
+
+def _tree(sums: Tensor) -> Tensor:
+    """Their sum, a scalar, where neighbours are added, level by level; they are as many as a power of two."""
+    while len(sums) > 1:
+        left, right = sums.view(-1, 2).unbind(1)
+        sums = left + right
+    return sums[0]

@@ -113,16 +113,23 @@ class Seeded(Dataset[Any]):
         self.dataset, self.seed, self.purpose = dataset, seed, purpose
 
     def __getitem__(self, key: tuple[int, ...]) -> Any:
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: Sequence[tuple[int, ...]]) -> list[Any]:
+        """The items of a batch, for which a DataLoader asks at once."""
         threads = torch.get_num_threads()
         if threads != 1:
             torch.set_num_threads(1)
         try:
-            item = seeded(derive(self.seed, self.purpose, *key), lambda: self.dataset[key[-1]])
+            items = [
+                seeded(derive(self.seed, self.purpose, *key), partial(self.dataset.__getitem__, key[-1]))
+                for key in keys
+            ]
         finally:
             if threads != 1:
                 torch.set_num_threads(threads)
         opened.require_known()
-        return item
+        return items
 
 
 class MicroBatches(Sampler[list[Key]]):

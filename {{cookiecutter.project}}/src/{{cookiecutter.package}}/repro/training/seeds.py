@@ -26,15 +26,20 @@ def derive(root: int, purpose: str, *ids: int) -> int:
     """
     if purpose not in PURPOSES or len(ids) != len(PURPOSES[purpose]):
         raise ValueError(f"derive(root, {purpose!r}, *{ids}): wanted one of {PURPOSES}")
-    hashed = _begun(root, purpose).copy()
-    hashed.update("".join([f", {number}" for number in ids] + ["]"]).encode())
+    begun, rest = _begun(root, purpose)
+    hashed = begun.copy()
+    hashed.update(rest % ids)
     return int.from_bytes(hashed.digest(), "little")
 
 
 @cache
-def _begun(root: int, purpose: str) -> "hashlib.blake2b":
-    """The hash of the JSON text `[root, purpose` … : JSON is unambiguous, no two argument lists share a text."""
-    return hashlib.blake2b(json.dumps([root, purpose])[:-1].encode(), digest_size=8)
+def _begun(root: int, purpose: str) -> tuple["hashlib.blake2b", bytes]:
+    """The hash of the JSON text `[root, purpose`, and the rest of that text, to be filled with the ids.
+
+    JSON is unambiguous: no two argument lists share a text.
+    """
+    begun = hashlib.blake2b(json.dumps([root, purpose])[:-1].encode(), digest_size=8)
+    return begun, b", %d" * len(PURPOSES[purpose]) + b"]"
 
 
 def seed_everything(seed: int) -> None:

@@ -32,7 +32,7 @@ from .divisible import kept_whole, require_own, require_untied
 from .optimizers import Optimizers
 from .shards import Scattered, Shard, shard_of
 from .transport import Transport, local_size
-from .tree import Node, blocks, nodes_of, push
+from .tree import Node, nodes_of, push
 from .world import World
 
 Compute = Callable[[], Tensor]
@@ -53,10 +53,11 @@ class Owned(Accumulation):
         self._shards: dict[Tensor, Shard] = {}
         self._mine: list[list[slice]] = []  # of each bucket: where this rank's shard of each tensor lies in its part
         for bucket in self._buckets:
-            first, mine = bucket.width * self._transport.place, list[slice]()
+            first, mine = bucket.width * world.rank, list[slice]()
             for tensor, at in zip(bucket.tensors, bucket.places, strict=True):
-                start, stop = (min(max(edge - at, 0), tensor.numel()) for edge in (first, first + bucket.width))
-                self._shards[tensor] = Shard(tensor.detach().view(-1)[start:stop], start, tensor.shape, world)
+                edges = [min(max(bucket.width * rank - at, 0), tensor.numel()) for rank in range(world.size + 1)]
+                start, stop = edges[world.rank : world.rank + 2]
+                self._shards[tensor] = Shard(tensor.detach().view(-1)[start:stop], edges, tensor.shape, world)
                 mine.append(slice(at + start - first, at + stop - first) if start < stop else slice(0))
             self._mine.append(mine)
         self._updated = optimizers.cut(self._shards)
@@ -120,11 +121,11 @@ class Full(Accumulation):
             )
         ranks, timeout = world.size // replicas, settings.timeout_seconds
         local = math.gcd(local_size(world), ranks)
-        self._grid = ranks // local, local  # of the ranks that hold all of the weights together
-        self.replicas, between, inside = world.split((replicas, *self._grid), timeout)
+        self.replicas, between, inside = world.split((replicas, ranks // local, local), timeout)
         self._within = world.split((replicas, ranks), timeout)[1]
         self._hosts = [each for each in (inside, between) if each.size > 1]
-        self._blocks = blocks(settings.micro_batches, replicas)
+        total = settings.micro_batches  # of which each rank is to have one at least
+        self._blocks = [range(total * at // replicas, total * (at + 1) // replicas) for at in range(replicas)]
         self._cut_units(module, units, optimizers)
         super().__init__(module, settings, world)
         self._cut = [p for p in module.parameters() if p.requires_grad and isinstance(p, DTensor)]
@@ -186,9 +187,9 @@ class Full(Accumulation):
         sharded.set_reduce_scatter_unused_params(True)
 
     def micro_batches(self, rechecked: int | None = None) -> Iterator[int]:
-        """As `Accumulation.micro_batches`. All ranks of a replica make the pass of the one that is `rechecked` twice."""
+        """As `Accumulation.micro_batches`. The pass of the `rechecked` one is made twice, by all ranks."""
         block, ranks = self._blocks[self.replicas.rank], self._within.size
-        self._doubled = (rechecked - block[0]) // ranks if rechecked in block else -1
+        self._doubled = (rechecked - block[0]) // ranks if rechecked is not None and rechecked in block else -1
         self._passes, self._made = -(-len(block) // ranks) + (self._doubled >= 0), 0
         return super().micro_batches(rechecked)
 
@@ -203,14 +204,13 @@ class Full(Accumulation):
 
     def _reduce(self, unit: "_Unit", given: Tensor, out: Tensor) -> None:
         """Add a unit's gradients, one row for each rank, to those of the passes before; `out` gets this rank's part."""
-        rows = given.view(*self._grid, -1)
         if self._twice:
             parts = given.view(self._within.size, -1).split(unit.widths, 1)
             self._digests |= {p: tensor_digest(part) for p, part in zip(unit.parameters, parts, strict=True)}
         if self._made != self._doubled:
             transport = self._transport_of(self._made - (self._made > self._doubled >= 0))
             room = transport.room(out.numel(), given)
-            room.copy_(rows.transpose(0, 1).reshape(len(room), 1, -1))  # nothing, where this rank has no leaf
+            room.copy_(given.view(len(room), 1, -1))  # nothing, where this rank has no leaf
             for node, row in transport.finish(transport.start(room)):  # a copy: what has arrived may hold others' rows
                 push(unit.nodes, node, row.clone(), self.total, Tensor.add_)
         if self._made + 1 < self._passes:

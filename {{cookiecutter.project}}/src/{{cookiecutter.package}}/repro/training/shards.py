@@ -45,15 +45,20 @@ class Shard:
 
     Attributes:
         local: its elements, a vector; empty where other ranks hold all of them.
-        start: the place of the first one in the whole, in logical order.
+        edges: the places in the whole, in logical order, where the ranks' parts begin, by rank; and its end.
         shape: of the whole.
         world: the ranks that hold the other parts.
     """
 
     local: Tensor
-    start: int
+    edges: Sequence[int]
     shape: torch.Size
     world: World
+
+    @property
+    def start(self) -> int:
+        """The place of the first element in the whole, in logical order."""
+        return self.edges[self.world.rank]
 
     @property
     def stop(self) -> int:
@@ -124,10 +129,10 @@ def shard_of(tensor: DTensor) -> Shard:
     """A tensor that FSDP2 has cut into blocks of rows, as it lies in memory."""
     mesh, rows = tensor.device_mesh, tensor.shape[0]
     rank, size = mesh.get_local_rank(), mesh.size()
-    first = min(rank * -(-rows // size), rows)
+    edges = [min(each * -(-rows // size), rows) * (tensor.numel() // rows) for each in range(size + 1)]
     local: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
     world = World(rank, size, local.device, mesh.get_group())
-    return Shard(local.view(-1), first * (tensor.numel() // rows), tensor.shape, world)
+    return Shard(local.view(-1), edges, tensor.shape, world)
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor | Stored], extra: Mapping[str, Any]) -> None:

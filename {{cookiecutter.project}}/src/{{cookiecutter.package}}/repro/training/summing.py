@@ -6,9 +6,9 @@ from functools import partial
 from torch import nn
 
 from ..asked.settings import Parallel
+from .accumulate import Accumulation
 from .divisible import require_elementwise, units_of
 from .optimizers import Optimizers
-from .accumulate import Accumulation
 from .sharded import Full, Owned
 from .stock import Stock
 from .world import World

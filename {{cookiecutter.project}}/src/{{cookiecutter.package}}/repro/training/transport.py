@@ -11,6 +11,7 @@ number exchange the host's nodes. The tree is the same, and a host sends its sha
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 
 import torch
 import torch.distributed as dist
@@ -34,8 +35,7 @@ class Transport:
     """Brings the nodes of a tree together, for any number of vectors.
 
     Attributes:
-        parts: how many parts a vector is cut into.
-        place: which of them this rank owns.
+        parts: how many parts a vector is cut into; each rank owns that of its number.
     """
 
     def __init__(self, worlds: Sequence[World], nodes: Sequence[Sequence[Node]], leaves: int) -> None:
@@ -46,7 +46,9 @@ class Transport:
             nodes: those of each rank.
             leaves: of the whole tree.
         """
-        self._leaves, self.parts, self.place, rank = leaves, 1, 0, 0
+        self._leaves, rank = leaves, 0
+        self._sizes = [world.size for world in worlds]
+        self.parts = prod(self._sizes)
         for world in reversed(worlds):
             rank = rank * world.size + world.rank
         self._levels: list[tuple[World, list[Sequence[Node]]]] = []  # the ranks, and the nodes of each
@@ -55,29 +57,30 @@ class Transport:
             rank //= world.size
             self._levels.append((world, list(groups[rank])))
             nodes = [joined(list(chain(*group)), leaves) for group in groups]
-            self.parts, self.place = self.parts * world.size, self.place * world.size + world.rank
-
-    @property
-    def _first(self) -> tuple[int, int]:
-        """How many ranks the first exchange has, and how many nodes this one sends there."""
-        ((world, nodes), *_) = self._levels
-        return world.size, len(nodes[world.rank])
 
     def room(self, width: int, like: Tensor) -> Tensor:
-        """Room for what `start` sends of parts of this width: (ranks, nodes, elements)."""
-        ranks, nodes = self._first
-        return like.new_empty(ranks, nodes, self.parts // ranks * width)
+        """Room for what `start` sends: (parts, nodes, elements)."""
+        ((world, nodes), *_) = self._levels
+        return like.new_empty(self.parts, len(nodes[world.rank]), width)
 
     def start(self, sent: Tensor) -> Sent:
         """Send the filled room; every rank starts its vectors in the same order."""
-        return _exchange(*self._levels[0], sent)
+        axes = len(self._sizes)
+        # each rank of the first exchange gets the parts of all ranks behind it, in the order of the later exchanges
+        grid = sent.view(*reversed(self._sizes), *sent.shape[1:])
+        ordered = grid.permute(axes - 1, axes, *reversed(range(axes - 1)), axes + 1)
+        ranks, (parts, own, width) = self._sizes[0], sent.shape
+        return _exchange(*self._levels[0], ordered.reshape(ranks, own, parts // ranks * width))
 
     def finish(self, sent: Sent) -> list[tuple[Node, Tensor]]:
         """Return the nodes of this rank's part with all their leaves added: the root alone, if all leaves were sent."""
         left: list[tuple[Node, Tensor]] = []
-        for number, (world, nodes) in enumerate(self._levels):
-            if number:
-                sent = _exchange(world, nodes, torch.stack([row.view(world.size, -1) for _, row in left], 1))
+        for level, (world, nodes) in enumerate(self._levels):
+            if level:
+                rest = sent.rows.new_empty(world.size, len(left), sent.rows.shape[1] // world.size)
+                for at, (_, row) in enumerate(left):  # there may be none
+                    rest[:, at] = row.view(world.size, -1)
+                sent = _exchange(world, nodes, rest)
             world.wait(sent.work)
             left = []
             arrived = zip(chain(*nodes), sent.rows, strict=True)
@@ -93,6 +96,10 @@ class Transport:
             gathered = part.new_empty(world.size * part.numel())
             work = world.all_gather(part.contiguous(), gathered, asynchronous=True)
             part = gathered
+        if len(self._sizes) > 1:
+            self._levels[0][0].wait(work)
+            grid = part.view(*self._sizes, -1)
+            part, work = grid.permute(*reversed(range(len(self._sizes))), -1).reshape(-1), None
         return part, work
 
     def sum(self, nodes: Sequence[Tensor]) -> Callable[[], Tensor]:
@@ -100,11 +107,11 @@ class Transport:
         if not self._levels:
             return lambda: nodes[0]
         size = nodes[0].numel()
-        width = -(-size // self.parts)
+        width = max(1, -(-size // self.parts))
         room = self.room(width, nodes[0]).zero_()
-        for number, node in enumerate(nodes):
+        for at, node in enumerate(nodes):
             padded = torch.cat([node, node.new_zeros(self.parts * width - size)])
-            room[:, number] = padded.view(len(room), -1)
+            room[:, at] = padded.view(self.parts, width)
         sent = self.start(room)
 
         def finish() -> Tensor:
@@ -127,5 +134,5 @@ def _exchange(world: World, nodes: Sequence[Sequence[Node]], sent: Tensor) -> Se
 def local_size(world: World) -> int:
     """How many ranks each host has, in a row; 1 where hosts have different numbers. All ranks have to ask together."""
     places = world.gather((number("LOCAL_RANK", 0), number("LOCAL_WORLD_SIZE", 1)))
-    size: int = places[0][1]
+    size: int = max(1, places[0][1])
     return size if places == [(rank % size, size) for rank in range(world.size)] and world.size % size == 0 else 1

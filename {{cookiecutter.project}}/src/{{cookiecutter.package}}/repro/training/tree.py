@@ -28,7 +28,7 @@ def are_siblings(left: Node, right: Node, leaves: int) -> bool:
 
 
 def push(nodes: list[tuple[Node, T]], node: Node, value: T, leaves: int, add: Callable[[T, T], T]) -> None:
-    """Append a node to those on its left; as long as the last two are siblings, `add(left, right)` takes their place."""
+    """Append a node to those on its left; while the last two are siblings, `add(left, right)` takes their place."""
     while nodes and are_siblings(nodes[-1][0], node, leaves):
         (first, _), left = nodes.pop()
         node, value = (first, node[1]), add(left, value)

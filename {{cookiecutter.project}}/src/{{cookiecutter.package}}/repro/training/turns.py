@@ -18,7 +18,7 @@ class Turns:
 
     Attributes:
         propagating: whether a backward pass is under way.
-        taken: the parameters that have their gradient of the micro-batch under way.
+        taken: the ids of the parameters that have their gradient of the micro-batch under way.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -26,7 +26,7 @@ class Turns:
         self._trainable = self._list_trainable()
         self._mine: Sequence[int] = ()
         self._added: list[int] = []
-        self.taken: set[Tensor] = set()
+        self.taken: set[int] = set()
         self.propagating = False
 
     def _list_trainable(self) -> dict[str, Tensor]:
@@ -78,15 +78,14 @@ class Turns:
             )
         if parameter.grad is not None and parameter.grad.layout != torch.strided:
             raise Refused(
-                f"{self._name(parameter)}: its gradient is sparse, and the sum wants a dense one. Use "
-                f"sparse=False"
+                f"{self._name(parameter)}: its gradient is sparse, and the sum wants a dense one. Use sparse=False"
             )
-        if parameter in self.taken:
+        if id(parameter) in self.taken:
             raise Refused(
                 f"{self._name(parameter)}: its gradient came twice for one micro-batch. If the model calls "
                 f"torch.utils.checkpoint, give it use_reentrant=False; with parallel.shard=full, call each unit once"
             )
-        self.taken.add(parameter)
+        self.taken.add(id(parameter))
 
     def _name(self, parameter: Tensor) -> str:
         return next(name for name, known in self._trainable.items() if known is parameter)

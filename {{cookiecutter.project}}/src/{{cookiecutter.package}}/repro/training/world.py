@@ -83,8 +83,7 @@ class World:
     @_together
     def _group_of(self, ranks: Sequence[int], timeout_seconds: int) -> dist.ProcessGroup:
         """A process group of some of these ranks, which ask for it together."""
-        whole = self.group or dist.group.WORLD
-        everywhere = [dist.get_global_rank(whole, rank) for rank in ranks]
+        everywhere = [dist.get_global_rank(self.group, rank) if self.group else rank for rank in ranks]
         timeout = timedelta(seconds=timeout_seconds)
         return dist.new_group(everywhere, timeout, use_local_synchronization=True)
 
@@ -121,7 +120,7 @@ class World:
 
     @_together
     def wait(self, work: dist.Work | None) -> None:
-        """Wait for what an asynchronous `sum` began."""
+        """Wait for what an asynchronous collective began."""
         if work:
             work.wait()
 

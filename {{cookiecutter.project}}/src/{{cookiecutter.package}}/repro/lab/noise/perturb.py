@@ -16,7 +16,7 @@ import numpy as np
 from ...asked.settings import Settings
 from ...errors import Failure, Refused
 from ...files import read_json, write_json
-from ...machine.switches import SWITCHES, missing_variables
+from ...machine.switches import SWITCHES, told_variables
 from ...project import Project
 from ...records.names import METRICS
 from ...records.reading import metric_rows, read_record
@@ -189,7 +189,7 @@ def train(project: Project, settings: Settings, overrides: Sequence[str], folder
     )
     variables = {switch.name for switch in SWITCHES if switch.setting}
     environ = {name: value for name, value in trainings.environment(project).items() if name not in variables}
-    environ |= missing_variables(settings.determinism, environ)
+    environ |= told_variables(settings.determinism, environ)
     done = subprocess.run(words, cwd=project.root, env=environ, capture_output=True, text=True, errors="replace")
     if done.returncode:
         said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-LAST:])
