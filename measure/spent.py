@@ -37,7 +37,7 @@ ITEMS: dict[str, tuple[str, ...]] = {
         "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__",
         "training.sampling:Plan.keys_of",
     ),
-    "samples: seeds and generators": ("training.sampling:Seeded.__getitem__", "training.generators:seeded"),
+    "samples: seeds and generators": ("training.sampling:Seeded.__getitems__", "training.generators:seeded"),
     "files that are opened": ("asked.opened:require_known",),
     "micro-batches: seeds": ("step:Step._seed",),
     "gradients: a micro-batch begins": ("training.accumulate:Accumulation.micro_batches",),
