@@ -27,11 +27,11 @@ from project.repro.machine import switches
 from project.repro.records import names
 from project.repro.run import Run, alone
 from project.repro.step import Step
+from project.repro.training import accumulate
+from project.repro.training.accumulate import Accumulation
 from project.repro.training.buffers import Buffers
 from project.repro.training.final import load_weights
 from project.repro.training.hidden import Hidden
-from project.repro.training.accumulate import Accumulation
-from project.repro.training.sampling import Plan
 from project.repro.training.stock import Stock
 from project.repro.training.summing import gradients_of
 from project.repro.training.world import World
@@ -160,8 +160,8 @@ def drawn(attempt: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> Cal
         assert attempt(stopped(draws), out="resumed").code == 143
         resumed = attempt(each_step(draws), out="resumed").rows()
         with monkeypatch.context() as patch:
-            patch.setattr(Plan, "mine", lambda plan, world: range(plan.micro_batches // 2))
-            patch.setattr(Buffers, "even", lambda buffers: torch.tensor(True))  # the other rank's counts are missing
+            patch.setattr(accumulate, "blocks", lambda leaves, ranks: [range(leaves // 2)])
+            patch.setattr(Buffers, "even", lambda buffers: [])  # the other rank's counts are missing
             return Drawn(alone, attempt(each_step(draws), out="rank").rows(), resumed)
 
     return drawn
@@ -295,7 +295,7 @@ def scripted(run: Run, parts: Parts, stop: bool = False) -> None:
     parts.model.insert(1, Gelu())
     for step in parts.steps(run):
         good(step, parts)
-        step.log(weights=parts.model[0].weight.detach().double().sum())
+        step.log(gradient=parts.model[0].weight.grad.double().sum())
         run._terminated = stop and step.number == 0
     run.finish()
 
