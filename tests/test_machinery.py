@@ -46,9 +46,9 @@ class Group:
 
 
 class TestSharded(Group):
-    """Sharded gradients, optimizer state and weights."""
+    """The sum of gradients, and sharded gradients, optimizer state and weights."""
 
-    files = ("sharded", "stored")
+    files = ("accumulate", "buffers", "sharded", "stored", "tree", "worlds")
 
 
 class TestRecords(Group):

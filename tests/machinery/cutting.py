@@ -47,42 +47,8 @@ class Table(nn.Module):
         assert state["rows"] == ROWS and state["half"].tolist() == [0.5, 0.5]
 
 
-class Loose(nn.Module):
-    """A weight that torch's own module uses, which autocast rounds, and perhaps the model itself, in float32."""
-
-    def __init__(self, uses: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.linear, self.uses = nn.Linear(WIDTH, ROWS), uses
-
-    def forward(self, given: Tensor) -> Tensor:
-        return self.linear(given[0]).float().sum() + self.uses(self.linear.weight)
-
-
 def nothing(repro: Callable[[str], Any]) -> None:
     """No fault."""
-
-
-def unrounded(repro: Callable[[str], Any]) -> None:
-    """Sums of what is no whole multiple."""
-    sums = repro("parallel").OrderFree
-
-    def multiples(self: Any, values: Tensor, in_place: bool = False) -> Tensor:
-        return values.mul_(2.0**-self._lsb) if in_place else values.double() * 2.0**-self._lsb
-
-    sums._multiples = multiples
-
-
-def float32(repro: Callable[[str], Any]) -> None:
-    """Sums of float32."""
-    world = repro("world").World
-    scatter = world.scatter
-
-    def scattered(self: Any, tensor: Tensor, part: Tensor, asynchronous: bool = False) -> Any:
-        rounded = part.float()
-        scatter(self, tensor.float(), rounded)
-        part.copy_(rounded)
-
-    world.scatter = scattered
 
 
 def stock_norm(repro: Callable[[str], Any]) -> None:
@@ -113,27 +79,12 @@ def missing_pass(repro: Callable[[str], Any]) -> None:
     full = repro("sharded").Full
     micro_batches = full.micro_batches
 
-    def fewer(self: Any, mine: Any, *arguments: Any) -> Any:
-        given = micro_batches(self, mine, *arguments)
-        self._passes = len(mine)
+    def fewer(self: Any, *rechecked: Any) -> Any:
+        given = micro_batches(self, *rechecked)
+        self._passes = len(self.leaves[self.world.rank])
         return given
 
     full.micro_batches = fewer
-
-
-def own_module(repro: Callable[[str], Any]) -> None:
-    """No fault: the module uses its weight."""
-    globals()["Table"] = lambda: Loose(lambda weight: torch.zeros(()))
-
-
-def penalty(repro: Callable[[str], Any]) -> None:
-    """The model uses the weight, too."""
-    globals()["Table"] = lambda: Loose(lambda weight: weight.square().sum())
-
-
-def told_only(repro: Callable[[str], Any]) -> None:
-    """It does so for a part of the loss that gives no gradient."""
-    globals()["Table"] = lambda: Loose(lambda weight: weight.detach().square().sum())
 
 
 def main(package: str, fault: str, folder: Path, overrides: list[str]) -> None:

@@ -39,7 +39,6 @@ ADDRESSED = {
     "parallel.global_batch": ("1280", "2560"),
     "parallel.micro_batches": ("1", "2"),
     "parallel.reduce": ("ddp", "tree"),
-    "parallel.lsb": ("-40", "-39"),
     "compute.precision": ("bfloat16", "float32"),
     "compute.compile": ("true", "false"),
     "unhashed.modules": ("[one]", "[another]"),
@@ -60,7 +59,6 @@ OUTSIDE = {
     "integrity.recompute_every": ("7", "8"),
     "parallel.shard": ("full", "optimizer"),
     "parallel.replicas": ("2", "4"),
-    "parallel.gather": ("bfloat16", "float32"),
     "parallel.timeout_seconds": ("7", "8"),
     "trace.level": ("tensor", "off"),
     "trace.values": ("7", "8"),
@@ -167,7 +165,7 @@ def test_name_of_the_package_does_not_change_the_code(renamed: Project):
     assert code(renamed) == code(OURS)
 
 
-@pytest.mark.parametrize("name", ["train.py", "model.py", "data.py", "repro/training/parallel.py", "repro/step.py"])
+@pytest.mark.parametrize("name", ["train.py", "model.py", "data.py", "repro/training/accumulate.py", "repro/step.py"])
 def test_a_comment_in_the_code_of_a_run_changes_the_address(renamed: Project, name: str):
     with (renamed.package / name).open("a") as file:
         file.write("# a remark\n")
@@ -220,7 +218,7 @@ def test_no_run_imports_what_is_left_out():
     loaded = f"import sys, {PACKAGE}.train; print(*sorted(sys.modules))"
     names = python("-c", loaded).stdout.split()
     inside = {name.removeprefix(f"{PACKAGE}.") for name in names if name.startswith(f"{PACKAGE}.")}
-    assert {"train", "data", "model", "repro.run", "repro.training.parallel"} <= inside
+    assert {"train", "data", "model", "repro.run", "repro.training.accumulate"} <= inside
     outside = [entry.removesuffix(".py").rstrip("/").replace("/", ".") for entry in address.OUTSIDE_THE_RUN]
     assert not [name for name in inside if name.startswith(tuple(outside))]
 

@@ -1,23 +1,22 @@
-"""Buffers: the mean of what micro-batches changed, exact over all of float32's range, or refused where none is."""
+"""Buffers: the mean of what micro-batches changed, added in a tree of float64, or refused where none is."""
 
-import itertools
-from collections.abc import Callable, Sequence
-from fractions import Fraction
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
 from project.repro.errors import Refused
+from project.repro.training.accumulate import Accumulation
 from project.repro.training.buffers import Buffers
 from project.repro.training.finite import nonfinite
-from project.repro.training.parallel import OrderFree
+from project.repro.training.transport import Transport
+from project.repro.training.tree import Node, blocks, push, total
 from project.repro.training.world import World
 from states import parallel_of
 from torch import Tensor, nn
 
 ALONE = World(0, 1, torch.device("cpu"))
 MICRO_BATCHES = 4
-SETTINGS = parallel_of(MICRO_BATCHES)
 
 Change = Callable[["Holder", int], None]
 
@@ -35,11 +34,11 @@ class Holder(nn.Module):
         return self.weight.sum()
 
 
-def step(module: nn.Module, order: Sequence[int] = range(MICRO_BATCHES), times: int = 1) -> OrderFree:
+def step(module: nn.Module, micro_batches: int = MICRO_BATCHES, times: int = 1) -> Accumulation:
     """So many steps of `module`, whose inputs are the micro-batches' numbers."""
-    gradients = OrderFree(module, SETTINGS.model_copy(update={"micro_batches": len(order)}), ALONE)
+    gradients = Accumulation(module, parallel_of(micro_batches), ALONE)
     for _ in range(times):
-        for micro_batch in gradients.micro_batches(order):
+        for micro_batch in gradients.micro_batches():
             gradients.add(partial(module, micro_batch))
         gradients.reduce()
     return gradients
@@ -64,45 +63,41 @@ def wide(count: int, size: int = 4096) -> list[Tensor]:
     return list(torch.ldexp(torch.randn(count, size, generator=generator, dtype=torch.float64), exponents).float())
 
 
-@pytest.mark.parametrize("micro_batches", [2, 3, 8, 64, 1000])
-def test_mean_is_exact_over_the_range_of_float32(micro_batches: int):
-    """Against sums of fractions, which round nothing."""
-    values = wide(micro_batches, size=64)
-    module = Holder(torch.zeros(64), written(values))
-    step(module, range(micro_batches))
-    for column, held in enumerate(module.held):
-        exact = sum(Fraction(value[column].item()) for value in values) / micro_batches
-        assert held == torch.tensor(float(exact), dtype=torch.float64).float()
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 7, 8, 64])
+def test_mean_is_the_tree_of_the_changes_in_float64(micro_batches: int):
+    values, start = wide(micro_batches), wide(1)[0].flip(0)
+    module = Holder(start, written(values))
+    step(module, micro_batches)
+    changes = torch.stack([value.double() - start.double() for value in values])
+    assert torch.equal(module.held, (start.double() + total(changes) / micro_batches).float())
 
 
-def test_order_and_partition_change_no_bit():
-    values = wide(MICRO_BATCHES)
-    start = wide(1)[0].flip(0)
-    means = []
-    for order in itertools.permutations(range(MICRO_BATCHES)):
-        module = Holder(start, written(values))
-        step(module, list(order))
-        means.append(module.held)
-    assert all(torch.equal(means[0], other) for other in means)
+def nodes_of_rank(block: range, values: list[Tensor], start: Tensor) -> list[tuple[Node, Tensor]]:
+    """What a rank with these micro-batches has to send."""
+    module = Holder(start, written(values))
+    buffers = Buffers(module, len(values), ALONE, Transport([], [], len(values)))
+    buffers.begin()
+    for micro_batch in block:
+        buffers.restore()
+        module(micro_batch)
+        buffers.add(micro_batch)
+    return buffers._nodes
 
-    def limbs(part: list[int]) -> Tensor:
-        module = Holder(start, written(values))
-        buffers = Buffers(module, MICRO_BATCHES, ALONE)
-        buffers.begin()
-        for micro_batch in part:
-            buffers.restore()
-            module(micro_batch)
-            buffers.add()
-        return buffers._limbs
 
-    whole = limbs([0, 1, 2, 3])
-    for parts in ([[0], [1, 2, 3]], [[3, 1], [2, 0]], [[3], [2], [1], [0]]):
-        assert torch.equal(whole, sum(limbs(part) for part in parts))
-    floats = [
-        sum((values[micro_batch].double() for micro_batch in order), torch.zeros(1))
-        for order in ((0, 1, 2, 3), (3, 1, 0, 2))
-    ]
-    assert not torch.equal(*floats)  # limbs are needed: float64 alone would tell these orders apart
+@pytest.mark.parametrize("micro_batches", [4, 7])
+def test_partition_over_ranks_changes_no_bit(micro_batches: int):
+    values, start = wide(micro_batches), wide(1)[0].flip(0)
+    sums = []
+    for ranks in range(1, micro_batches + 1):
+        joined: list[tuple[Node, Tensor]] = []
+        for block in blocks(micro_batches, ranks):
+            for node, change in nodes_of_rank(block, values, start):
+                push(joined, node, change, micro_batches, Tensor.add_)
+        ((_, root),) = joined
+        sums.append(root)
+    assert all(torch.equal(sums[0], other) for other in sums)
+    changes = [value.double() - start.double() for value in values]
+    assert not torch.equal(sums[0], sum(changes[1:], changes[0]))  # a tree is needed: float64 alone would tell orders
 
 
 def test_statistics_of_large_inputs_are_finite_and_right():
@@ -119,12 +114,13 @@ def test_statistics_of_large_inputs_are_finite_and_right():
             return self.norm(pixels[micro_batch]).square().mean()
 
     module, alone = Normed(), [nn.BatchNorm1d(3) for _ in pixels]
+    before = {name: buffer.double() for name, buffer in module.norm.named_buffers()}
     gradients = step(module)
     for norm, inputs in zip(alone, pixels, strict=True):
         norm(inputs)
     for name in ("running_mean", "running_var"):
-        mean = torch.stack([getattr(norm, name).double() for norm in alone]).mean(0).float()
-        assert torch.equal(getattr(module.norm, name), mean)
+        mean = before[name] + total(torch.stack([getattr(norm, name).double() - before[name] for norm in alone])) / MICRO_BATCHES
+        assert torch.equal(getattr(module.norm, name), mean.float())
     assert module.norm.running_var.min() > 1e6
     assert module.norm.num_batches_tracked == 1
     assert nonfinite(module, gradients.buffers) == []

@@ -363,7 +363,7 @@ def side(name: str, **fields: Any) -> Side:
 LIKELIEST = {
     "batch": "code.data.py",
     "loss": "code.model.py",
-    "gradient": "code.repro/training/parallel.py",
+    "gradient": "code.repro/training/accumulate.py",
     "weights": "config.train.clip_norm",
 }
 

@@ -27,11 +27,11 @@ from project.repro.machine import switches
 from project.repro.records import names
 from project.repro.run import Run, alone
 from project.repro.step import Step
+from project.repro.training import accumulate
+from project.repro.training.accumulate import Accumulation
 from project.repro.training.buffers import Buffers
 from project.repro.training.final import load_weights
 from project.repro.training.hidden import Hidden
-from project.repro.training.parallel import OrderFree
-from project.repro.training.sampling import Plan
 from project.repro.training.stock import Stock
 from project.repro.training.summing import gradients_of
 from project.repro.training.world import World
@@ -160,8 +160,8 @@ def drawn(attempt: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> Cal
         assert attempt(stopped(draws), out="resumed").code == 143
         resumed = attempt(each_step(draws), out="resumed").rows()
         with monkeypatch.context() as patch:
-            patch.setattr(Plan, "mine", lambda plan, world: range(plan.micro_batches // 2))
-            patch.setattr(Buffers, "even", lambda buffers: torch.tensor(True))  # the other rank's counts are missing
+            patch.setattr(accumulate, "blocks", lambda leaves, ranks: [range(leaves // 2)])
+            patch.setattr(Buffers, "even", lambda buffers: [])  # the other rank's counts are missing
             return Drawn(alone, attempt(each_step(draws), out="rank").rows(), resumed)
 
     return drawn
@@ -295,7 +295,7 @@ def scripted(run: Run, parts: Parts, stop: bool = False) -> None:
     parts.model.insert(1, Gelu())
     for step in parts.steps(run):
         good(step, parts)
-        step.log(weights=parts.model[0].weight.detach().double().sum())
+        step.log(gradient=parts.model[0].weight.grad.double().sum())
         run._terminated = stop and step.number == 0
     run.finish()
 
@@ -458,38 +458,38 @@ def test_attributes_that_are_no_state_are_not_told():
 # ---- below the loop: micro-batches and sums, for those who call them themselves
 
 ALONE = World(0, 1, torch.device("cpu"))
-MICRO_BATCHES = range(4)
+MICRO_BATCHES = 4
 
 
 @pytest.fixture(params=REDUCERS)
-def gradients(request: pytest.FixtureRequest) -> Iterator[OrderFree | Stock]:
+def gradients(request: pytest.FixtureRequest) -> Iterator[Accumulation | Stock]:
     """Each way of summing the gradients of a small model over four micro-batches."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    settings = parallel_of(len(MICRO_BATCHES), reduce=request.param)
+    settings = parallel_of(MICRO_BATCHES, reduce=request.param)
     yield gradients_of(nn.Linear(4, 1), settings, ALONE)
     dist.destroy_process_group()
 
 
-def loss(gradients: OrderFree | Stock) -> Tensor:
+def loss(gradients: Accumulation | Stock) -> Tensor:
     return gradients.module(torch.ones(1, 4)).sum()
 
 
-def test_each_micro_batch_once_and_one_reduction_are_not_refused(gradients: OrderFree | Stock):
+def test_each_micro_batch_once_and_one_reduction_are_not_refused(gradients: Accumulation | Stock):
     for _ in range(2):
-        for _ in gradients.micro_batches(MICRO_BATCHES):
+        for _ in gradients.micro_batches():
             gradients.add(partial(loss, gradients))
         gradients.reduce()
 
 
-def test_micro_batch_that_is_left_out_is_refused(gradients: OrderFree | Stock):
+def test_micro_batch_that_is_left_out_is_refused(gradients: Accumulation | Stock):
     with pytest.raises(Refused, match=r"^micro-batch 2 was never added: call add\(\) for each one, before the next$"):
-        for micro_batch in gradients.micro_batches(MICRO_BATCHES):
+        for micro_batch in gradients.micro_batches():
             if micro_batch != 2:
                 gradients.add(partial(loss, gradients))
 
 
-def test_last_micro_batches_that_are_left_out_are_refused(gradients: OrderFree | Stock):
-    for micro_batch in gradients.micro_batches(MICRO_BATCHES):
+def test_last_micro_batches_that_are_left_out_are_refused(gradients: Accumulation | Stock):
+    for micro_batch in gradients.micro_batches():
         gradients.add(partial(loss, gradients))
         if micro_batch == 1:
             break
@@ -497,15 +497,15 @@ def test_last_micro_batches_that_are_left_out_are_refused(gradients: OrderFree |
         gradients.reduce()
 
 
-def test_micro_batch_that_is_added_twice_is_refused(gradients: OrderFree | Stock):
+def test_micro_batch_that_is_added_twice_is_refused(gradients: Accumulation | Stock):
     with pytest.raises(Refused, match=r"^micro-batch 0 was added twice: add the loss of each micro-batch once$"):
-        for _ in gradients.micro_batches(MICRO_BATCHES):
+        for _ in gradients.micro_batches():
             gradients.add(partial(loss, gradients))
             gradients.add(partial(loss, gradients))
 
 
-def test_sum_that_is_never_reduced_is_refused(gradients: OrderFree | Stock):
-    for _ in gradients.micro_batches(MICRO_BATCHES):
+def test_sum_that_is_never_reduced_is_refused(gradients: Accumulation | Stock):
+    for _ in gradients.micro_batches():
         gradients.add(partial(loss, gradients))
     with pytest.raises(Refused, match=r"^gradients were added but never reduced: call reduce"):
-        next(gradients.micro_batches(MICRO_BATCHES))
+        next(gradients.micro_batches())

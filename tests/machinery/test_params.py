@@ -120,8 +120,6 @@ WRONG = {
     "train.warmup=1.1": "--set train.warmup: 1.1 given, 1.0 or less wanted",
     "data.sha256=abc": "--set data.sha256: 'abc' given, text of the form ^[0-9a-f]{64}$ wanted",
     "parallel.global_batch=65 parallel.micro_batches=8": "65 does not divide into micro_batches=8 equal parts",
-    "parallel.lsb=1": "--set parallel.lsb: 1 given, 0 or less wanted",
-    "parallel.lsb=-150": "--set parallel.lsb: -150 given, -149 or more wanted",
     "parallel.shard=some": "--set parallel.shard: 'some' given, 'none', 'optimizer' or 'full' wanted",
     "parallel.shard=full parallel.reduce=ddp": "shard=full needs reduce=tree; set shard=none with ddp",
     "parallel.shards=4": "--set parallel.shards: renamed parallel.micro_batches",

@@ -16,6 +16,7 @@ from project.repro.training import sampling
 from project.repro.training.order import Permutation
 from project.repro.training.sampling import AHEAD, MicroBatches, Plan
 from project.repro.training.seeds import derive
+from project.repro.training.tree import blocks
 from project.repro.training.world import World
 from torch.utils.data import DataLoader, Dataset
 
@@ -28,6 +29,11 @@ def plan(seed: int = 0) -> Plan:
 
 def world(rank: int, size: int) -> World:
     return World(rank, size, torch.device("cpu"))
+
+
+def mine(place: World) -> range:
+    """The micro-batches of a rank."""
+    return blocks(MICRO_BATCHES, place.size)[place.rank]
 
 
 def flat(plan: Plan, steps: int) -> list[sampling.Key]:
@@ -60,7 +66,7 @@ def test_micro_batch_holds_the_samples_of_its_positions_however_many_epochs_it_s
     places = [divmod(position, samples) for position in range(3 * 192)]
     keys = [key for step in range(3) for micro_batch in range(2) for key in one.keys(step, micro_batch)]
     assert keys == [(epoch, orders[epoch][position]) for epoch, position in places]
-    for micro_batches in (range(2), range(1), range(1, 2)):
+    for micro_batches in ([0, 1], [1, 0], [0], [1]):
         at_once = one.keys_of(range(1, 3), micro_batches)
         assert at_once == [one.keys(step, micro_batch) for step in (1, 2) for micro_batch in micro_batches]
         assert {type(number) for part in at_once for key in part for number in key} == {int}
@@ -76,7 +82,7 @@ def test_epochs_are_shuffled_differently_and_by_the_seed():
 
 @pytest.mark.parametrize("size", range(1, MICRO_BATCHES + 1))
 def test_ranks_share_out_all_micro_batches_once(size: int):
-    shares = [plan().mine(world(rank, size)) for rank in range(size)]
+    shares = blocks(MICRO_BATCHES, size)
     assert sorted(itertools.chain(*shares)) == list(range(MICRO_BATCHES))
     assert all(shares)
 
@@ -100,7 +106,7 @@ class Drawing:
 
 def loaded(config: Config, place: World, workers: int, start: int, stop: int) -> list[torch.Tensor]:
     settings = config.model_copy(update={"loader": config.loader.model_copy(update={"workers": workers})})
-    return list(sampling.loader(Drawing(), plan(), settings, place, start, stop))
+    return list(sampling.loader(Drawing(), plan(), settings, place, mine(place), start, stop))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -153,7 +159,7 @@ def test_failure_in_a_worker_is_told_in_its_own_line(config: Config, workers: in
     for size in (1, 2):
         with pytest.raises(Refused) as refused:
             place = world(size - 1, size)
-            next(sampling.batches(sampling.loader(Refusing(), plan(), settings, place, 0, 1), place))
+            next(sampling.batches(sampling.loader(Refusing(), plan(), settings, place, mine(place), 0, 1), place))
         assert str(refused.value) == "item: none seen, one wanted"
         assert refused.value.local == (size > 1)  # another rank has other samples
 
@@ -174,7 +180,8 @@ def test_worker_that_hangs_is_told_in_a_line(config: Config):
         }
     )
     with pytest.raises(Failure, match=r"^a loader worker gave nothing for 1 s; the same command goes on from the last"):
-        next(sampling.batches(sampling.loader(Hanging(), plan(), settings, world(0, 1), 0, 1), world(0, 1)))
+        hanging = sampling.loader(Hanging(), plan(), settings, world(0, 1), range(MICRO_BATCHES), 0, 1)
+        next(sampling.batches(hanging, world(0, 1)))
 
 
 @pytest.mark.long
@@ -191,9 +198,9 @@ def test_world_size_does_not_change_a_bit(config: Config):
     whole = torch.stack(loaded(config, world(0, 1), 0, 0, 4)).view(4, MICRO_BATCHES, -1)
     for size in (2, 3, 4):
         for rank in range(size):
-            mine = plan().mine(world(rank, size))
-            part = torch.stack(loaded(config, world(rank, size), 0, 0, 4)).view(4, len(mine), -1)
-            assert torch.equal(part, whole[:, mine.start : mine.stop])
+            own = mine(world(rank, size))
+            part = torch.stack(loaded(config, world(rank, size), 0, 0, 4)).view(4, len(own), -1)
+            assert torch.equal(part, whole[:, own.start : own.stop])
 
 
 def test_loader_starts_anywhere(config: Config):
@@ -205,7 +212,7 @@ def test_loader_starts_anywhere(config: Config):
 def test_iterating_leaves_the_global_generator_to_the_items(config: Config):
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    iter(sampling.loader(Drawing(), plan(), config, world(0, 1), 0, 1))
+    iter(sampling.loader(Drawing(), plan(), config, world(0, 1), range(MICRO_BATCHES), 0, 1))
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -254,16 +261,17 @@ def test_far_steps_hold_the_samples_of_their_positions(start: int):
 
 @pytest.mark.parametrize("start", STEPS.values(), ids=STEPS)
 def test_resumed_keys_are_those_of_a_run_that_went_on(start: int):
-    mine, first = range(1, 3), max(0, start - 4)
-    whole = list(MicroBatches(Plan(FAR, BATCH, MICRO_BATCHES, 0), mine, first, start + 4))
-    resumed = list(MicroBatches(Plan(FAR, BATCH, MICRO_BATCHES, 0), mine, start, start + 4))
-    assert resumed == whole[(start - first) * len(mine) :] and len(resumed) == 4 * len(mine)
+    share, first = [1, 3], max(0, start - 4)  # as ranks take turns under parallel.shard=full
+    whole = list(MicroBatches(Plan(FAR, BATCH, MICRO_BATCHES, 0), share, first, start + 4))
+    resumed = list(MicroBatches(Plan(FAR, BATCH, MICRO_BATCHES, 0), share, start, start + 4))
+    assert resumed == whole[(start - first) * len(share) :] and len(resumed) == 4 * len(share)
 
 
 @pytest.mark.parametrize("start", STEPS.values(), ids=STEPS)
 def test_resuming_looks_for_the_samples_of_a_few_steps_only(start: int, config: Config, scrambled: list[int]):
     far = Plan(FAR, BATCH, MICRO_BATCHES, config.seed)
-    micro_batches = iter(sampling.loader(Far(), far, config, world(0, 1), start, far.steps(8)))
+    every = range(MICRO_BATCHES)
+    micro_batches = iter(sampling.loader(Far(), far, config, world(0, 1), every, start, far.steps(8)))
     step = [next(micro_batches) for _ in range(MICRO_BATCHES)]
     assert BATCH <= len(scrambled) < 3 * AHEAD  # two walks on average, at most
     wanted = [

@@ -1,7 +1,6 @@
 """Sharded weights, gradients and optimizer state: the same bits, whatever a rank holds."""
 
 import json
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,13 @@ from cutting import SAMPLES
 from project.repro.errors import Refused
 from project.repro.training.checkpoint import found
 from project.repro.training.divisible import require_elementwise, require_own, require_untied, units_of
-from project.repro.training.gather import Gather, rounded
 from project.repro.training.optimizers import Optimizers
+from project.repro.training.sharded import Full
 from project.repro.training.shards import Scattered, Shard
 from project.repro.training.updates import Updates
 from project.repro.training.world import World
 from safetensors.torch import load_file
+from states import parallel_of
 from torch import nn
 from warm import PACKAGE, Warm
 
@@ -94,15 +94,10 @@ def test_replicas_change_no_bit(alone: Alone, prepared: Path, tmp_path: Path, ra
 
 @pytest.mark.parametrize(("ranks", "replicas"), [(3, 2), (2, 2)])
 def test_replicas_that_ranks_do_not_make_are_refused(ranks: int, replicas: int):
+    model, settings = nn.Linear(32, 32), parallel_of(8, shard="full", replicas=replicas)
+    optimizers = Optimizers(torch.optim.SGD(model.parameters()), model)
     with pytest.raises(Refused, match=rf"^parallel\.replicas={replicas} given with {ranks} ranks: "):
-        World(0, ranks, CPU).split(replicas, timedelta(seconds=1))
-
-
-@pytest.mark.long
-def test_weights_sent_in_bfloat16_change_no_bit(alone: Alone, prepared: Path, tmp_path: Path):
-    """They are those that autocast would round; the embeddings and norms beside them it would not."""
-    keys = (*MODELS["bfloat16"], "parallel.shard=full", "parallel.gather=bfloat16")
-    require_same(trained(tmp_path / "run", prepared, *QUIET, *keys, ranks=2), alone("bfloat16"))
+        Full(model, settings, World(0, ranks, CPU), optimizers, ())
 
 
 CAREFUL = ("trace.level=tensor", "integrity.compare_every=1", "checkpoint.every=2")
@@ -178,80 +173,6 @@ def test_weights_that_two_units_share_are_refused():
         require_untied(model, list(model))
 
 
-# ---- what may be sent in bfloat16
-
-
-def test_only_weights_that_autocast_rounds_are_sent_in_bfloat16():
-    class Scaled(nn.Linear):
-        """Another use of a weight than torch's."""
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.functional.linear(x, self.weight / self.weight.norm())
-
-    model = nn.Sequential(
-        nn.Linear(4, 4), nn.Conv2d(4, 4, 1), nn.Embedding(4, 4), nn.LayerNorm(4), Scaled(4, 4),
-        nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
-        nn.Linear(4, 4),
-    )  # fmt: skip
-    model[2].weight = model[6].weight  # type: ignore[union-attr, assignment]
-    model[8].forward = lambda x: x @ model[8].weight  # type: ignore[assignment, union-attr]
-    assert rounded(model) == {model[0]: "0.weight", model[1]: "1.weight"}
-    assert rounded(model[0]) == {model[0]: "weight"}
-
-
-class Echo(World):
-    """Two ranks that hold the same, and what they sent."""
-
-    sent: torch.Tensor
-
-    def join(self, part: torch.Tensor, joined: torch.Tensor, asynchronous: bool = False) -> None:
-        """Give both the same."""
-        object.__setattr__(self, "sent", part.clone())
-        joined.copy_(torch.cat([part, part]))
-
-
-def test_gather_sends_half_of_what_autocast_rounds_and_all_bits_of_the_rest():
-    world, backward, whole = Echo(0, 2, CPU), False, False
-    gather = Gather(world, [32, 64, 32], [True, False, True], lambda: backward, lambda: whole)
-    weights = torch.rand(128) + torch.tensor([1.0, torch.nan]).repeat(64) * 0.1
-    rounded_too = torch.cat([weights[:32].bfloat16().float(), weights[32:96], weights[96:].bfloat16().float()])
-
-    def gathered() -> torch.Tensor:
-        out = torch.empty(256)
-        gather(out, weights, None)
-        return out.view(torch.int32)
-
-    def twice(values: torch.Tensor) -> torch.Tensor:
-        return torch.cat([values, values]).view(torch.int32)
-
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(gathered(), twice(rounded_too)) and world.sent.nbytes == 4 * 64 + 2 * 64
-        with torch.autocast("cpu", enabled=False):
-            assert torch.equal(gathered(), twice(weights)) and world.sent.nbytes == 4 * 128
-        whole = True  # as the first pass of a run
-        assert torch.equal(gathered(), twice(weights)) and world.sent.nbytes == 4 * 128
-        whole = False
-        gathered()
-    backward = True  # as the forward pass before it
-    assert torch.equal(gathered(), twice(rounded_too))
-    backward = False
-    assert torch.equal(gathered(), twice(weights))
-
-
-def test_weight_that_was_sent_in_bfloat16_is_refused_where_autocast_is_off():
-    linear = nn.Linear(4, 4)
-    gather = Gather(Echo(0, 2, CPU), [16], [True], lambda: False, lambda: False)
-    watch = gather.watch(linear, "head.weight")
-    x = torch.ones(1, 4)
-    linear(x)
-    with torch.autocast("cpu", torch.bfloat16):
-        gather(torch.empty(32), linear.weight.detach().view(-1), None)
-        linear(x)
-        with torch.autocast("cpu", enabled=False), pytest.raises(Refused, match=r"^head\.weight: sent in bfloat16"):
-            linear(x)
-    watch.remove()
-
-
 # ---- each part of the exactness, broken on purpose
 
 SCRIPT = Path(__file__).with_name("cutting.py")
@@ -270,7 +191,7 @@ def cut(
 
 
 @pytest.mark.long
-def test_hard_sums_are_exact_when_sharded(prepared: Path, tmp_path: Path):
+def test_hard_sums_are_the_same_when_sharded(prepared: Path, tmp_path: Path):
     ways = [(None, "none"), (2, "none"), (2, "optimizer"), (3, "optimizer"), (2, "full"), (3, "full")]
     seen = [cut(tmp_path, prepared, "nothing", ranks, shard) for ranks, shard in ways]
     assert [code for code, _, _ in seen] == [0] * len(ways), seen
@@ -278,9 +199,8 @@ def test_hard_sums_are_exact_when_sharded(prepared: Path, tmp_path: Path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("fault", ["unrounded", "float32", "stock_norm"])
-def test_sum_that_is_not_exact_depends_on_the_world_size(fault: str, prepared: Path, tmp_path: Path):
-    two, three = (cut(tmp_path, prepared, fault, ranks) for ranks in (2, 3))
+def test_norm_of_the_norms_of_shards_depends_on_the_world_size(prepared: Path, tmp_path: Path):
+    two, three = (cut(tmp_path, prepared, "stock_norm", ranks) for ranks in (2, 3))
     assert two[0] == three[0] == 0, (two, three)
     assert two[2] != three[2]
 
@@ -296,30 +216,6 @@ LINES = {
 def test_fault_that_can_be_seen_is_refused_in_a_line(fault: str, shard: str, prepared: Path, tmp_path: Path):
     code, told, digest = cut(tmp_path, prepared, fault, 2, shard)
     assert code == 1 and not digest and LINES[fault] in told and "Traceback" not in told, told  # 2, the launcher's is 1
-
-
-SHORT = "compute.precision=bfloat16", "parallel.gather=bfloat16"
-
-
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [
-        ("penalty", "the gradient differs in linear.weight. The model uses a weight beside its own module; set "),
-        pytest.param("told_only", "the loss differs. The model uses a weight", marks=pytest.mark.long),
-    ],
-)
-def test_weight_that_the_model_uses_itself_is_not_sent_in_bfloat16(
-    fault: str, told: str, prepared: Path, tmp_path: Path
-):
-    code, said, digest = cut(tmp_path, prepared, fault, 2, "full", *SHORT)
-    beside = f"parallel.gather=bfloat16: where all weights are sent in float32, {told}"
-    assert code == 1 and not digest and beside in said and "Traceback" not in said, said  # 2, the launcher's is 1
-
-
-@pytest.mark.long
-def test_weight_that_its_module_alone_uses_is_sent_in_bfloat16(prepared: Path, tmp_path: Path):
-    code, said, digest = cut(tmp_path, prepared, "own_module", 2, "full", *SHORT)
-    assert code == 0 and digest == cut(tmp_path, prepared, "own_module", None, "none", SHORT[0])[2], said
 
 
 @pytest.mark.long

@@ -130,7 +130,7 @@ def threads():
 atexit.register(lambda: print("at the end:", threads()))  # runs after those that are registered later
 from {package}.repro.training import world
 from {package}.repro.asked.settings import Parallel
-usual = {{"shard": "none", "replicas": 1, "gather": "float32", "lsb": -44, "timeout_seconds": 60}}
+usual = {{"shard": "none", "replicas": 1, "timeout_seconds": 60}}
 world.join("cpu", Parallel(global_batch=8, micro_batches=8, reduce="ddp", **usual))
 world.leave()
 while "gloo" not in (before := threads()):  # a thread has no name yet when it begins

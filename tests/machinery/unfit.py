@@ -81,7 +81,7 @@ def optimizer_with_a_closure(run: Run, parts: Parts) -> None:
     plain(run, parts)
 
 
-@unfit("SparseAdam wants sparse gradients, which no tree adds. Use Adam, with sparse=False in embeddings")
+@unfit("SparseAdam wants sparse gradients, which cannot be summed here. Use Adam, with sparse=False in embeddings")
 def sparse_optimizer(run: Run, parts: Parts) -> None:
     parts.optimizer = torch.optim.SparseAdam(parts.model.parameters())
     plain(run, parts)
@@ -154,7 +154,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "1 (Embedding): its gradients are sparse, and the sum wants dense ones. Make it with sparse=False",
     ),
     "sparse_gradient": (Sparse, "table: its gradient is sparse, and the sum wants a dense one. Use sparse="),
-    "complex_parameter": (Complex, "phase (Parameter): the sum wants real numbers. Hold it as a real param"),
+    "complex_parameter": (Complex, "phase (Parameter): the sum of gradients wants real numbers. Hold it as a real param"),
 }
 for name, (model, told) in MODELS.items():
 

@@ -1,9 +1,9 @@
-"""Train small networks on many world sizes, in groups of one set of ranks; with a fault, one part of the sum is broken.
+"""Train small networks on many world sizes, in groups of one set of ranks; in some cases one part of the sum is broken.
 
-    worlds.py <package> FAULT OUT CASE …      CASE: model,micro-batches,ranks,shard,replicas,ranks per host
+    worlds.py <package> OUT CASES      each: model,micro-batches,ranks,shard,replicas,ranks per host,fault
 
-Rank 0 writes to OUT, for each case, the digest of gradients, buffers and weights after a few steps, and the names of
-the collectives with the kinds of numbers that they add. A case that is refused has its refusal in place of the digest.
+The lead writes to OUT, for each case, the digest of gradients, norm and weights after a few steps, and the collectives
+of these with the kinds of numbers that they add. A case that is refused has its refusal in place of the digest.
 """
 
 import hashlib
@@ -11,19 +11,20 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 STEPS, SAMPLES, WIDTH = 2, 2, 32
-ADDING = "all_reduce", "reduce", "reduce_scatter_tensor", "reduce_scatter_single"
-MOVING = "all_to_all_single", "all_gather_into_tensor", "all_gather_single"
+ADDING = "all_reduce", "reduce", "reduce_scatter_tensor", "reduce_scatter_single", "reduce_scatter"
+MOVING = "all_to_all_single", "all_to_all", "all_gather_into_tensor", "all_gather_single", "all_gather"
 
 
 class Conditional(nn.Module):
@@ -59,12 +60,21 @@ def plain(dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Sequential(*layers).to(dtype)
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "plain": plain,
-    "normed": normed,
-    "conditional": Conditional,
-    "bfloat16": partial(plain, torch.bfloat16),
-    "float64": partial(plain, torch.float64),
+def shipped(name: str, *sizes: float) -> nn.Module:
+    """A network of the project."""
+    model: nn.Module = getattr(import_module(f"{PACKAGE}.model"), name)(*sizes)
+    return model
+
+
+VECTORS, IMAGES = (SAMPLES, WIDTH), (SAMPLES, 1, 8, 8)
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {  # and the shape of a micro-batch
+    "plain": (plain, VECTORS),
+    "normed": (normed, VECTORS),
+    "conditional": (Conditional, VECTORS),
+    "bfloat16": (partial(plain, torch.bfloat16), VECTORS),
+    "float64": (partial(plain, torch.float64), VECTORS),
+    "convnet": (partial(shipped, "ConvNet", 8, 2, 0.2), IMAGES),
+    "transformer": (partial(shipped, "Transformer", 32, 2, 0.2), IMAGES),
 }
 
 
@@ -73,7 +83,7 @@ class Case:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.model, total, ranks, self.shard, replicas, local = text.split(",")
+        self.model, total, ranks, self.shard, replicas, local, self.fault = text.split(",")
         self.total, self.ranks, self.replicas, self.local = int(total), int(ranks), int(replicas), int(local)
 
     def train(self, world: Any) -> str:
@@ -81,39 +91,34 @@ class Case:
         keys = {"global_batch": SAMPLES * self.total, "micro_batches": self.total, "timeout_seconds": 60}
         keys |= {"reduce": "tree", "shard": self.shard, "replicas": self.replicas}
         torch.manual_seed(0)
-        model = MODELS[self.model]()
+        build, shape = MODELS[self.model]
+        model = build()
+        units = [module for module in model if isinstance(module, nn.Linear)] if type(model) is nn.Sequential else ()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=0.01, fused=True)
         optimizers = repro("training.optimizers").Optimizers(optimizer, model)
-        units = [module for module in model.children() if isinstance(module, nn.Linear)] if self.shard == "full" else []
-        if self.model == "conditional":
-            units = []  # the tied weights lie in one unit
-        way = repro("training.summing").gradients_of(
-            model, repro("asked.settings").Parallel(**keys), world, optimizers, units
-        )
-        digest = hashlib.sha256()
+        settings = repro("asked.settings").Parallel(**keys)
+        way = repro("training.summing").gradients_of(model, settings, world, optimizers, units)
+        digest, shards = hashlib.sha256(), repro("training.shards")
         for step in range(STEPS):
             for number in way.micro_batches(0 if step else None):
-                generator = torch.Generator().manual_seed(1000 * step + number)
-                x = torch.randn(SAMPLES, WIDTH, generator=generator).to(trained[0].dtype)
-                way.add(partial(self.loss, way.module, x, 1000 * step + number))
+                seed = 1000 * step + number
+                x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(trained[0].dtype)
+                way.add(partial(loss_of, way.module, x, seed))
             loss = way.reduce()
-            names = dict(model.named_parameters())
-            gradients = [repro("training.shards").gradient_of(p) for p in names.values() if p.requires_grad]
+            gradients = [shards.gradient_of(p) for p in model.parameters() if p.requires_grad]
             norm = repro("training.exact").clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
-            weights = repro("training.shards").weights(model)
-            for held in (loss, norm, *gradients, *weights.values()):
-                digest.update(
-                    repro("training.shards").whole(held).detach().contiguous().view(-1).view(torch.uint8).numpy()
-                )
+            for held in (loss, norm, *gradients, *shards.weights(model).values()):
+                digest.update(shards.whole(held).detach().contiguous().view(-1).view(torch.uint8).numpy())
         way.end()
         return digest.hexdigest()[:16]
 
-    def loss(self, model: nn.Module, x: Tensor, seed: int) -> Tensor:
-        """The mean loss of a micro-batch."""
-        torch.manual_seed(seed)
-        return model(x).float().square().mean()
+
+def loss_of(model: nn.Module, x: Tensor, seed: int) -> Tensor:
+    """The mean loss of a micro-batch."""
+    torch.manual_seed(seed)
+    return model(x).float().square().mean()
 
 
 def repro(name: str) -> Any:
@@ -123,97 +128,133 @@ def repro(name: str) -> Any:
 
 @contextmanager
 def listed(found: set[str]) -> Iterator[None]:
-    """Note the names of the collectives with the kinds of numbers that they add."""
-    held = {
-        name: getattr(dist, name) for name in ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single", "reduce")
-    }
-    others = {
-        name: getattr(dist, name) for name in ("all_to_all_single", "all_gather_into_tensor", "all_gather_single")
-    }
+    """Note the names of the collectives, and what those that add are given."""
 
     def note(name: str, call: Callable[..., Any], *given: Any, **more: Any) -> Any:
-        largest = any(each is dist.ReduceOp.MAX for each in given)
-        found.add(f"{name} {given[0].dtype}" if name in held and not largest else name)
+        adds = name in ADDING and not any(each is dist.ReduceOp.MAX for each in given)
+        found.add(f"{name} {given[0].dtype}" if adds else name)
         return call(*given, **more)
 
-    for name, call in (held | others).items():
-        setattr(dist, name, partial(note, name, call))
-    yield
-    for name, call in (held | others).items():
-        setattr(dist, name, call)
+    with ExitStack() as patches:
+        for name in (*ADDING, *MOVING):
+            patches.enter_context(patch.object(dist, name, partial(note, name, getattr(dist, name))))
+        yield
 
 
-def fault_kept() -> None:
-    """An odd leaf is accumulated into the wrong sibling: autograd adds wherever two leaves follow one another."""
-    module = repro("training.accumulate")
-    module.are_siblings = lambda left, right, leaves: left[0] % 2 == 1 or right[1] == leaves
+# ---- faults: each a module or class, the name there, and what stands in its place
+
+Fault = tuple[Any, str, Any]
+Node = tuple[int, int]
 
 
-def fault_backend() -> None:
-    """The backend's sum in place of one all-to-all."""
+def nothing() -> list[Fault]:
+    """No fault."""
+    return []
+
+
+def left() -> list[Fault]:
+    """The remainder is folded from the left: with 7 leaves ((0 to 3) + (4 + 5)) + 6."""
+    tree = repro("training.tree")
+    pairs = tree.are_siblings
+
+    def siblings(left: Node, right: Node, leaves: int) -> bool:
+        rest, size = leaves - right[0], right[1] - right[0]
+        folds = left[0] == 0 and left[1] == right[0] and rest < left[1] & -left[1] and size == 1 << rest.bit_length() - 1
+        return folds or (size == left[1] - left[0] and bool(pairs(left, right, leaves)))
+
+    return [(tree, "are_siblings", siblings)]
+
+
+def incomplete() -> list[Fault]:
+    """A rank adds its neighbours, whether their node is complete within its block or not."""
+    return [(repro("training.tree"), "are_siblings", lambda left, right, leaves: left[1] == right[0])]
+
+
+def kept() -> list[Fault]:
+    """Leaf 2 is accumulated into leaf 1, which is not its sibling."""
+    accumulate = repro("training.accumulate")
+    push, moved = accumulate.Bucket.push, {(1, 3): (1, 2), (3, 4): (2, 4)}
+
+    def push_elsewhere(self: Any, node: Node, leaves: int) -> None:
+        push(self, moved.get(node, node), leaves)
+
+    return [
+        (accumulate, "are_siblings", lambda left, right, leaves: left == (1, 2)),
+        (accumulate.Bucket, "push", push_elsewhere),
+    ]
+
+
+def backend() -> list[Fault]:
+    """The backend's all-reduce in place of one all-to-all."""
     transport = repro("training.transport").Transport
     finish = transport.finish
 
-    def summed(self: Any, sent: Any) -> Any:
-        ((node, root),) = finish(self, sent)
-        if node[1] - node[0] == self._leaves and self.parts > 1:
-            world = self._levels[0][0]
-            sent.sent[:] = sent.sent.sum(1, keepdim=True)
-            whole = sent.sent[:, 0].clone()
-            dist.all_reduce(whole, group=world.group)
-            return [(node, whole[world.rank])]
-        return [(node, root)]
+    def reduced(self: Any, sent: Any) -> Any:
+        ((node, _),) = finish(self, sent)
+        ((world, _),) = self._levels
+        whole = sent.sent.sum(1)
+        dist.all_reduce(whole, group=world.group)
+        return [(node, whole[world.rank])]
 
-    transport.finish = summed
+    return [(transport, "finish", reduced)]
 
 
-def fault_left() -> None:
-    """What is left over at the end is added from the left."""
-    tree = repro("training.tree")
+def swapped() -> list[Fault]:
+    """Two nodes that arrive change places, of which neither is the other's sibling: the second and the third."""
 
-    def siblings(left: Any, right: Any, leaves: int) -> bool:
-        size = left[1] - left[0]
-        return left[1] == right[0] and (
-            (left[0] % (2 * size) == 0 and right[1] - right[0] == size)
-            or (left[0] == 0 and right[1] - right[0] < size and right[1] // (right[1] & -right[1]) % 2 == 1)
-        )
+    def arrange(arrived: Any, key: Any) -> Any:
+        nodes, (first, second, third, *others) = zip(*sorted(arrived, key=key), strict=True)
+        return zip(nodes, (first, third, second, *others), strict=True)
 
-    tree.are_siblings = siblings
+    return [(repro("training.transport"), "sorted", arrange)]
 
 
-def fault_incomplete() -> None:
-    """A rank adds all of its leaves, whether their node is complete within its block or not."""
-    tree = repro("training.tree")
-    tree.are_siblings = lambda left, right, leaves: left[1] == right[0]
+def twice() -> list[Fault]:
+    """A hook fires twice for one gradient."""
+    accumulation = repro("training.accumulate").Accumulation
+    take = accumulation._take
+
+    def take_twice(self: Any, parameter: Tensor) -> None:
+        take(self, parameter)
+        take(self, parameter)
+
+    return [(accumulation, "_take", take_twice)]
+
+
+FAULTS = {fault.__name__: fault for fault in (nothing, left, incomplete, kept, backend, swapped, twice)}
 
 
 def main() -> None:
     """All cases, in the order given; the ranks that a case does not need go on to the next one."""
     dist.init_process_group("gloo")
-    # torch counts all groups of a process; here ranks are in different numbers of them
+    # torch names a new group by how many its process has; here ranks are in different numbers of them
     made: Counter[str] = Counter()
     dist.distributed_c10d._hash_ranks_to_str = lambda ranks: f"{ranks} {made.update([str(ranks)])} {made[str(ranks)]}"
     rank, device = dist.get_rank(), torch.device("cpu")
     torch.use_deterministic_algorithms(True)
-    world_of = repro("training.world").World
     groups = {size: dist.new_group(range(size)) for size in range(2, dist.get_world_size() + 1)}
-    if FAULT != "nothing":
-        globals()[f"fault_{FAULT}"]()
-    found: dict[str, Any] = {}
-    collectives: set[str] = set()
-    with listed(collectives):
-        for case in map(Case, CASES):
-            if rank < case.ranks:
-                for module in ("training.accumulate", "training.sharded"):
-                    repro(module).local_size = lambda world, local=case.local: local
-                world = world_of(rank, case.ranks, device, groups.get(case.ranks))
-                found[case.text] = case.train(world)
+    digests: dict[str, str] = {}
+    collectives: dict[str, list[str]] = {}
+    for case in map(Case, CASES):
+        if rank >= case.ranks:
+            continue
+        hosts = [(repro(f"training.{name}"), "local_size", lambda world: case.local) for name in ("accumulate", "sharded")]
+        world, found = repro("training.world").World(rank, case.ranks, device, groups.get(case.ranks)), set[str]()
+        with ExitStack() as patches:
+            for place, name, value in [*hosts, *FAULTS[case.fault]()]:
+                patches.enter_context(patch.object(place, name, value, create=True))
+            patches.enter_context(listed(found))
+            try:
+                digests[case.text] = case.train(world)
+            except repro("errors").Refused as refused:
+                digests[case.text] = str(refused)
+        collectives[case.text] = sorted(found)
     if rank == 0:
-        Path(OUT).write_text(json.dumps({"digests": found, "collectives": sorted(collectives)}))
+        Path(OUT).write_text(json.dumps({"digests": digests, "collectives": collectives}))
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    PACKAGE, FAULT, OUT, *CASES = sys.argv[1:]
+    PACKAGE, OUT, *CASES = sys.argv[1:]
     main()
