@@ -1,6 +1,6 @@
 """Train networks of other people on many world sizes, as worlds.py does its own: the project's model.py is networks.py.
 
-    strangers.py <package> OUT CASE …      CASE: network,micro-batches,ranks,shard,replicas,ranks per host
+strangers.py <package> FAULT OUT CASE …      CASE: network,micro-batches,ranks,shard,replicas,ranks per host
 """
 
 import sys
@@ -22,7 +22,7 @@ class Network(worlds.Case):
 
 
 if __name__ == "__main__":
-    worlds.PACKAGE, worlds.OUT, *worlds.CASES = sys.argv[1:]
-    worlds.FAULT, worlds.Case = "nothing", Network
+    worlds.PACKAGE, worlds.FAULT, worlds.OUT, *worlds.CASES = sys.argv[1:]
+    worlds.Case = Network
     worlds.MODELS = worlds.import_module(f"{worlds.PACKAGE}.model").NETWORKS
     worlds.main()
