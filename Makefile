@@ -12,7 +12,7 @@ export GIT_CEILING_DIRECTORIES := $(abspath build)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader sharding hashing portability stock measure bench-check times scaling allocation picture page gpu-bundle gpu clean
+.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader sharding networks hashing portability stock measure bench-check times scaling allocation picture page gpu-bundle gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -62,6 +62,9 @@ loader: $(TOOLS)/.locked  ## measure samples per second of a run's loader beside
 
 sharding: $(TOOLS)/.locked  ## measure what sharded models send and hold, on CPU, and between hosts, as root; fifteen minutes
 	@$(IN_TOOLS) python tools/sharding.py
+
+networks: $(TOOLS)/.locked  ## run `repro verify` on ten networks of other people (NAMES=swin), on CPU; half an hour
+	@$(IN_TOOLS) python tools/networks.py $(NAMES)
 
 hashing: $(TOOLS)/.locked  ## measure what checking 10^5 files, or 10 GB, costs at the start of a run; ten minutes
 	@$(IN_TOOLS) python tools/hashing.py

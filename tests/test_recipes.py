@@ -5,13 +5,15 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import networks
 import pytest
 import recipe as tool
-from bake import ROOT, VENV
+from bake import MORE, ROOT, VENV, in_venv
 from baked import Bake, InstalledProject, commit_all, run
 
 WAYS = "3 ranks, 1 worker", "4 ranks", "killed and resumed on 2 ranks", "neutral keys varied"
@@ -20,7 +22,6 @@ OWN = (
 )
 QUICK, PRETRAINED = "series", "finetuning"
 RECIPES = [pytest.param(name, marks=() if name == QUICK else pytest.mark.long) for name in tool.known()]
-MORE = ROOT / "build" / "venv-recipes"  # with the packages that recipes add
 BASE = Path("data", "raw", "base.safetensors")
 ONCE = Path("build", "verify", "one-process")
 FIRST = re.compile(r"^one process +([0-9a-f]{16})", re.MULTILINE)
@@ -143,6 +144,65 @@ def test_tied_embeddings_are_sharded(laid: InstalledProject) -> None:
     env = {**laid.env, "REPRO_PROJECT": str(laid.path)}
     printed = run(laid.python, "-m", "pytest", "tied.py", cwd=ROOT / "tests" / "machinery", env=env).stdout
     assert re.search(r"^7 passed in ", printed, re.MULTILINE), printed
+
+
+# ---- networks of other people
+
+MACHINERY = ROOT / "tests" / "machinery"
+PLACES = ("1,none", "2,none", "3,none", "2,optimizer", "3,optimizer", "2,full", "3,full")  # ranks, parallel.shard
+FEW = "swin", "mobilenet-v2"  # their gradients are large
+
+
+@pytest.fixture(scope="module")
+def strangers(bake: Bake, project: InstalledProject) -> InstalledProject:
+    """A project whose model.py holds these networks, its data prepared."""
+    path = bake().path
+    networks.lay(path)
+    run("make", "environment", f"VENV={MORE}", cwd=path, env={**project.env, "LOCKS_ONLY": "1"})
+    commit_all(path, project.env)
+    laid = replace(project, path=path, env=in_venv(path, project.env, MORE), python=MORE / "bin" / "python")
+    laid.run("python", "-m", laid.package, "prepare")
+    return laid
+
+
+def digests(laid: InstalledProject, out: Path, names: Iterable[str], fault: str = "nothing") -> dict[str, set[str]]:
+    """What is left of a training of each network on each of these places: one digest, where none changes a bit."""
+    cases = [f"{name},4,{place},1,{place[0]}" for name in names for place in PLACES]
+    ranks = "-m", "torch.distributed.run", "--standalone", "--local-addr=localhost", "--nproc-per-node=3"
+    env = {**laid.env, "OMP_NUM_THREADS": "1"}
+    run("python", *ranks, "strangers.py", laid.package, fault, out, *cases, cwd=MACHINERY, env=env)
+    found: dict[str, set[str]] = {}
+    for case, digest in json.loads(out.read_text())["digests"].items():
+        found.setdefault(case.partition(",")[0], set()).add(digest)
+    return found
+
+
+def test_large_gradients_change_no_bit_between_worlds(strangers: InstalledProject, tmp_path: Path) -> None:
+    """Nor between shards; and a backend's sum in place of one exchange is found."""
+    assert [len(each) for each in digests(strangers, tmp_path / "sound", FEW).values()] == [1, 1]
+    assert len(digests(strangers, tmp_path / "broken", FEW[:1], "backend")[FEW[0]]) > 1
+
+
+@pytest.mark.long
+def test_worlds_change_no_bit_of_networks_of_other_people(strangers: InstalledProject, tmp_path: Path) -> None:
+    """Of all those that docs/networks.md lists."""
+    held = strangers.run("python", "-c", "from repro_project.model import NETWORKS; print(*NETWORKS)").split()
+    found = digests(strangers, tmp_path / "digests", held)
+    assert list(found) == held == networks.listed() and all(len(each) == 1 for each in found.values()), found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["mobilenet-v2", "gpt2"])
+def test_gradients_of_1e30_are_trained_on(strangers: InstalledProject, name: str) -> None:
+    """They are finite, so `nonfinite: stop` stops nothing: not on 3 ranks, nor after a kill on 2 others."""
+    train, keys = strangers.path / "src" / strangers.package / "train.py", strangers.path / "params.yaml"
+    before = train.read_text(), keys.read_text()
+    replaced(train, r"(?<=return )F\.cross_entropy\(.*\)", r"1e30 * \g<0>")
+    replaced(keys, r"(?<=  name: )\S+", name)
+    printed = verify(strangers, "3 ranks, 1 worker", "killed and resumed on 2 ranks")
+    train.write_text(before[0])
+    keys.write_text(before[1])
+    assert "\nEQUAL: 3 of 3 trainings\n" in printed, printed
 
 
 def test_recipe_is_laid_once_or_twice_alike(bake: Bake) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / "build" / "venv"  # one for the demo, the tests and the tools, so that it is made once
+MORE = ROOT / "build" / "venv-recipes"  # with the packages that recipes add
 TOOLS = Path(sys.executable).parent  # where cookiecutter is
 NAME, PACKAGE = "repro-project", "repro_project"  # of a project with the default answers
 
@@ -29,9 +30,9 @@ def bake(out: Path, **answers: str) -> Path:
     return project
 
 
-def in_venv(project: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of commands that use the shared environment and this project's code."""
-    return {**environ, "PATH": f"{VENV}/bin:{environ['PATH']}", "PYTHONPATH": str(project / "src")}
+def in_venv(project: Path, environ: Mapping[str, str] = os.environ, venv: Path = VENV) -> dict[str, str]:
+    """Return the environment of commands that use the shared environment, or that one, and this project's code."""
+    return {**environ, "PATH": f"{venv}/bin:{environ['PATH']}", "PYTHONPATH": str(project / "src")}
 
 
 def make_venv(project: Path, venv: Path = VENV) -> None:

@@ -76,6 +76,14 @@ def share(pointer: Path) -> None:
         shutil.copyfile(raw, shared)
 
 
+def add_packages(name: str, project: Path) -> None:
+    """Have the project ask for the packages of a recipe, and its locks pin them."""
+    asked = project / "pyproject.toml"
+    asked.write_text(with_dependencies(asked.read_text(), (RECIPES / name / PACKAGES).read_text()))
+    for path in (project / "requirements" / lock for lock in LOCKS):
+        path.write_text(with_pins(path.read_text(), LOCK.read_text()))
+
+
 def lay(name: str, project: Path) -> None:
     """Lay a recipe over the project in this folder."""
     recipe = RECIPES / name
@@ -89,12 +97,10 @@ def lay(name: str, project: Path) -> None:
         stages = project / "dvc.yaml"
         stages.write_text(PLOT.sub("", stages.read_text()))
         (project / "artifacts" / CONFUSION).unlink(missing_ok=True)
-    keys, asked = project / "params.yaml", project / "pyproject.toml"
+    keys = project / "params.yaml"
     keys.write_text(with_sections(keys.read_text(), (recipe / keys.name).read_text()))
     if (recipe / PACKAGES).is_file():
-        asked.write_text(with_dependencies(asked.read_text(), (recipe / PACKAGES).read_text()))
-        for path in (project / "requirements" / lock for lock in LOCKS):
-            path.write_text(with_pins(path.read_text(), LOCK.read_text()))
+        add_packages(name, project)
 
 
 def main(words: list[str]) -> int:
