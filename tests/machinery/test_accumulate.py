@@ -43,7 +43,10 @@ def test_gradient_is_laid_out_as_its_parameter():
     for fused, layout in itertools.product((True, False), (torch.contiguous_format, torch.channels_last)):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).to(memory_format=layout)
-        gradients, optimizer = Accumulation(model, SETTINGS, ALONE), torch.optim.SGD(model.parameters(), lr=1, fused=fused)
+        gradients, optimizer = (
+            Accumulation(model, SETTINGS, ALONE),
+            torch.optim.SGD(model.parameters(), lr=1, fused=fused),
+        )
         for micro_batch in gradients.micro_batches():
             images = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(micro_batch))
             gradients.add(partial(loss_of, model, images))
@@ -55,7 +58,7 @@ def test_gradient_is_laid_out_as_its_parameter():
 
 
 def reference(model: nn.Module, losses: list[Callable[[], Tensor]]) -> list[Tensor]:
-    """The mean of the micro-batches' own gradients as a plain script may write it: the leaves, and the tree over them."""
+    """The mean of the micro-batches' own gradients, as a plain script may write it: the leaves, and their tree."""
     own: list[list[Tensor]] = []
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     for loss in losses:

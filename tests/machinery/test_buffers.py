@@ -119,7 +119,10 @@ def test_statistics_of_large_inputs_are_finite_and_right():
     for norm, inputs in zip(alone, pixels, strict=True):
         norm(inputs)
     for name in ("running_mean", "running_var"):
-        mean = before[name] + total(torch.stack([getattr(norm, name).double() - before[name] for norm in alone])) / MICRO_BATCHES
+        mean = (
+            before[name]
+            + total(torch.stack([getattr(norm, name).double() - before[name] for norm in alone])) / MICRO_BATCHES
+        )
         assert torch.equal(getattr(module.norm, name), mean.float())
     assert module.norm.running_var.min() > 1e6
     assert module.norm.num_batches_tracked == 1

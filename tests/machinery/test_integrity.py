@@ -16,9 +16,9 @@ from project.model import MODELS
 from project.repro.errors import Disagreement
 from project.repro.step import Step
 from project.repro.step import Training as TrainingOfRun
+from project.repro.training.accumulate import Accumulation
 from project.repro.training.operations import Operations
 from project.repro.training.optimizers import Optimizers
-from project.repro.training.accumulate import Accumulation
 from project.repro.training.sampling import Plan
 from project.repro.training.seeds import seed_everything
 from project.repro.training.trace import Trace

@@ -154,7 +154,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "1 (Embedding): its gradients are sparse, and the sum wants dense ones. Make it with sparse=False",
     ),
     "sparse_gradient": (Sparse, "table: its gradient is sparse, and the sum wants a dense one. Use sparse="),
-    "complex_parameter": (Complex, "phase (Parameter): the sum of gradients wants real numbers. Hold it as a real param"),
+    "complex_parameter": (
+        Complex,
+        "phase (Parameter): the sum of gradients wants real numbers. Hold it as a real param",
+    ),
 }
 for name, (model, told) in MODELS.items():
 

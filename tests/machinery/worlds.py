@@ -159,7 +159,9 @@ def left() -> list[Fault]:
 
     def siblings(left: Node, right: Node, leaves: int) -> bool:
         rest, size = leaves - right[0], right[1] - right[0]
-        folds = left[0] == 0 and left[1] == right[0] and rest < left[1] & -left[1] and size == 1 << rest.bit_length() - 1
+        folds = (
+            left[0] == 0 and left[1] == right[0] and rest < left[1] & -left[1] and size == 1 << rest.bit_length() - 1
+        )
         return folds or (size == left[1] - left[0] and bool(pairs(left, right, leaves)))
 
     return [(tree, "are_siblings", siblings)]
@@ -238,7 +240,10 @@ def main() -> None:
     for case in map(Case, CASES):
         if rank >= case.ranks:
             continue
-        hosts = [(repro(f"training.{name}"), "local_size", lambda world: case.local) for name in ("accumulate", "sharded")]
+        hosts = [
+            (repro(f"training.{name}"), "local_size", lambda world, local=case.local: local)
+            for name in ("accumulate", "sharded")
+        ]
         world, found = repro("training.world").World(rank, case.ranks, device, groups.get(case.ranks)), set[str]()
         with ExitStack() as patches:
             for place, name, value in [*hosts, *FAULTS[case.fault]()]:
