@@ -18,6 +18,7 @@ from torch import Tensor
 
 Node = tuple[int, int]  # the first leaf below it, and the one behind the last
 T = TypeVar("T")
+WINDOW = 16  # leaves: more would take seconds, with a thousand ranks and a million leaves
 
 
 def are_siblings(left: Node, right: Node, leaves: int) -> bool:
@@ -52,14 +53,16 @@ def nodes_of(mine: Sequence[int], leaves: int) -> list[Node]:
 def blocks(leaves: int, ranks: int) -> list[range]:
     """The leaves of each rank: blocks of at most ceil(leaves / ranks), with the fewest nodes that are left in all.
 
-    Each node that is left travels; so fewer nodes are fewer bytes, and no rank works longer for it.
+    Each node that is left travels; so fewer nodes are fewer bytes, and no rank works longer for it. Borders are looked
+    for among the `WINDOW` earliest ones, which are all of them where ranks are no more.
     """
     most = -(-leaves // ranks)
     fewest, borders = {0: 0}, list[dict[int, int]]()  # by where the ranks so far end: nodes; and where the last begins
     for others in reversed(range(ranks)):
         ends: dict[int, tuple[int, int]] = {}
         for first, count in fewest.items():
-            for stop in range(max(first + 1, leaves - others * most), min(first + most, leaves - others) + 1):
+            last = min(first + most, leaves - others, max(ranks - others, leaves - others * most) + WINDOW)
+            for stop in range(max(first + 1, leaves - others * most), last + 1):
                 found = count + _count(first, stop, leaves), first
                 ends[stop] = min(ends.get(stop, found), found)
         fewest = {stop: count for stop, (count, _) in ends.items()}
