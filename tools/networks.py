@@ -56,7 +56,7 @@ def lay(project: Path) -> None:
 
 def listed() -> list[str]:
     """The networks of the document's table."""
-    return re.findall(r"^\| ([a-z0-9-]+) \|", RESULT.read_text(), re.MULTILINE)
+    return re.findall(r"^\| ([a-z0-9-]+) \| [\d,]+ \|", RESULT.read_text(), re.MULTILINE)
 
 
 def prove(name: str, project: Path) -> None:
