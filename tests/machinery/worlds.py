@@ -9,8 +9,7 @@ of these with the kinds of numbers that they add. A case that is refused has its
 import hashlib
 import json
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
@@ -216,9 +215,9 @@ def twice() -> list[Fault]:
     accumulation = repro("training.accumulate").Accumulation
     take = accumulation._take
 
-    def take_twice(self: Any, parameter: Tensor) -> None:
-        take(self, parameter)
-        take(self, parameter)
+    def take_twice(self: Any, *given: Any) -> None:
+        take(self, *given)
+        take(self, *given)
 
     return [(accumulation, "_take", take_twice)]
 
@@ -226,12 +225,25 @@ def twice() -> list[Fault]:
 FAULTS = {fault.__name__: fault for fault in (nothing, left, incomplete, kept, backend, swapped, twice)}
 
 
+def once(make: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that makes a group of ranks, or gives the one that is there."""
+    made: dict[tuple[int, ...], Any] = {}
+
+    def group_of(self: Any, ranks: Sequence[int], timeout: int) -> Any:
+        key = tuple(ranks)
+        made[key] = made.get(key) or make(self, ranks, timeout)
+        return made[key]
+
+    return group_of
+
+
 def main() -> None:
     """All cases, in the order given; the ranks that a case does not need go on to the next one."""
     dist.init_process_group("gloo")
-    # torch names a new group by how many its process has; here ranks are in different numbers of them
-    made: Counter[str] = Counter()
-    dist.distributed_c10d._hash_ranks_to_str = lambda ranks: f"{ranks} {made.update([str(ranks)])} {made[str(ranks)]}"
+    # each group is made once: its threads stay; and torch names it by how many a process has, which differs here
+    dist.distributed_c10d._hash_ranks_to_str = str
+    world_type = repro("training.world").World
+    world_type._group_of = once(world_type._group_of)
     rank, device = dist.get_rank(), torch.device("cpu")
     torch.use_deterministic_algorithms(True)
     groups = {size: dist.new_group(range(size)) for size in range(2, dist.get_world_size() + 1)}
