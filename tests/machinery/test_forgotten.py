@@ -161,7 +161,7 @@ def drawn(attempt: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> Cal
         resumed = attempt(each_step(draws), out="resumed").rows()
         with monkeypatch.context() as patch:
             patch.setattr(accumulate, "blocks", lambda leaves, ranks: [range(leaves // 2)])
-            patch.setattr(Buffers, "even", lambda buffers: [])  # the other rank's counts are missing
+            patch.setattr(Buffers, "odd", lambda buffers: [])  # the other rank's counts are missing
             return Drawn(alone, attempt(each_step(draws), out="rank").rows(), resumed)
 
     return drawn
