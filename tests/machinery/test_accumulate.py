@@ -182,7 +182,7 @@ def test_gradient_that_comes_twice_is_refused():
     gradients = Accumulation(model, SETTINGS, ALONE)
 
     def fires_again(gradient: Tensor) -> None:
-        gradients._take(model[3].bias)
+        gradients._take(gradients._buckets[0], model[3].bias)
 
     model[0].weight.register_hook(fires_again)
     with pytest.raises(Refused, match=r"^3\.bias: its gradient came twice for one micro-batch"):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .asked.settings import Settings
+from .differences import some
 from .errors import NonFinite, Refused
 from .training.finite import nonfinite, one_nan
 from .training.fit import require_fit
@@ -118,7 +119,7 @@ class Step:
         training.trace.gradients(torch.where(loss.isnan(), torch.nan, loss))
         if names:
             training.gradients.discard()
-            raise NonFinite(f"step {self.number}: the gradient is not finite in: {', '.join(names)}")
+            raise NonFinite(f"step {self.number}: the gradient is not finite in: {some(names, 3)}")
         training.updates.ready = True
         return loss
 
