@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-import re
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
