@@ -116,7 +116,7 @@ def test_wrong_gradient_is_caught_where_weights_are_sharded(run: Run):
     ran = run("output_gradient", 1, 2, "integrity.recompute_every=1", "parallel.shard=full")
     assert ran.codes[1] == "4", ran.told
     assert (
-        f"rank 1: micro-batch 4: computed twice on {AT}, the gradient differs in" in ran.told
+        f"rank 1: micro-batch 5: computed twice on {AT}, the gradient differs in" in ran.told
         and "head.weight" in ran.told
     )
     assert ran.steps() == 4 and not (ran.out / "model.safetensors").exists()
