@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from project.repro.errors import Refused
 from project.repro.training import accumulate
-from project.repro.training.accumulate import Accumulation
+from project.repro.training.accumulate import Accumulation, Bucket
 from project.repro.training.finite import nonfinite, one_nan
 from project.repro.training.summing import gradients_of
 from project.repro.training.tree import total
@@ -368,3 +368,25 @@ def test_stock_gradients_are_the_mean_of_the_micro_batches():
         exact, stock = (gradients.module.parameters() for gradients in every.values())
         for one, other in zip(exact, stock, strict=True):
             torch.testing.assert_close(other.grad, one.grad)  # rounded in another order: close, not equal
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_hook_of_the_owners_sees_each_micro_batch_alone(accumulates: bool, monkeypatch: pytest.MonkeyPatch):
+    """Where autograd adds siblings by itself, it would see their sum on some world sizes: the planted fault."""
+    if accumulates:
+        monkeypatch.setattr(Bucket, "look_for_hooks", lambda bucket: setattr(bucket, "accumulates", True))
+
+    def clip(parameter: Tensor) -> None:
+        parameter.grad.clamp_(-1e-3, 1e-3)
+
+    gradients_of_each = []
+    for rechecked in (None, 1):  # whose neighbours autograd never adds
+        model = network()
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(clip)
+        gradients = Accumulation(model, SETTINGS, ALONE)
+        for micro_batch in gradients.micro_batches(rechecked):
+            gradients.add(partial(loss_of, model, batch(0)[micro_batch]))
+        gradients.reduce()
+        gradients_of_each.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    assert torch.equal(*gradients_of_each) != accumulates
