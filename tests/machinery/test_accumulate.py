@@ -390,3 +390,35 @@ def test_hook_of_the_owners_sees_each_micro_batch_alone(accumulates: bool, monke
         gradients.reduce()
         gradients_of_each.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     assert torch.equal(*gradients_of_each) != accumulates
+
+
+@pytest.mark.parametrize("waits_in_grad", [False, True])
+def test_loss_function_that_drops_gradients_drops_none_of_a_sibling(
+    waits_in_grad: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """As a loop's body does that became a loss function. The planted fault leaves the left sibling's in `.grad`."""
+    if waits_in_grad:
+        lend = Bucket.lend
+        monkeypatch.setattr(Bucket, "lend", lambda bucket: None)
+        add = Accumulation._add
+
+        def keeps(self: Accumulation, bucket: Bucket) -> None:
+            add(self, bucket)
+            lend(bucket)
+
+        monkeypatch.setattr(Accumulation, "_add", keeps)
+
+    def loss(model: nn.Module, inputs: Tensor, drops: bool) -> Tensor:
+        if drops:
+            model.zero_grad()
+        return loss_of(model, inputs)
+
+    found = []
+    for drops in (False, True):
+        model = network()
+        gradients = Accumulation(model, SETTINGS, ALONE)
+        for micro_batch in gradients.micro_batches():
+            gradients.add(partial(loss, model, batch(0)[micro_batch], drops))
+        gradients.reduce()
+        found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    assert torch.equal(*found) != waits_in_grad

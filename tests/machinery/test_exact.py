@@ -279,7 +279,7 @@ def uncut(gradients: Any, mine: int, layout: Any = exact._layout) -> Any:
     return [], *layout(gradients, mine)[1:]
 
 
-FAULTS = {"_folded": (summed, neighbours), "_tree": (torch.sum, odd_one_first), "_layout": (uncut,)}
+FAULTS = {"_folded": (summed, neighbours), "total": (torch.sum, odd_one_first), "_layout": (uncut,)}
 
 
 @pytest.mark.parametrize(("part", "fault"), [(part, fault) for part, faults in FAULTS.items() for fault in faults])

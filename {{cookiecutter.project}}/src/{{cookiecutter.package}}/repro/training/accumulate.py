@@ -95,7 +95,7 @@ class Accumulation:
         self._rechecked, self._sent = rechecked, 0
         for bucket in self._buckets:
             bucket.look_for_hooks()
-        # the left ones of siblings whose gradients stay in .grad, for autograd to add the right ones
+        # the left ones of siblings whose gradients wait for autograd to add the right ones
         self._kept = {a for a, b in pairwise(mine) if are_siblings((a, a + 1), (b, b + 1), self.total)} - {
             leaf for leaf in mine if rechecked in (leaf, leaf + 1)
         }
@@ -132,6 +132,8 @@ class Accumulation:
         for bucket in self._buckets:
             bucket.missing = len(bucket.tensors)
         loss = compute()
+        for bucket in self._buckets:
+            bucket.lend()
         with self._turns.backward():
             if loss.requires_grad:
                 (loss / self.total).backward()
@@ -171,7 +173,7 @@ class Accumulation:
         for bucket in self._buckets:
             if bucket.missing:
                 for parameter in bucket.tensors:
-                    if id(parameter) not in self._turns.taken:
+                    if id(parameter) not in self._turns.taken:  # adding zero makes -0.0 what FSDP2 makes of it: 0.0
                         parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad + 0
                 self._add(bucket)
 
@@ -179,6 +181,7 @@ class Accumulation:
         """Add this micro-batch's gradients of a bucket to their siblings; send the bucket if they were the last."""
         bucket.missing = 0
         if self._number in self._kept and bucket.accumulates:
+            bucket.left = bucket.take()
             return
         accumulated = self._number - 1 in self._kept and bucket.accumulates
         bucket.push((self._number - accumulated, self._number + 1), self.total)
@@ -241,7 +244,7 @@ class Accumulation:
         for tensor in self._holders():
             tensor.grad = None  # else autograd would add the next gradient to the last step's
         for bucket in self._buckets:
-            bucket.nodes, bucket.filled = [], False
+            bucket.nodes, bucket.left, bucket.filled = [], [], False
 
     def _holders(self) -> Sequence[Tensor]:
         """All that holds a gradient after a step."""
@@ -256,6 +259,7 @@ class Bucket:
         width: elements of a part.
         is_half: whether the gradients are added in float32, for their own format is too short.
         nodes: of the tree, from left to right, with the gradients of all tensors.
+        left: the gradients of a left sibling, to which autograd is to add those of the right one.
         accumulates: whether autograd may add siblings by itself, in `.grad`.
         missing: how many tensors the micro-batch under way has not given a gradient yet.
         filled: whether the last micro-batch of the step is in it.
@@ -270,6 +274,7 @@ class Bucket:
             at += -(-tensor.numel() // unit) * unit  # an optimizer's vectors begin alike in a part and in the whole
         self.width = max(1, -(-at // (transport.parts * unit))) * unit
         self.nodes: list[tuple[Node, list[Tensor]]] = []
+        self.left: list[Tensor] = []
         self.accumulates, self.missing, self.filled = False, 0, False
 
     def look_for_hooks(self) -> None:
@@ -277,14 +282,24 @@ class Bucket:
         hooks: list[Any] = [tensor._post_accumulate_grad_hooks for tensor in self.tensors]
         self.accumulates = not self.is_half and all(len(held) == 1 for held in hooks)  # the one of `Accumulation`
 
-    def push(self, node: Node, leaves: int) -> None:
-        """Take the gradients out of `.grad` as a node, and add what has become complete."""
+    def take(self) -> list[Tensor]:
+        """Take the gradients out of `.grad`, so that a loss function that drops gradients drops none of these."""
         gradients: list[Tensor] = []
         for tensor in self.tensors:
             gradient, tensor.grad = tensor.grad, None
             assert gradient is not None
             gradients.append(gradient.float() if self.is_half else gradient)
-        push(self.nodes, node, gradients, leaves, _add)
+        return gradients
+
+    def lend(self) -> None:
+        """Give autograd the gradients of the left sibling, where there is one, for the backward pass of the right."""
+        for tensor, gradient in zip(self.tensors, self.left, strict=False):
+            tensor.grad = gradient
+        self.left = []
+
+    def push(self, node: Node, leaves: int) -> None:
+        """Take the gradients as a node, and add what has become complete."""
+        push(self.nodes, node, self.take(), leaves, _add)
 
     def send(self, transport: Transport) -> None:
         """Send the owners their parts of all nodes."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .shards import Scattered, joined
+from .tree import total
 from .world import ALONE, World
 
 BLOCK = 256  # squares that are added before all others
@@ -99,8 +100,7 @@ def _norm(gradients: Sequence[Tensor]) -> Tensor:
     borders, held, size = _layout(gradients, world.rank)
     count = -(-size // BLOCK)
     shared = {block: row for row, block in enumerate(dict.fromkeys(at // BLOCK for at in borders if at % BLOCK))}
-    # room for a power of two of sums: the zeros behind an odd last one pass it up when they are added to it
-    sizes = [len(shared) * BLOCK, 1 << (count - 1).bit_length()]
+    sizes = [len(shared) * BLOCK, max(1, count)]
     sent = torch.zeros(sum(sizes), dtype=torch.float64, device=gradients[0].device)
     squares, sums = sent.split(sizes)
     rows = squares.view(-1, BLOCK)
@@ -112,10 +112,10 @@ def _norm(gradients: Sequence[Tensor]) -> Tensor:
     exponent = _exponent(gradients, held, world)
     _square(squares, exponent)
     _add_blocks(held, exponent, sums)
-    world.sum(sent[: sizes[0] + count].view(torch.int64))
+    world.sum(sent.view(torch.int64))
     if shared:
         sums[torch.tensor(list(shared)).to(sums.device, non_blocking=True)] = _folded(_halves(squares))
-    norm = _root(_tree(sums))
+    norm = _root(total(sums))
     if exponent is not None:
         norm = norm * _power(exponent)
     return norm.where(norm.isfinite(), torch.inf)
@@ -205,11 +205,3 @@ def _folded(halves: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     for left, right in halves:
         left += right
     return halves[-1][0][:, 0]
-
-
-def _tree(sums: Tensor) -> Tensor:
-    """Their sum, a scalar, where neighbours are added, level by level; they are as many as a power of two."""
-    while len(sums) > 1:
-        left, right = sums.view(-1, 2).unbind(1)
-        sums = left + right
-    return sums[0]

@@ -90,5 +90,6 @@ def total(leaves: Tensor) -> Tensor:
     """The root over the first dimension of a tensor, which holds all leaves: level by level, in one call each."""
     while len(leaves) > 1:
         even = len(leaves) // 2 * 2
-        leaves = torch.cat([leaves[0:even:2] + leaves[1:even:2], leaves[even:]])
+        added = leaves[0:even:2] + leaves[1:even:2]
+        leaves = torch.cat([added, leaves[even:]]) if even < len(leaves) else added
     return leaves[0]
