@@ -76,7 +76,7 @@ def torch_clips(repro: Callable[[str], Any]) -> None:
 
 def missing_pass(repro: Callable[[str], Any]) -> None:
     """A rank with fewer micro-batches makes no empty pass."""
-    full = repro("sharded").Full
+    full = repro("fsdp").Full
     micro_batches = full.micro_batches
 
     def fewer(self: Any, *rechecked: Any) -> Any:

@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from project.repro.errors import Refused
-from project.repro.training import accumulate
-from project.repro.training.accumulate import Accumulation, Bucket
+from project.repro.training import accumulate, buckets
+from project.repro.training.accumulate import Accumulation
+from project.repro.training.buckets import Bucket
 from project.repro.training.finite import nonfinite, one_nan
 from project.repro.training.summing import gradients_of
 from project.repro.training.tree import total
@@ -169,7 +170,7 @@ class Conditional(nn.Module):
 def test_what_a_micro_batch_does_not_use_has_zeros_there(
     users: tuple[int, ...], bucket: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(accumulate, "BUCKET", bucket)
+    monkeypatch.setattr(buckets, "BUCKET", bucket)
     model = Conditional()
     require_reference(model, [partial(loss_of, model, batch(0)[n], extra=n in users) for n in range(MICRO_BATCHES)])
     assert not model.unused.weight.grad.any() and model.nothing.grad.shape == (0, 3)
@@ -280,7 +281,7 @@ class Odd(nn.Module):
 
 
 def odd_step(bucket: int, monkeypatch: pytest.MonkeyPatch) -> Odd:
-    monkeypatch.setattr(accumulate, "BUCKET", bucket)
+    monkeypatch.setattr(buckets, "BUCKET", bucket)
     model = Odd()
     gradients = Accumulation(model, SETTINGS, ALONE)
     for _ in range(2):

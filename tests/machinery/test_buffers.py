@@ -165,14 +165,18 @@ def test_buffer_that_is_put_in_place_anew_is_the_modules_own():
     assert torch.equal(module.held, torch.full((2,), 3.0))
 
 
-def test_buffer_of_another_shape_is_refused():
-    def grow(module: Holder, micro_batch: int) -> None:
-        module.held = torch.cat([module.held, torch.zeros(1)])
+def grow(module: Holder, micro_batch: int) -> None:
+    module.held = torch.cat([module.held, torch.zeros(1)])
 
-    with pytest.raises(
-        Refused, match=r"^buffer held: \(2,\), torch.float32 before a micro-batch, \(3,\), torch.float32 after"
-    ):
-        step(Holder(torch.zeros(2), grow))
+
+def forget(module: Holder, micro_batch: int) -> None:
+    del module.held
+
+
+@pytest.mark.parametrize(("change", "seen"), [(grow, r"\(3,\), torch.float32"), (forget, "no buffer")])
+def test_buffer_of_another_shape_or_none_is_refused(change: Callable[[Holder, int], None], seen: str):
+    with pytest.raises(Refused, match=rf"^buffer held: \(2,\), torch.float32 before a micro-batch, {seen} after it"):
+        step(Holder(torch.zeros(2), change))
 
 
 # ---- integers and booleans

@@ -10,8 +10,8 @@ from cutting import SAMPLES
 from project.repro.errors import Refused
 from project.repro.training.checkpoint import found
 from project.repro.training.divisible import require_elementwise, require_own, require_untied, units_of
+from project.repro.training.fsdp import Full
 from project.repro.training.optimizers import Optimizers
-from project.repro.training.sharded import Full
 from project.repro.training.shards import Scattered, Shard
 from project.repro.training.updates import Updates
 from project.repro.training.world import World

@@ -254,7 +254,7 @@ def main() -> None:
             continue
         hosts = [
             (repro(f"training.{name}"), "local_size", lambda world, local=case.local: local)
-            for name in ("accumulate", "sharded")
+            for name in ("accumulate", "fsdp")
         ]
         world, found = repro("training.world").World(rank, case.ranks, device, groups.get(case.ranks)), set[str]()
         with ExitStack() as patches:

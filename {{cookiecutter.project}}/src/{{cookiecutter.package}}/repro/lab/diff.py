@@ -193,7 +193,11 @@ CAUSES = (
     ("batch", r"code\.(data|prepare)\.py|code\.repro/training/(sampling|order|seeds)", "this code makes the batches"),
     ("batch", r"config\.parallel\.|config\.train\.epochs", "it decides which samples a step sees"),
     ("gradient", r"config\.parallel\.|world_size", "it decides how gradients are summed"),
-    ("gradient", r"code\.repro/training/(tree|transport|accumulate|sharded)", "it decides how gradients are summed"),
+    (
+        "gradient",
+        r"code\.repro/training/(tree|transport|accumulate|buckets|sharded|fsdp)",
+        "it decides how gradients are summed",
+    ),
     ("output|loss|gradient", r"config\.model\.", "it is another network"),
     ("output|loss|gradient", r"code\.model\.py", "this code is the network"),
     ("weights|optimizer", r"config\.train\.", "the optimizer's step depends on it"),

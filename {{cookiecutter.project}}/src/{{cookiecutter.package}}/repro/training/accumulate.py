@@ -18,7 +18,6 @@ line that is missing:
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,16 +25,13 @@ from torch.distributed.tensor import DTensor
 
 from ..asked.settings import Parallel
 from ..errors import Disagreement, Failure
+from .buckets import Bucket, buckets_of
 from .buffers import Buffers
 from .digest import tensor_digest
-from .shards import aligned
-from .transport import Sent, Transport, local_size
-from .tree import Node, are_siblings, blocks, nodes_of, push, total
+from .transport import Transport, local_size
+from .tree import are_siblings, blocks, nodes_of, total
 from .turns import Turns
 from .world import ALONE, World
-
-BUCKET = 1 << 22  # elements: 16 MiB of float32 per exchange, large enough to hide latency
-HALVES = (torch.bfloat16, torch.float16)  # too short to be added in
 
 
 class Accumulation:
@@ -60,7 +56,7 @@ class Accumulation:
         self.buffers = Buffers(module, self.total, world, self._transport)
         self._losses = torch.zeros(self.total, dtype=torch.float64, device=world.device)
         self._turns = Turns(module)
-        self._buckets = [Bucket(tensors, self._transport) for tensors in _buckets(self._parameters[::-1])]
+        self._buckets = [Bucket(tensors, self._transport) for tensors in buckets_of(self._parameters[::-1])]
         self._hooks = [
             tensor.register_post_accumulate_grad_hook(partial(self._take, bucket))
             for bucket in self._buckets
@@ -155,7 +151,7 @@ class Accumulation:
             local=True,
         )
 
-    def _take(self, bucket: "Bucket", parameter: Tensor) -> None:
+    def _take(self, bucket: Bucket, parameter: Tensor) -> None:
         """Autograd calls this when a micro-batch's gradient of `parameter` is complete."""
         self._turns.take(parameter)
         if self._twice:
@@ -177,7 +173,7 @@ class Accumulation:
                         parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad + 0
                 self._add(bucket)
 
-    def _add(self, bucket: "Bucket") -> None:
+    def _add(self, bucket: Bucket) -> None:
         """Add this micro-batch's gradients of a bucket to their siblings; send the bucket if they were the last."""
         bucket.missing = 0
         if self._number in self._kept and bucket.accumulates:
@@ -249,94 +245,3 @@ class Accumulation:
     def _holders(self) -> Sequence[Tensor]:
         """All that holds a gradient after a step."""
         return self._parameters
-
-
-class Bucket:
-    """Parameters of one dtype whose gradients travel together, as one vector that is cut into the ranks' parts.
-
-    Attributes:
-        places: where each of the tensors begins in the vector.
-        width: elements of a part.
-        is_half: whether the gradients are added in float32, for their own format is too short.
-        nodes: of the tree, from left to right, with the gradients of all tensors.
-        left: the gradients of a left sibling, to which autograd is to add those of the right one.
-        accumulates: whether autograd may add siblings by itself, in `.grad`.
-        missing: how many tensors the micro-batch under way has not given a gradient yet.
-        filled: whether the last micro-batch of the step is in it.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor], transport: Transport) -> None:
-        self.tensors, self.dtype = tensors, tensors[0].dtype
-        self.is_half = self.dtype in HALVES
-        unit, at, self.places = aligned(self.dtype), 0, list[int]()
-        for tensor in tensors:
-            self.places.append(at)
-            at += -(-tensor.numel() // unit) * unit  # an optimizer's vectors begin alike in a part and in the whole
-        self.width = max(1, -(-at // (transport.parts * unit))) * unit
-        self.nodes: list[tuple[Node, list[Tensor]]] = []
-        self.left: list[Tensor] = []
-        self.accumulates, self.missing, self.filled = False, 0, False
-
-    def look_for_hooks(self) -> None:
-        """A step begins. A hook of the owner's is to see the gradient of one micro-batch, on any world size."""
-        hooks: list[Any] = [tensor._post_accumulate_grad_hooks for tensor in self.tensors]
-        self.accumulates = not self.is_half and all(len(held) == 1 for held in hooks)  # the one of `Accumulation`
-
-    def take(self) -> list[Tensor]:
-        """Take the gradients out of `.grad`, so that a loss function that drops gradients drops none of these."""
-        gradients: list[Tensor] = []
-        for tensor in self.tensors:
-            gradient, tensor.grad = tensor.grad, None
-            assert gradient is not None
-            gradients.append(gradient.float() if self.is_half else gradient)
-        return gradients
-
-    def lend(self) -> None:
-        """Give autograd the gradients of the left sibling, where there is one, for the backward pass of the right."""
-        for tensor, gradient in zip(self.tensors, self.left, strict=False):
-            tensor.grad = gradient
-        self.left = []
-
-    def push(self, node: Node, leaves: int) -> None:
-        """Take the gradients as a node, and add what has become complete."""
-        push(self.nodes, node, self.take(), leaves, _add)
-
-    def send(self, transport: Transport) -> None:
-        """Send the owners their parts of all nodes."""
-        (_, (like, *_)), *_ = self.nodes
-        room, size = transport.room(self.width, like), self.width
-        for number, (_, gradients) in enumerate(self.nodes):
-            into, values = list[Tensor](), list[Tensor]()
-            for gradient, at in zip(gradients, self.places, strict=True):
-                flat, stop = gradient.reshape(-1), at + gradient.numel()
-                for rank in range(at // size, -(-stop // size)):
-                    first, last = max(at, rank * size), min(stop, (rank + 1) * size)
-                    into.append(room[rank, number, first - rank * size : last - rank * size])
-                    values.append(flat[first - at : last - at])
-            torch._foreach_copy_(into, values)
-        self.nodes = []
-        self._sent: Sent = transport.start(room)
-
-    def root(self, transport: Transport) -> Tensor:
-        """Wait for what was sent, and return this rank's part of the root, in the parameters' dtype."""
-        ((_, root),) = transport.finish(self._sent)
-        del self._sent
-        return root.to(self.dtype)
-
-
-def _add(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
-    torch._foreach_add_(left, right)
-    return left
-
-
-def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Tensors in a row, of one dtype, in the order in which the backward pass is likely to finish."""
-    buckets: list[list[Tensor]] = []
-    size = 0
-    for tensor in tensors:
-        if not buckets or size + tensor.numel() > BUCKET or tensor.dtype != buckets[-1][-1].dtype:
-            buckets.append([])
-            size = 0
-        buckets[-1].append(tensor)
-        size += tensor.numel()
-    return buckets

@@ -6,8 +6,8 @@ These are added in the tree of the gradients (tree.py), in float64: of all buffe
 Integer and boolean buffers are summed as int64. The mean of their changes has to be whole, as that of a counter is.
 """
 
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from ..errors import Refused
 from .transport import Transport
 from .tree import Node, push
 from .world import World
+
+Kind = tuple[torch.Size, torch.dtype] | None  # of a buffer that is there, or not
 
 
 class Buffers:
@@ -45,7 +47,7 @@ class Buffers:
             return
         self._held = [getattr(owner, name) for _, owner, name in self._places]
         self._homes = [(owner._buffers, name) for _, owner, name in self._places]
-        self._kinds = [tensor.shape for tensor in self._held], [tensor.dtype for tensor in self._held]
+        self._kinds = [_kind(tensor) for tensor in self._held]
         self._before = [tensor.detach().clone() for tensor in self._held]
         (self._now, self._numbers_now), self._rooms = self._make_rooms()
         self._look(self._before)
@@ -70,21 +72,20 @@ class Buffers:
         """
         if not self._places:
             return
-        after = [buffers[name] for buffers, name in self._homes]
-        kinds = [value.shape for value in after], [value.dtype for value in after]
-        if kinds != self._kinds:
+        after = [buffers.get(name) for buffers, name in self._homes]
+        if [_kind(value) for value in after] != self._kinds:
             self._refuse_kinds(after)
-        self._look(after)
+        self._look(cast(list[Tensor], after))
         self.counts += self._numbers_now
         self._added += 1
         push(self._nodes, (number, number + 1), self._now - self._start, self._total, Tensor.add_)
 
-    def _refuse_kinds(self, after: list[Tensor]) -> NoReturn:
-        for (label, _, _), value, shape, dtype in zip(self._places, after, *self._kinds, strict=True):
-            if (value.shape, value.dtype) != (shape, dtype):
+    def _refuse_kinds(self, after: list[Tensor | None]) -> NoReturn:
+        for (label, _, _), before, now in zip(self._places, self._kinds, map(_kind, after), strict=True):
+            if now != before:
                 raise Refused(
-                    f"buffer {label}: {tuple(shape)}, {dtype} before a micro-batch, {tuple(value.shape)}, "
-                    f"{value.dtype} after it. Keep shape and dtype: the ranks add up what the micro-batches change"
+                    f"buffer {label}: {_words(before)} before a micro-batch, {_words(now)} after it. Keep shape and "
+                    f"dtype: the ranks add up what the micro-batches change"
                 )
         raise AssertionError("no buffer differs")
 
@@ -154,10 +155,18 @@ class Buffers:
             rooms += [room.view_as(_real(tensor)) for room, tensor in zip(vectors[-1].split(sizes), held, strict=True)]
         return vectors, rooms
 
-    def _look(self, tensors: list[Tensor]) -> None:
+    def _look(self, tensors: Sequence[Tensor]) -> None:
         """Bring the values of all buffers into these vectors."""
         with torch.no_grad():
             torch._foreach_copy_(self._rooms, [_real(tensor) for tensor in tensors])
+
+
+def _kind(value: Tensor | None) -> Kind:
+    return None if value is None else (value.shape, value.dtype)
+
+
+def _words(kind: Kind) -> str:
+    return f"{tuple(kind[0])}, {kind[1]}" if kind else "no buffer"
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -8,8 +8,9 @@ from torch import nn
 from ..asked.settings import Parallel
 from .accumulate import Accumulation
 from .divisible import require_elementwise, units_of
+from .fsdp import Full
 from .optimizers import Optimizers
-from .sharded import Full, Owned
+from .sharded import Owned
 from .stock import Stock
 from .world import World
 
