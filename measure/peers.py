@@ -18,7 +18,7 @@ from typing import Any, Self
 from pace import Pace
 
 Config = Any  # the project's, which is not there before the project is generated
-PLAIN, WHOLE = "plain", "whole"
+PLAIN, ONE_BATCH = "plain", "one-batch"
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def accelerate(config: Config) -> Make:
 
 PEERS: dict[str, Callable[[Config], Make]] = {
     PLAIN: plain,
-    WHOLE: plain,
+    ONE_BATCH: plain,
     "pinned": pinned,
     "fabric": fabric,
     "accelerate": accelerate,
@@ -239,7 +239,7 @@ def train(name: str, settings: list[str], slower: float) -> None:
     from repro_project.config import Config
     from repro_project.repro.asked.params import load
 
-    if name == WHOLE:  # each process makes its part of a global batch at once
+    if name == ONE_BATCH:  # each process makes its part of a global batch at once
         settings = [*settings, f"parallel.micro_batches={world()[1]}"]
     config = load(Config, Path("params.yaml"), settings)
     if name == "pinned":

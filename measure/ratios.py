@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
-from rounds import PINNED, PLAIN, ROOT, WAYS, WHOLE, WORKLOADS, Taken
+from rounds import ONE_BATCH, PINNED, PLAIN, ROOT, WAYS, WORKLOADS, Taken
 
 WORSE = 1.15  # so many times the committed ratio is a regression
 HEAD = """| workload | processes | way | ms per step | beside plain | beside plain with switches | memory, MiB |
 |---|---|---|---|---|---|---|"""
 SHARES = {  # what a step is made up of -> whose seconds are divided by whose
-    "micro-batches": ((PLAIN,), (WHOLE,)),
+    "micro-batches": ((PLAIN,), (ONE_BATCH,)),
     "switches": ((PINNED,), (PLAIN,)),
     "sum": (("step",), ("ddp",)),
     "trace": (("step",), ("off",)),
     "the rest": (("ddp", "off"), ("step", PINNED)),
-    "all": (("step",), (WHOLE,)),
+    "all": (("step",), (ONE_BATCH,)),
 }
 SHARES_HEAD = f"""| workload | processes | {" | ".join(SHARES)} |
 |---|---|{"---|" * len(SHARES)}

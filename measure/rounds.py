@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
 from about import about  # noqa: F401 (others find these by this file)
 from bake import NAME, PACKAGE, ROOT, VENV, bake, in_venv, make_venv  # noqa: F401
-from peers import PLAIN, WHOLE
+from peers import ONE_BATCH, PLAIN
 from recipe import lay
 from sharding import sent
 
@@ -105,7 +105,7 @@ WORKLOADS = {
 PINNED, LIBRARIES = "pinned", ("fabric", "accelerate")
 LARGE = ("large-[12]",)  # of a model whose size tells something, where others would tell the same
 WAYS = {
-    WHOLE: Way("plain PyTorch, one batch per step", WHOLE),
+    ONE_BATCH: Way("plain PyTorch, one batch per step", ONE_BATCH),
     PLAIN: Way("plain PyTorch", PLAIN, cells=("*",)),
     PINNED: Way("plain PyTorch, the project's switches", PINNED),
     "fabric": Way("Lightning Fabric, deterministic", "fabric", cells=("convnet-2", *LARGE)),

@@ -76,7 +76,7 @@ def test_number_of_hosts_changes_no_bit(
 def test_hosts_that_are_lost_stop_the_others_and_change_no_bit(
     project: InstalledProject, alone: Alone, hosts: Hosts
 ) -> None:
-    """A host is killed, then the lead, then a link is cut; the same command goes on, also with the state sharded."""
+    """A host is killed, then rank 0, then a link is cut; the same command goes on, also with the state sharded."""
     hosts.add()
     hosts.add()
     lost = (("none", 12, hosts.kill, 1), ("full", 32, hosts.kill, 0), ("optimizer", 52, hosts.cut, 1))

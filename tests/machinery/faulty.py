@@ -134,7 +134,7 @@ def output_gradient(package: str) -> None:
 
 
 def shard(package: str) -> None:
-    """The same in the shard of a gradient that the optimizer is given; where tensors are whole, nothing."""
+    """The same in the shard of a gradient that the optimizer is given; where tensors are unsharded, nothing."""
     held = import_module(f"{package}.repro.training.shards").Shard
     of, wrong = held.of, wrong_at(WRONG_SHARD)
     held.of = lambda self, local: of(self, wrong(local) if local.numel() else local)

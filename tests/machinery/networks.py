@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .config import Config
 from .data import CLASSES, SIDE
 
-SIZE, TOKENS, MASK, WIDTH = 32, 18, 17, 32  # a pixel is one of 17 tokens; 17 stands for what is asked for
+SIZE, TOKENS, MASK, WIDTH = 32, 18, 17, 32  # a pixel is one of 17 tokens; 17 stands for the digit
 IMAGES = {"num_channels": 1, "num_labels": CLASSES}
 TEXT = {"vocab_size": TOKENS, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 
@@ -47,7 +47,7 @@ class Text(nn.Module):
         self.network = network
 
     def forward(self, images: Tensor) -> Tensor:
-        """The logits of the digits, at the token that stands for what is asked for."""
+        """The logits of the digits, at the token that stands for the digit."""
         tokens = nn.functional.pad((images * 16).round().long().flatten(1), (0, 1), value=MASK)
         logits: Tensor = self.network(tokens).logits[:, -1, :CLASSES]
         return logits

@@ -219,10 +219,10 @@ class Accumulation:
                 bucket.nodes = []
             return
         gathered = [self._transport.gather(bucket.root(self._transport)) for bucket in self._buckets]
-        for bucket, (whole, work) in zip(self._buckets, gathered, strict=True):
+        for bucket, (means, work) in zip(self._buckets, gathered, strict=True):
             self.world.wait(work)
             for parameter, at in zip(bucket.tensors, bucket.places, strict=True):
-                mean = whole[at : at + parameter.numel()].view_as(parameter)
+                mean = means[at : at + parameter.numel()].view_as(parameter)
                 # laid out as the parameter is: fused optimizers take elements by their place in memory
                 parameter.grad = mean if parameter.is_contiguous() else torch.empty_like(parameter).copy_(mean)
 
