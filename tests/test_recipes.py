@@ -168,10 +168,10 @@ def digests(
     laid: InstalledProject, out: Path, names: Iterable[str], places: Iterable[str] = PLACES, fault: str = "nothing"
 ) -> dict[str, set[str]]:
     """What is left of a training of each network on each of these places: one digest, where none changes a bit."""
-    cases = [f"{name},4,{place},1,{place[0]}" for name in names for place in places]
+    cases = [f"{name},4,{place},1,{place[0]},{fault}" for name in names for place in places]
     ranks = "-m", "torch.distributed.run", "--standalone", "--local-addr=localhost", "--nproc-per-node=3"
     env = {**laid.env, "OMP_NUM_THREADS": "1"}
-    run("python", *ranks, "strangers.py", laid.package, fault, out, *cases, cwd=MACHINERY, env=env)
+    run("python", *ranks, "strangers.py", laid.package, out, *cases, cwd=MACHINERY, env=env)
     found: dict[str, set[str]] = {}
     for case, digest in json.loads(out.read_text())["digests"].items():
         found.setdefault(case.partition(",")[0], set()).add(digest)
