@@ -73,7 +73,7 @@ def test_what_each_part_costs_is_told() -> None:
     from ratios import SHARES, SHARES_HEAD, shares
     from rounds import Taken
 
-    times = {"whole": 1.0, "plain": 2.0, "pinned": 3.0, "off": 4.0, "step": 6.0, "ddp": 5.0}
+    times = {"one-batch": 1.0, "plain": 2.0, "pinned": 3.0, "off": 4.0, "step": 6.0, "ddp": 5.0}
     taken = {name: Taken(planted(factor), 0) for name, factor in times.items()}
     cells = shares(SMALLEST, 1, taken).split("|")[3:-1]
     assert [float(cell.split()[0]) for cell in cells] == [2.0, 1.5, 1.2, 1.5, 1.11, 6.0]

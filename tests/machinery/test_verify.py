@@ -105,7 +105,10 @@ def test_evaluation_midway_that_changes_the_model_is_seen(fault: tuple[str, ...]
 
 def test_state_that_the_second_epoch_begins_with_is_seen_where_a_late_kill_loses_it(verified: Verify):
     rows = verified("second_epoch", "0", ways=("once more", "killed and resumed"), **{"train.epochs": 2})
-    assert [row.verdict for row in rows.values()] == ["EQUAL", "EQUAL", "DIFFERS"], rows
+    *equal, killed = (row.verdict for row in rows.values())
+    # where the kill comes late, on a busy machine, the resumed run meets a step that is recorded already
+    assert equal == ["EQUAL", "EQUAL"] and killed != "EQUAL", rows
+    assert killed == "DIFFERS" or killed.endswith("now: the resumed run is not the same run"), rows
 
 
 def test_no_key_to_vary_is_said(verified: Verify):
