@@ -49,6 +49,8 @@ WAYS = {
 STOCK = ("ddp", "fsdp")
 # glibc keeps most of what is freed for later, and how much differs from run to run; this gives large blocks back
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+# and that is how a project starts its processes
+KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 
 
 Found, Cells = dict[str, float], tuple[object, ...]
@@ -137,13 +139,15 @@ def measure(way: str, width: int, micro_batches: int, steps: int) -> Found | Non
 # ---- here
 
 
-def run(project: Path, way: str, ranks: int, *numbers: int, levels: int = 2, hosts: Sequence[str] = ()) -> Found:
+def run(
+    project: Path, way: str, ranks: int, *numbers: int, levels: int = 2, hosts: Sequence[str] = (), kept: bool = False
+) -> Found:
     """What `measure` returns, of so many ranks on this machine, or on each of these hosts."""
     python, torchrun = str(VENV / "bin" / "python"), ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
     alone = [python, *torchrun, "--standalone", "--local-addr=localhost"] if ranks > 1 else [python]
     nodes = [python, *torchrun, f"--nnodes={len(hosts)}", "--master-addr=10.77.0.1", "--master-port=29500"]
     commands = [["ip", "netns", "exec", host, *nodes, f"--node-rank={n}"] for n, host in enumerate(hosts)] or [alone]
-    env = in_venv(project) | RETURNED | ({"GLOO_SOCKET_IFNAME": "eth0"} if hosts else {})
+    env = in_venv(project) | (KEPT if kept else RETURNED) | ({"GLOO_SOCKET_IFNAME": "eth0"} if hosts else {})
     with tempfile.NamedTemporaryFile("r") as result:
         words = [__file__, "--way", way, result.name, *map(str, (*numbers, levels))]
         started = [subprocess.Popen([*each, *words], cwd=project, env=env) for each in commands]
@@ -156,7 +160,10 @@ def sharded(project: Path) -> Iterator[Cells]:
     """What a rank sends and holds, beside stock PyTorch; alone, it has nothing to share."""
     for width, ranks, micro_batches, steps in SHARED:
         passes, ways = micro_batches // ranks, WAYS if ranks > 1 else ("ddp", "none")
-        found = {way: run(project, way, ranks, width, micro_batches, steps) for way in ways}
+        numbers = ranks, width, micro_batches, steps
+        found = {way: run(project, way, *numbers) for way in ways}
+        for way in ways:
+            found[way]["seconds"] = run(project, way, *numbers, kept=True)["seconds"]
         for way, one in found.items():
             title, beside, formula = WAYS[way]
             so = (ranks - 1) / ranks * int(formula.split()[0]) * (passes if "P" in formula else 1)

@@ -23,7 +23,10 @@ from torch import Tensor, nn
 
 STEPS, SAMPLES, WIDTH = 2, 2, 32
 ADDING = "all_reduce", "reduce", "reduce_scatter_tensor", "reduce_scatter_single", "reduce_scatter"
-MOVING = "all_to_all_single", "all_to_all", "all_gather_into_tensor", "all_gather_single", "all_gather"
+MOVING = (
+    *("all_to_all_single", "all_to_all", "all_gather_into_tensor", "all_gather_single", "all_gather"),
+    *("isend", "irecv"),
+)
 
 
 class Conditional(nn.Module):

@@ -201,7 +201,8 @@ class _Gather(_Room):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: object, async_op: bool = False
     ) -> dist.Work | None:
-        return self.world.all_gather(input_tensor, output_tensor, async_op)
+        work = self.world.all_gather(input_tensor, output_tensor)
+        return work if async_op else self.world.wait(work)
 
 
 @dataclass

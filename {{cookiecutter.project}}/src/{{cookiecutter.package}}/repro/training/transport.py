@@ -94,7 +94,7 @@ class Transport:
         for world, _ in reversed(self._levels):
             world.wait(work)
             gathered = part.new_empty(world.size * part.numel())
-            work = world.all_gather(part.contiguous(), gathered, asynchronous=True)
+            work = world.all_gather(part.contiguous(), gathered)
             part = gathered
         if len(self._sizes) > 1:
             self._levels[0][0].wait(work)

@@ -53,6 +53,20 @@ _meeting = _reaching(
 )
 
 
+class Works(dist.Work):
+    """Several works that are waited for as one."""
+
+    def __init__(self, works: Sequence[dist.Work]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: timedelta = timedelta()) -> bool:
+        """Until all are done. The group's own timeout holds."""
+        for work in self._works:
+            work.wait()
+        return True
+
+
 @dataclass(frozen=True)
 class World:
     """Rank, world size and device. At size 1 nothing is communicated, so no process group is needed.
@@ -108,9 +122,17 @@ class World:
         return dist.all_to_all_single(received.view(-1), sent.view(-1), of, to, group=self.group, async_op=True)
 
     @_together
-    def all_gather(self, part: Tensor, gathered: Tensor, asynchronous: bool = False) -> dist.Work | None:
-        """Give every rank the equal parts of all of them as one vector."""
-        return dist.all_gather_single(gathered, part, group=self.group, async_op=asynchronous)
+    def all_gather(self, part: Tensor, gathered: Tensor) -> dist.Work:
+        """Start to give every rank the equal parts of all of them as one vector."""
+        if self.device.type != "cpu":
+            return cast(dist.Work, dist.all_gather_single(gathered, part, group=self.group, async_op=True))
+        # Gloo's own has another such vector beside it, and takes twice the time
+        rows = gathered.view(self.size, -1)
+        rows[self.rank].copy_(part)
+        others = [(self.rank + ahead) % self.size for ahead in range(1, self.size)]
+        sends = [dist.isend(part, group=self.group, group_dst=rank) for rank in others]
+        receipts = [dist.irecv(rows[rank], group=self.group, group_src=rank) for rank in others]
+        return Works([work for work in [*sends, *receipts] if work])
 
     @_together
     def largest(self, tensor: Tensor) -> None:
