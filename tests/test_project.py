@@ -164,7 +164,7 @@ def test_other_arithmetic_is_told_and_compared_by_its_metrics(bake: Bake, projec
     assert "(determinism.cpu: native then, portable now)" in run(*check, cwd=baked.path, env=env, check=False).stdout
     printed = run(*check, "--set", "determinism.cpu=native", cwd=baked.path, env=env).stdout
     assert printed.startswith("metrics within tolerance: accuracy ")
-    assert "Bits are not promised here" in printed
+    assert "Equal bits are not guaranteed here" in printed
 
 
 @pytest.mark.long

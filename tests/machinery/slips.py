@@ -192,11 +192,11 @@ LOSSES = {
     "detached_loss": (lambda network, batch: loss_of(network, batch).detach(), GAVE_NONE),
     "loss_without_return": (
         lambda network, batch: None,
-        "step 0: the loss function returned None, the micro-batch's mean loss wanted: a scalar",
+        "step 0: the loss function returned None, expected a scalar mean loss",
     ),
     "loss_of_each_sample": (
         lambda network, batch: (network(batch["x"]) - batch["y"]).square(),
-        "step 0: the loss function returned a tensor of shape (8, 1), the micro-batch's mean loss wanted: a scalar",
+        "step 0: the loss function returned a tensor of shape (8, 1), expected a scalar mean loss",
     ),
 }
 for name, (compute, told) in LOSSES.items():

@@ -69,7 +69,7 @@ def test_going_on_in_another_environment_is_told_and_marks_the_record(
     there = read_json(path)
     write_json(path, there | {"preimage": there["preimage"] | {"threads": 2}})
     finish()
-    assert "another numeric environment, its bits are not promised. threads: 2 there" in capsys.readouterr().err
+    assert "another numeric environment: equal bits are not guaranteed. threads: 2 there" in capsys.readouterr().err
     here = read_json(path)
     assert here["class"].startswith("mixed/") and [each["threads"] for each in here["before"]] == [2]
     assert read(interrupted).stated["environment"].items() <= here.items()

@@ -227,7 +227,7 @@ def test_gradient_of_an_operation_is_told_at_the_line_of_the_call(attempt: Attem
     monkeypatch.setattr(portable, "table", lambda: known)
     ended = attempt(function=bent)
     line = bent.__code__.co_firstlineno + 1
-    unmeasured = "nobody has measured whether its bits differ between CPUs"
+    unmeasured = "it is not in the portability table"
     assert ended.told[0] == f"tanh_backward float32 at {THIS}:{line}, in 2 (Calls): {unmeasured}"
 
 
@@ -306,7 +306,7 @@ def test_run_that_is_resumed_on_another_cpu_says_so(attempt: Attempt, monkeypatc
         attempt(stopped(2), function=root, every=1)
     monkeypatch.setattr(environment, "_cpu_model", lambda: "another")
     ended = attempt(function=root, every=1)
-    (line,) = [line for line in ended.told if "goes on in another numeric environment" in line]
+    (line,) = [line for line in ended.told if "in another numeric environment: equal bits" in line]
     assert "cpu.model" in line and ended.environment["class"].startswith("mixed/")
 
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 from victim import Start, Victim
 
-GONE = "rank 1: another rank is gone, or silent for parallel.timeout_seconds; the same command goes on from the last"
+GONE = "rank 1: lost contact with another rank, or waited parallel.timeout_seconds for it; run the same command again"
 
 
 def says(victim: Victim, what: str) -> bool:

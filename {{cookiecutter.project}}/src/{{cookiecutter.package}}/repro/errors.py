@@ -38,7 +38,7 @@ def _speaks(message: str) -> bool:
     folder beside those of the host's other ranks; what is said first is noted there. Without it rank 0 alone speaks.
     """
     local_rank, place = os.environ.get("LOCAL_RANK", "0"), os.environ.get("TORCHELASTIC_ERROR_FILE")
-    first = not local_rank.isdecimal() or int(local_rank) == 0  # what is no number may be the very thing to tell
+    first = not local_rank.isdecimal() or int(local_rank) == 0  # a malformed one: report the error anyway
     if not place:
         return first
     said, words = Path(place).parent.with_name("said"), message.encode(errors="replace")

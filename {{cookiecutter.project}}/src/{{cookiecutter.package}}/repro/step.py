@@ -132,7 +132,7 @@ class Step:
         if not isinstance(loss, Tensor) or loss.ndim:
             seen = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
             raise Refused(
-                f"step {self.number}: the loss function returned {seen}, the micro-batch's mean loss wanted: a scalar"
+                f"step {self.number}: the loss function returned {seen}, expected a scalar mean loss"
             )
         return loss
 

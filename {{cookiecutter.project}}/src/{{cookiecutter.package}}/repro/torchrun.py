@@ -1,4 +1,4 @@
-"""Several ranks on this host, started by torch's own elastic launcher; the ranks have the last word.
+"""Several ranks on this host, started by torch's own elastic launcher; exit codes come from the ranks.
 
 Plain torchrun ends with a traceback of its own and with exit code 1, whatever the ranks said. Here a rank that chose
 its exit code has told why: nothing is added, and that code is returned. One that dies otherwise is named in a line.

@@ -89,7 +89,7 @@ def _unlocked(project: Project, folder: Path, files: dict[str, str]) -> Iterator
             yield top, _owner(folder, path) or file
 
 
-@cache  # a process does not change its environment; one that changes beside it is met by the next
+@cache  # per process, which does not change its environment: the next one sees a change
 def locked_files(root: Path, folder: Path) -> frozenset[str]:
     """The files that the packages in `folder` brought, named from there, as far as the locks have these packages."""
     pins = {pin for path in (root / LOCKS).glob("*.txt") for pin in pins_of(path).items()}

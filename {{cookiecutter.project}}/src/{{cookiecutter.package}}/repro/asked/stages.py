@@ -105,7 +105,7 @@ def hold(check: Callable[[], None]) -> None:
 
 
 def require_still() -> None:
-    """Hold the stage that runs, if any, to the same files again: before a run says what it made."""
+    """Re-check the dependencies of the stage that runs, if any, before a run's results are written."""
     for files in _files:
         files()
 

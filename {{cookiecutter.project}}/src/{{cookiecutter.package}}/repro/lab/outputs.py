@@ -50,7 +50,7 @@ def left_over(project: Project, locked: Stages) -> list[str]:
 def committed(project: Project, locked: Stages) -> tuple[bool, str]:
     """Whether all outputs are those of the dvc.lock that git holds, and a sentence on that; each byte is read.
 
-    DVC rewrites dvc.lock in silence when outputs differ, and knows nothing of what is made without it.
+    DVC rewrites dvc.lock without a message when outputs differ, and knows nothing of runs that it did not start.
     """
     try:
         shown = git(project.root, "show", f"HEAD:./{OUTPUTS}").decode()

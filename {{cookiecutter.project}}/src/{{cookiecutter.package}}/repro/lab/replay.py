@@ -195,7 +195,7 @@ def _compare(project: Project, receipt: Receipt, again: Receipt, source: Path, t
         verdict = "metrics within tolerance" if holds else "METRICS DIFFER"
         same = f"NOT COMPARABLE: class {classes[0]} there and here, in which switches are off or environments mixed"
         said = same if classes[0] == classes[1] else f"ENVIRONMENT DIFFERS: {classes[0]} there, {classes[1]} here"
-        tell(f"{said}; bits are not promised. {verdict}: {shown}")
+        tell(f"{said}; equal bits are not guaranteed. {verdict}: {shown}")
         return holds
     if equal:
         why = "the evaluation does not repeat, or the receipt was altered"

@@ -199,7 +199,7 @@ def _metrics(project: Project, run: Receipt, row: dict[str, Any]) -> Verdict:
     verdict = "metrics within tolerance" if holds else "METRICS DIFFER"
     return Verdict(
         holds,
-        f"{verdict}: {shown}. Bits are not promised here: this machine is of class "
+        f"{verdict}: {shown}. Equal bits are not guaranteed here: this machine is of class "
         f"{run.stated['environment']['class']}, the result of class {row['environment']}. "
         f"The expected outputs' lock comes back with: git checkout {OUTPUTS}",
     )

@@ -35,7 +35,7 @@ class Asked:
     """A training that is wanted.
 
     Attributes:
-        name: as it is told.
+        name: for display.
         settings: keys of params.yaml, beside those of the whole series.
         ranks: how many processes train.
         variables: of the environment, such as OMP_NUM_THREADS.
@@ -114,7 +114,7 @@ class Series:
             yield made
 
     def one(self, asked: Asked) -> Made:
-        """Make one training, in silence."""
+        """Train once, without progress output."""
         return self._made(asked)[0]
 
     def _made(self, asked: Asked) -> tuple[Made, bool]:

@@ -91,7 +91,7 @@ class Trial:
 
     @property
     def verdict(self) -> str:
-        """Of all criteria together."""
+        """The overall verdict."""
         seen = {each.verdict for each in self.criteria}
         if FAILS in seen or self.wider or (self.same_bits and self.equal < self.pairs):
             return FAILS

@@ -146,7 +146,7 @@ class RunLock:
 
 
 class _Watch:
-    """What one who wants the folder has seen of its holder."""
+    """What a waiter has observed of the lock's holder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -63,7 +63,7 @@ def log_model(client: Any, experiment: str, run: str, facts: dict[str, Any], fol
         client.log_outputs(run, [LoggedModelOutput(model.model_id, step=0)])
     client.log_model_artifact(model.model_id, str(folder / names.PICKLED), DATA)
     client.log_model_artifact(model.model_id, str(folder / names.CODE))
-    with tempfile.TemporaryDirectory() as beside:  # not in `folder`: a kill would leave there what is no run's
+    with tempfile.TemporaryDirectory() as beside:  # in `folder`, a kill would leave stray files
         _describe(Path(beside), model, run, facts, locks)
         client.log_model_artifacts(model.model_id, beside)
     for row in metric_rows(folder)[-1:]:  # those that the run ended with; the run has them already, and keeps them once

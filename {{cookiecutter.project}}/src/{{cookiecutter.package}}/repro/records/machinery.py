@@ -76,7 +76,7 @@ def judged(project: Project, stated: Any) -> list[str]:
 
 
 def _judged(here: Machinery, as_released: str, stated: Any) -> str:
-    """What a receipt's statement is worth, as far as the list of this project (of digest `as_released`) can tell."""
+    """How far the list of this project (of digest `as_released`) can verify what a receipt says of the machinery."""
     try:
         version, seen, modified = str(stated["template"]), str(stated["digest"]), [*map(str, stated["modified"])]
     except (KeyError, TypeError):

@@ -34,7 +34,7 @@ class Opened:
 
 
 def require_run_directory(project: Project, out: Path) -> None:
-    """Refuse a directory in which a run would write over what is no run's. Nothing is written yet.
+    """Refuse a directory in which a run would overwrite files that no run wrote. Nothing is written yet.
 
     Raises:
         Refused: it holds other files and no run, or one of its folders is a link into another place.
@@ -248,7 +248,7 @@ def _record_environment(
         before = [*before, earlier["preimage"]]
     if class_of(earlier["preimage"], plain) != class_of(here, plain):
         differing = named(differences(earlier["preimage"], here), "there", "here")
-        tell(f"{out} goes on in another numeric environment, its bits are not promised. {differing}")
+        tell(f"resuming {out} in another numeric environment: equal bits are not guaranteed. {differing}")
     stated = environment | described(here, plain, before)
     write_json(out / names.ENVIRONMENT, stated)
     record.describe(tags=read_record(out, names.RUN)["tags"] | {"repro.environment": stated["environment"]})

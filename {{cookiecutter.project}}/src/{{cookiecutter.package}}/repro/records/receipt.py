@@ -118,7 +118,7 @@ def require_form(form: type[Form], value: Any, path: Path) -> None:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise Refused(f"{path}: {key}: {first['input']!r:.80} seen, no run writes that: {first['msg']}") from None
+        raise Refused(f"{path}: {key}: invalid value {first['input']!r:.80}: {first['msg']}") from None
 
 
 def statement(project: Project, folder: Path, weights: str, trace: str | None) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def _largest_finite(gradient: Tensor) -> Tensor:
 
 
 def one_nan(module: nn.Module) -> None:
-    """Make all NaN of the gradients one: which bits a NaN has depends on the order of the addition that made it."""
+    """Canonicalize the NaNs of the gradients: their payload depends on the order of the sum."""
     for parameter in module.parameters():
         if (gradient := gradient_of(parameter)) is not None:
             here = local(gradient)

@@ -129,7 +129,7 @@ class Operations:
 def _standing(operation: str) -> str:
     name, kind = operation.split()
     differs = f"{portable.DIFFERS}{kind}" in portable.table().get(name, ())
-    return "its bits differ between CPUs" if differs else "nobody has measured whether its bits differ between CPUs"
+    return "its bits differ between CPUs" if differs else "it is not in the portability table"
 
 
 def _replacement(operation: str, place: Place) -> str:

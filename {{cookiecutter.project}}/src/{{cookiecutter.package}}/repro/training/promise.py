@@ -50,7 +50,7 @@ class Promise:
         return environment.with_unproven(self.environment, unproven) if unproven else self.environment
 
     def judge(self, model: nn.Module) -> None:
-        """Meet what the ranks have called until now, and watch no longer."""
+        """Gather the non-portable operations that the ranks have called until now; stop recording."""
         seen = self.watch.unproven(model)
         self.watch.end()
         self.meet({name: line for rank in self._world.gather(seen)[::-1] for name, line in rank.items()})

@@ -1,4 +1,4 @@
-"""The turns of a step: every micro-batch is added once, and every parameter gets one gradient for each.
+"""Checks that each micro-batch of a step is accumulated exactly once, and gives each parameter one gradient.
 
 A sum in which a micro-batch or a gradient is missing, or is there twice, looks like any other. So each line of a loop
 that could make one is refused by name.

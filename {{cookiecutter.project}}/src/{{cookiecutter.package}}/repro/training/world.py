@@ -45,7 +45,7 @@ def _reaching(otherwise: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 _together = _reaching(
-    "another rank is gone, or silent for parallel.timeout_seconds; the same command goes on from the last checkpoint"
+    "lost contact with another rank, or waited parallel.timeout_seconds for it; run the same command again to resume"
 )
 _meeting = _reaching(
     "the ranks did not all meet within parallel.timeout_seconds; on several hosts GLOO_SOCKET_IFNAME, with GPUs "

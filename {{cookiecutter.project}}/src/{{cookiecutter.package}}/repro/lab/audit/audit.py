@@ -131,7 +131,7 @@ def _of_owner(project: Project) -> list[str]:
 
 
 def _shown(project: Project, path: Path) -> str:
-    """A path as it is told: from the project's root, and in one line whatever it holds."""
+    """A path for display: from the project's root, and in one line whatever it holds."""
     name = str(path.relative_to(project.root) if path.is_relative_to(project.root) else path)
     return name if name.isprintable() else ascii(name)[1:-1]
 

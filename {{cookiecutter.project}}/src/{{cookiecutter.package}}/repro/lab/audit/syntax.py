@@ -36,7 +36,7 @@ class Source:
     """A file's tree.
 
     Attributes:
-        name: the file as it is told.
+        name: the file, for display.
     """
 
     def __init__(self, path: Path, name: str) -> None:

@@ -41,7 +41,7 @@ QUIET = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit as it is told."""
+    """A commit, for display."""
 
     digest: str
     date: str

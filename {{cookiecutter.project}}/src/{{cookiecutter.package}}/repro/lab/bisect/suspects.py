@@ -54,7 +54,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Suspect:
-    """Something in which A and B differ. `name` is as it is told, `key` that of the key, switch, variable or file."""
+    """Something in which A and B differ. `name` is for display; `key` names the key, switch, variable or file."""
 
     name: str
     kind: Kind
@@ -81,7 +81,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Words:
-    """What the words of one side ask for: overrides of keys, and what is no key."""
+    """The parsed arguments of one side: overrides of keys, and the other arguments."""
 
     overrides: tuple[str, ...]
     ranks: int

@@ -4,7 +4,7 @@
 
 `repro noise --perturb` starts it; ARGUMENTS are those of `train`. It is the owner's own training with all its switches.
 KIND `none` changes nothing: then the weights are those of the honest training. FOLDER gets the weights and a report.
-It is another run than its content address says, so it leaves no receipt, and no checkpoint from which one could come.
+It violates its content address on purpose, so it writes no receipt, and no checkpoint from which one could come.
 """
 
 import copy
