@@ -33,7 +33,7 @@ class Counted(World):
     def all_to_all(self, sent: Tensor, received: Tensor, to: Sequence[int], of: Sequence[int]) -> None:
         self.moved.append((sum(to) - to[self.rank]) * sent.element_size())
 
-    def all_gather(self, part: Tensor, gathered: Tensor) -> None:
+    def all_gather(self, part: Tensor, gathered: Tensor, ring: bool = False) -> None:
         self.gathered.append((self.size - 1) * part.numel() * part.element_size())
 
 

@@ -115,7 +115,7 @@ class Full(Accumulation):
             trainable = {p: width for p, width in zip(parameters, widths, strict=True) if p.requires_grad}
             reduction = _Unit(self._reduce, list(trainable), list(trainable.values()))
             sharded.set_custom_reduce_scatter(cast(Any, reduction))
-            sharded.set_custom_all_gather(cast(Any, _Gather(world)))
+            sharded.set_custom_all_gather(cast(Any, _Gather(world, ring=len(self._hosts) > 1)))
             sharded.set_gradient_divide_factor(1.0)  # the loss is divided
             sharded.set_force_sum_reduction_for_comms(True)
         sharded.set_reduce_scatter_unused_params(True)
@@ -197,11 +197,12 @@ class _Gather(_Room):
     """The all-gather of a unit's weights, as FSDP2 calls it; a rank that is lost is reported in plain words."""
 
     world: World
+    ring: bool
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: object, async_op: bool = False
     ) -> dist.Work | None:
-        work = self.world.all_gather(input_tensor, output_tensor)
+        work = self.world.all_gather(input_tensor, output_tensor, self.ring)
         return work if async_op else self.world.wait(work)
 
 

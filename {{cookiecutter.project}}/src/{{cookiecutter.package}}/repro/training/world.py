@@ -122,11 +122,14 @@ class World:
         return dist.all_to_all_single(received.view(-1), sent.view(-1), of, to, group=self.group, async_op=True)
 
     @_together
-    def all_gather(self, part: Tensor, gathered: Tensor) -> dist.Work:
-        """Start to give every rank the equal parts of all of them as one vector."""
-        if self.device.type != "cpu":
+    def all_gather(self, part: Tensor, gathered: Tensor, ring: bool = False) -> dist.Work:
+        """Start to give every rank the equal parts of all of them as one vector.
+
+        A `ring` sends the fewest bytes between hosts, where several of these ranks lie on each of several hosts.
+        """
+        if ring or self.device.type != "cpu":
             return cast(dist.Work, dist.all_gather_single(gathered, part, group=self.group, async_op=True))
-        # Gloo's own has another such vector beside it, and takes twice the time
+        # Gloo's ring keeps a second such vector, and takes twice the time
         rows = gathered.view(self.size, -1)
         rows[self.rank].copy_(part)
         others = [(self.rank + ahead) % self.size for ahead in range(1, self.size)]
