@@ -131,9 +131,7 @@ class Step:
             loss: Any = compute(self._training.network, batch)
         if not isinstance(loss, Tensor) or loss.ndim:
             seen = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-            raise Refused(
-                f"step {self.number}: the loss function returned {seen}, expected a scalar mean loss"
-            )
+            raise Refused(f"step {self.number}: the loss function returned {seen}, expected a scalar mean loss")
         return loss
 
     def _seed(self, micro_batch: int) -> None:
