@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
+from math import gcd
 from pathlib import Path
 
 import pytest
@@ -126,8 +127,9 @@ FAULTS = [
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """All pairs, on up to five ranks; all trainings on one rank; all faults."""
-    chosen = dict.fromkeys([*cases([1], [1], [1]), *covering(cases(range(1, 6), [1, 2], [1, 2]))])
+    """All pairs, on up to five ranks; all trainings on one rank; `full` on two hosts of two ranks; all faults."""
+    pairs, hosts = covering(cases(range(1, 6), [1, 2], [1, 2])), cases([4], [1], [2])
+    chosen = dict.fromkeys([*cases([1], [1], [1]), *pairs, *(case for case in hosts if case.shard == "full")])
     return run(tmp_path_factory.mktemp("quick"), 5, [*chosen, *FAULTS])
 
 
@@ -164,6 +166,19 @@ def test_no_collective_adds_fractions(quick: Ended):
     for text, collectives in quick.collectives.items():
         assert bool(fractions_added(collectives)) == text.endswith("backend"), (text, collectives)
     assert any("all_reduce torch.int64" in collectives for collectives in quick.collectives.values())
+
+
+def test_full_gathers_weights_by_a_ring_where_several_hosts_have_several_ranks(quick: Ended):
+    """Each rank's own sends would cross from host to host more often."""
+    rings = set[bool]()
+    for text, collectives in quick.collectives.items():
+        model, _, ranks, shard, replicas, local, _ = text.split(",")
+        within = int(ranks) // int(replicas)
+        if (model, shard) == ("plain", "full") and quick.digests[text].isalnum():
+            ring = 1 < gcd(int(local), within) < within
+            assert ("all_gather_single" in collectives) == ring, (text, collectives)
+            rings.add(ring)
+    assert rings == {False, True}
 
 
 @pytest.mark.long
