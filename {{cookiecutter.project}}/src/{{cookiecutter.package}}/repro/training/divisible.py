@@ -25,7 +25,7 @@ def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def kept_whole(module: nn.Module) -> set[nn.Parameter]:
+def kept_unsharded(module: nn.Module) -> set[nn.Parameter]:
     """Parameters that no rank may hold a part of: their rows are no whole vectors, or of another dtype than most."""
     sizes: Counter[torch.dtype] = Counter()
     for parameter in module.parameters():

@@ -20,7 +20,7 @@ from ..errors import Failure, Refused
 from .accumulate import Accumulation
 from .buckets import HALVES
 from .digest import tensor_digest
-from .divisible import kept_whole, require_own, require_untied
+from .divisible import kept_unsharded, require_own, require_untied
 from .optimizers import Optimizers
 from .sharded import place_gradient
 from .shards import shard_of
@@ -69,7 +69,7 @@ class Full(Accumulation):
         nodes = [nodes_of(block, self.total) for block in self._blocks]
         self._ends = Transport([self.replicas] if replicas > 1 else [], nodes, self.total)
         if world.leads:
-            print(_told(module, units), file=sys.stderr, flush=True)
+            print(_sharding(module, units), file=sys.stderr, flush=True)
 
     def _deal(self, settings: Parallel) -> list[list[int]]:
         """As `Accumulation._deal`: each replica has a block, of which its ranks take turns."""
@@ -87,15 +87,15 @@ class Full(Accumulation):
 
     def _cut_units(self, module: nn.Module, units: Sequence[nn.Module], optimizers: Optimizers) -> None:
         """Apply FSDP2 to each unit, and to what the module holds beside them; a model on the CPU moves unit by unit."""
-        world, whole = self._within, kept_whole(module)
-        for tensor in [*whole, *module.buffers()]:
+        world, unsharded = self._within, kept_unsharded(module)
+        for tensor in [*unsharded, *module.buffers()]:
             tensor.data = tensor.data.to(world.device)
         mesh = DeviceMesh.from_group(cast(dist.ProcessGroup, world.group or dist.group.WORLD), world.device.type)
-        halves = any(p.dtype in HALVES for p in module.parameters() if p not in whole)
+        halves = any(p.dtype in HALVES for p in module.parameters() if p not in unsharded)
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if halves else None)
         for unit in [*units, module]:
             names = [
-                (owner, name) for owner, name, p in _managed(unit) if p not in whole and not isinstance(p, DTensor)
+                (owner, name) for owner, name, p in _managed(unit) if p not in unsharded and not isinstance(p, DTensor)
             ]
             if not names and unit is not module:
                 continue
@@ -103,7 +103,7 @@ class Full(Accumulation):
             widths = [-(-p.shape[0] // world.size) * (p.numel() // p.shape[0]) for p in dict.fromkeys(before)]
             try:
                 sharded = fully_shard(
-                    unit, mesh=mesh, reshard_after_forward=True, mp_policy=policy, ignored_params=whole
+                    unit, mesh=mesh, reshard_after_forward=True, mp_policy=policy, ignored_params=unsharded
                 )
             except ValueError as error:  # such as a container that cannot be called
                 said = " ".join(str(error).split())[:120]
@@ -236,7 +236,7 @@ def _managed(unit: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
         yield unit, name, parameter
 
 
-def _told(module: nn.Module, units: Sequence[nn.Module]) -> str:
+def _sharding(module: nn.Module, units: Sequence[nn.Module]) -> str:
     """A line on what is sharded, and on what is gathered at a time."""
     names = {held: name for name, held in module.named_modules()}
     cut = sum(parameter.numel() for parameter in module.parameters() if isinstance(parameter, DTensor))

@@ -134,8 +134,8 @@ class World:
         rows[self.rank].copy_(part)
         others = [(self.rank + ahead) % self.size for ahead in range(1, self.size)]
         sends = [dist.isend(part, group=self.group, group_dst=rank) for rank in others]
-        receipts = [dist.irecv(rows[rank], group=self.group, group_src=rank) for rank in others]
-        return Works([work for work in [*sends, *receipts] if work])
+        receives = [dist.irecv(rows[rank], group=self.group, group_src=rank) for rank in others]
+        return Works([work for work in [*sends, *receives] if work])
 
     @_together
     def largest(self, tensor: Tensor) -> None:
