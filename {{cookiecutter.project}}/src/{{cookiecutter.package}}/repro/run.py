@@ -352,6 +352,8 @@ class Run:
                 if self.config.record.finished == "replace":
                     drop_replaced(self.out, _tell)
                 self._summarise(tracked)
+        if self._saver:
+            self._saver.join()  # it writes into the folder, which nobody else may open before
         self._lock.release()
         signal.signal(signal.SIGTERM, self._old_handler)
         if refused:

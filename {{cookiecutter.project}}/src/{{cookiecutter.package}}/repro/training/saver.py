@@ -115,11 +115,12 @@ class Saver:
 
     def wait(self) -> None:
         """Return once nothing is being written."""
-        self._join()
+        self.join()
         self.seal()
-        self._join()
+        self.join()
 
-    def _join(self) -> None:
+    def join(self) -> None:
+        """Return once this rank's thread is done; unlike `wait`, it completes nothing and any rank may call it alone."""
         if self._thread:
             self._thread.join()
             self._thread = None
