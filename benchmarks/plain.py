@@ -35,7 +35,7 @@ def main() -> None:
     package, *words = sys.argv[1:]
     at = words.index("--out")
     out, settings = Path(words[at + 1]), [word for word in words[:at] if word != "--set"]
-    config: Any = import_module(f"{package}.repro.asked.params").load(
+    config: Any = import_module(f"{package}.repro.config.params").load(
         import_module(f"{package}.config").Config, overrides=settings
     )
     (out / "trace").mkdir(parents=True)

@@ -19,7 +19,7 @@ def main() -> None:
     package = sys.argv.pop(1)
     if several := int(os.environ.get("WORLD_SIZE", 1)) > 1:
         os.environ["LOCAL_RANK"] = "0"  # which card a rank takes
-    launch = import_module(f"{package}.repro.launch")
+    launch = import_module(f"{package}.repro.start.launch")
     project = import_module(package).PROJECT
     config, out = launch.begin(project, import_module(f"{package}.config").Config)  # before torch is imported
 

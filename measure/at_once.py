@@ -11,8 +11,8 @@ CODE = """
 import warnings
 from pathlib import Path
 from repro_project.config import Config
-from repro_project.repro.asked.params import load
-from repro_project.repro.machine.switches import apply, set_environment
+from repro_project.repro.config.params import load
+from repro_project.repro.core.flags import apply, set_environment
 
 MODELS = [
     load(Config, Path("params.yaml"), ["device=cpu", f"model.name={name}", "model.dropout=0.0"])

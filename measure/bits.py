@@ -194,7 +194,7 @@ def script(kind: str, out: Path, workers: int, stop: int) -> None:
     """Train; with `stop`, end after so many steps, or go on from the checkpoint that is there."""
     from repro_project import PROJECT
     from repro_project.config import Config
-    from repro_project.repro.asked.params import load
+    from repro_project.repro.config.params import load
     from torch import nn
 
     config = load(Config, PROJECT.root / "params.yaml")

@@ -94,7 +94,7 @@ def plain(config: Config) -> Make:
 
 def pinned(config: Config) -> Make:
     """The plain script with the project's switches: variables, deterministic flags, one thread."""
-    from repro_project.repro.machine.switches import apply
+    from repro_project.repro.core.flags import apply
 
     apply(config.determinism)
     return plain(config)
@@ -237,13 +237,13 @@ class Step:
 def train(name: str, settings: list[str], slower: float) -> None:
     """Train until the pace ends it."""
     from repro_project.config import Config
-    from repro_project.repro.asked.params import load
+    from repro_project.repro.config.params import load
 
     if name == ONE_BATCH:  # each process makes its part of a global batch at once
         settings = [*settings, f"parallel.micro_batches={world()[1]}"]
     config = load(Config, Path("params.yaml"), settings)
     if name == "pinned":
-        from repro_project.repro.machine.switches import set_environment
+        from repro_project.repro.core.flags import set_environment
 
         set_environment(config.determinism)  # before torch is imported
     pace = Pace(slower)

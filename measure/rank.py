@@ -13,7 +13,7 @@ def ours(slower: float) -> None:
     """The project's own training, from its command line on; only the beginning of each step is seen."""
     from repro_project import PROJECT
     from repro_project.config import Config
-    from repro_project.repro import launch
+    from repro_project.repro.start import launch
 
     config, out = launch.begin(PROJECT, Config, trains=True)
     pace = Pace(slower)

@@ -32,7 +32,7 @@ Cell = tuple[str, int, str]  # workload, processes, way: names of the tables in 
 
 def _of_the_lab() -> ModuleType:
     """The statistics that generated projects have. They need numpy alone."""
-    (path,) = ROOT.glob("*cookiecutter.project*/src/*/repro/lab/statistics.py")
+    (path,) = ROOT.glob("*cookiecutter.project*/src/*/repro/analysis/statistics.py")
     spec = importlib.util.spec_from_file_location("lab_statistics", path)
     assert spec and spec.loader
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)

@@ -40,7 +40,7 @@ COUNT = """
 from pathlib import Path
 from repro_project.config import Config
 from repro_project.model import build
-from repro_project.repro.asked.params import load
+from repro_project.repro.config.params import load
 model = build(load(Config, Path("params.yaml"), {settings}))
 print(sum(p.numel() for p in model.parameters()), sum(b.numel() for b in model.buffers() if b.is_floating_point()))
 """

@@ -74,7 +74,7 @@ WAITS = (
 # A run's trace made long: the rows of its first step again and again; of two, one differs in the last row.
 LENGTHEN = """
 import hashlib, sys
-from {package}.repro.records import chain, names
+from {package}.repro.record import chain, names
 place, steps, last = sys.argv[1:]
 path = f"{place}/{names.STEP_ROWS}"
 row, link, rows = open(path, "rb").read(chain.STEP.itemsize), bytes(chain.LINK), []
@@ -92,10 +92,10 @@ open(path, "wb").write(b"".join(rows))
 CHECKPOINT = """
 import json, time, torch
 from pathlib import Path
-from {package}.repro.asked.settings import Checkpoint
-from {package}.repro.training.checkpoint import Origin
-from {package}.repro.training.optimizers import Optimizers
-from {package}.repro.training.saver import Saver
+from {package}.repro.config.settings import Checkpoint
+from {package}.repro.checkpoint.checkpoint import Origin
+from {package}.repro.core.optimizers import Optimizers
+from {package}.repro.checkpoint.saver import Saver
 
 model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(24)))
 optimizer = torch.optim.AdamW(model.parameters(), fused=True)

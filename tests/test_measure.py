@@ -209,7 +209,7 @@ def test_kept_memory_is_measured(project: InstalledProject) -> None:
     """With what the project sets; a step that keeps its memory meets fewer pages that are new."""
     import allocation
 
-    told = "from repro_project.repro.machine.rows import ALLOCATION; import json; print(json.dumps(ALLOCATION))"
+    told = "from repro_project.repro.core.flag_table import ALLOCATION; import json; print(json.dumps(ALLOCATION))"
     assert json.loads(project.run(project.python, "-c", told)) == allocation.SETTINGS[allocation.OURS]
     plain, ours = (allocation.started(project.python, "wide", way) for way in (allocation.DEFAULTS, allocation.OURS))
     assert plain["seconds"] > 0 and plain["peak"] > 100 and ours["faults"] < plain["faults"] / 2

@@ -149,7 +149,7 @@ CHANGES: dict[str, tuple[Change, list[str]]] = {
     "code.constants.json": (lambda p: p.write(f"{CODE}/constants.json", "{}\n"), TRAIN),
     "code.gone.pyc": (lambda p: p.write(f"{CODE}/gone.pyc"), TRAIN),
     "code.scale.py": (lambda p: p.write(f"{CODE}/scale.py"), BOTH),
-    "code.repro/step.py": (lambda p: p.write(f"{CODE}/repro/step.py"), BOTH),
+    "code.repro/core/step.py": (lambda p: p.write(f"{CODE}/repro/core/step.py"), BOTH),
     "config.train.patience": (lambda p: p.edit("params.yaml", "patience: 1", "patience: 2"), TRAIN),
     "config.owner.level": (lambda p: p.edit("params.yaml", "level: 1", "level: 2"), TRAIN),
     "config.data.test_percent": (lambda p: p.edit("params.yaml", "percent: 20", "percent: 30"), BOTH),
@@ -178,7 +178,13 @@ def test_what_changes_no_run_is_no_change(pipeline: Pipeline) -> None:
         pipeline.edit("params.yaml", "every: 50", "every: 7")
         pipeline.edit("params.yaml", "experiment: ", "experiment: another-")
         pipeline.write(f"{CODE}/__pycache__/gone.cpython-311.pyc")
-        for name in ("repro/lab/results.py", "repro/lab/new.py", "repro/cli.py", "model.py~", ".model.py.swp"):
+        for name in (
+            "repro/analysis/results.py",
+            "repro/analysis/new.py",
+            "repro/cli.py",
+            "model.py~",
+            ".model.py.swp",
+        ):
             pipeline.write(f"{CODE}/{name}")
         for name in ("README.md", "requirements/notes.md", "src/notes.md"):
             pipeline.write(name)
@@ -249,10 +255,10 @@ COUNTED = {
         "repro/new.py": True,
         "repro/cli.pyx": True,
         "repro/machinery.sha256.bak": True,
-        "blocks/repro/lab/a.py": True,
+        "blocks/repro/analysis/a.py": True,
         "blocks/repro/cli.py": True,
-        "repro/lab/new.py": False,
-        "repro/lab/deep/words.json": False,
+        "repro/analysis/new.py": False,
+        "repro/analysis/deep/words.json": False,
         "model.py~": False,
         "blocks/~": False,
         ".model.py.swp": False,
@@ -272,7 +278,7 @@ import json
 from dvc.repo import Repo
 from dvc_data.hashfile.build import build
 from {PACKAGE} import PROJECT
-from {PACKAGE}.repro.asked.address import code, locks
+from {PACKAGE}.repro.address.address import code, locks
 
 (stage,) = [stage for stage in Repo(".").index.stages if stage.addressing == "train"]
 dvc = set()

@@ -31,7 +31,7 @@ OLD = 12  # seconds that the files rest, so that they are old enough to be remem
 
 def one_by_one(folder: Path, known: str) -> None:
     """Each file of a folder read, one after another, as a run did before it remembered any."""
-    from repro_project.repro.asked.manifest import sha256_file
+    from repro_project.repro.address.manifest import sha256_file
 
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -42,7 +42,7 @@ def checked(check: str) -> Callable[[Path, str], None]:
     """The check of a folder, whose hash is known, at the start of a run."""
 
     def work(folder: Path, known: str) -> None:
-        from repro_project.repro.asked import manifest
+        from repro_project.repro.address import manifest
 
         manifest.require(folder, known, "", check)
 

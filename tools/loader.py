@@ -38,15 +38,15 @@ CALLS = 20_000
 def measure(rounds: int, seconds: float) -> dict[str, Any]:
     """By workers and samples per micro-batch, both loaders' samples per second in each round; and the time of keys."""
     from repro_project.config import Config
-    from repro_project.repro.asked.params import load
-    from repro_project.repro.machine.switches import apply, set_environment
+    from repro_project.repro.config.params import load
+    from repro_project.repro.core.flags import apply, set_environment
 
     config = load(Config, Path("params.yaml"), ["device=cpu"])
     set_environment(config.determinism)  # before torch is imported
     import torch
     from repro_project import data
-    from repro_project.repro.training import sampling
-    from repro_project.repro.training.world import World
+    from repro_project.repro.core import sampling
+    from repro_project.repro.core.ranks import World
 
     apply(config.determinism)
     dataset, _ = data.load(config)
@@ -93,8 +93,8 @@ def measure(rounds: int, seconds: float) -> dict[str, Any]:
 def parts() -> dict[str, float]:
     """The time of each thing that a run's loader does for a sample, in microseconds."""
     import numpy
-    from repro_project.repro.training.generators import seeded
-    from repro_project.repro.training.seeds import derive, seed_torch
+    from repro_project.repro.core.generators import seeded
+    from repro_project.repro.core.seeds import derive, seed_torch
 
     number = derive(0, "sample", 3, 7)
     timed: dict[str, Callable[[], object]] = {

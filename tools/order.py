@@ -60,9 +60,9 @@ def plan(samples: int, load: bool) -> Callable[[], Iterator[Any]]:
     """The template's batches from the middle of the first epoch on."""
     import torch
     from repro_project.config import Config
-    from repro_project.repro.asked.params import load as settings
-    from repro_project.repro.training import sampling
-    from repro_project.repro.training.world import World
+    from repro_project.repro.config.params import load as settings
+    from repro_project.repro.core import sampling
+    from repro_project.repro.core.ranks import World
 
     config, start = settings(Config, Path("params.yaml")), samples // BATCH // 2
     stop, world, mine = start + BATCHES + 1, World(0, 1, torch.device("cpu")), range(MICRO_BATCHES)

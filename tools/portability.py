@@ -114,8 +114,8 @@ Builds in which none differs share the class `cpu-portable`.
 """
 VARIABLES = """
 import json
-from {package}.repro.asked.settings import Determinism
-from {package}.repro.machine.switches import missing_variables
+from {package}.repro.config.settings import Determinism
+from {package}.repro.core.flags import missing_variables
 print(json.dumps(missing_variables(Determinism(cpu="portable", relax=()))))
 """
 

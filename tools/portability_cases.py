@@ -17,7 +17,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
 from torch.testing._internal.opinfo.core import BinaryUfuncInfo, UnaryUfuncInfo
 
-VECTOR_FUNCTIONS = import_module(f"{PACKAGE}.repro.machine.libraries").VECTOR_FUNCTIONS
+VECTOR_FUNCTIONS = import_module(f"{PACKAGE}.repro.core.libraries").VECTOR_FUNCTIONS
 
 Source = Callable[[], Iterable[Case]]
 

@@ -11,7 +11,7 @@ from bake import PACKAGE
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-tensors_in = import_module(f"{PACKAGE}.repro.machine.portable").tensors_in
+tensors_in = import_module(f"{PACKAGE}.repro.environment.portable").tensors_in
 
 Case = tuple[str, Callable[[], None]]  # a name, and what computes
 FLOATS = (torch.float32, torch.float64)

@@ -69,16 +69,16 @@ def sent(interface: str = "lo") -> int:
 def measure(way: str, width: int, micro_batches: int, steps: int) -> Found | None:
     """Bytes per parameter that this host sends to itself, to others, and a rank holds; seconds of a step."""
     from repro_project.config import Config
-    from repro_project.repro.asked.params import load
-    from repro_project.repro.machine.switches import apply, set_environment
+    from repro_project.repro.config.params import load
+    from repro_project.repro.core.flags import apply, set_environment
 
     config = load(Config, Path("params.yaml"), ["device=cpu", "parallel.timeout_seconds=300"])
     set_environment(config.determinism)  # before torch is imported
     import torch
-    from repro_project.repro.training import world
-    from repro_project.repro.training.exact import clip_grad_norm_
-    from repro_project.repro.training.optimizers import Optimizers
-    from repro_project.repro.training.summing import gradients_of
+    from repro_project.repro.core import ranks as world
+    from repro_project.repro.core.exact import clip_grad_norm_
+    from repro_project.repro.core.optimizers import Optimizers
+    from repro_project.repro.core.summing import gradients_of
     from torch import nn
     from torch.distributed.fsdp import fully_shard
 

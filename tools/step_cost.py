@@ -47,19 +47,20 @@ VARIANTS = {
 def measure(name: str, seconds: float) -> dict[str, Any]:
     """Milliseconds of the steps of each variant, and the number of parameters."""
     from repro_project.config import Config
-    from repro_project.repro.asked.params import load
-    from repro_project.repro.machine.switches import apply, set_environment
+    from repro_project.repro.config.params import load
+    from repro_project.repro.core.flags import apply, set_environment
 
     config = load(Config, Path("params.yaml"), ["device=cpu"])
     set_environment(config.determinism)  # before torch is imported
     import torch
     from repro_project.model import build
-    from repro_project.repro.training import agreement, world
-    from repro_project.repro.training.accumulate import Accumulation
-    from repro_project.repro.training.exact import clip_grad_norm_
-    from repro_project.repro.training.optimizers import Optimizers
-    from repro_project.repro.training.seeds import derive, seed_everything
-    from repro_project.repro.training.trace import Trace
+    from repro_project.repro.core import ranks as world
+    from repro_project.repro.core.accumulate import Accumulation
+    from repro_project.repro.core.exact import clip_grad_norm_
+    from repro_project.repro.core.optimizers import Optimizers
+    from repro_project.repro.core.seeds import derive, seed_everything
+    from repro_project.repro.environment import agreement
+    from repro_project.repro.trace.trace import Trace
     from repro_project.train import micro_batch_loss, parameter_groups
 
     apply(config.determinism)
@@ -128,8 +129,8 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
 
 def thousand_ranks() -> tuple[float, int, str]:
     """Seconds to compare 1024 ranks' reports of a real run, with a few odd ones; fields; the text."""
-    from repro_project.repro.differences import flatten
-    from repro_project.repro.training import agreement
+    from repro_project.repro.base.text import flatten
+    from repro_project.repro.environment import agreement
 
     preimage = json.loads((PROJECT / "artifacts" / "address.json").read_text())["preimage"]
     environment = json.loads((PROJECT / "artifacts" / "environment.json").read_text())["preimage"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from . import PROJECT
 from .config import Config
-from .repro import launch
+from .repro.start import launch
 
 if __name__ == "__main__":  # before torch is imported, because it reads its environment then
     CONFIG, OUT = launch.begin(PROJECT, Config, trains=True)

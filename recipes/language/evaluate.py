@@ -7,7 +7,7 @@ from pathlib import Path
 
 from . import PROJECT
 from .config import Config
-from .repro import launch
+from .repro.start import launch
 
 if __name__ == "__main__":
     CONFIG, OUT = launch.begin(PROJECT, Config)
@@ -20,11 +20,11 @@ from torch.nn import functional as F
 
 from . import data
 from .model import build
-from .repro.files import write_json
+from .repro.base.files import write_json
+from .repro.checkpoint.final import load_weights
+from .repro.core.evaluation import count_batches, evaluating
+from .repro.core.ranks import World
 from .repro.run import alone
-from .repro.training.evaluation import count_batches, evaluating
-from .repro.training.final import load_weights
-from .repro.training.world import World
 
 
 def evaluate(model: nn.Module, dataset: data.Windows, config: Config, world: World) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import PROJECT
 from .config import Config
-from .repro import launch
+from .repro.start import launch
 
 if __name__ == "__main__":  # before torch is imported, because it reads its environment then
     CONFIG, OUT = launch.begin(PROJECT, Config, trains=True)
@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from . import data
 from .evaluate import evaluate
 from .model import build
+from .repro.core.exact import clip_grad_norm_
 from .repro.run import Run
-from .repro.training.exact import clip_grad_norm_
 
 
 def train(config: Config, out: Path) -> None:

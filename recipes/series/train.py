@@ -7,7 +7,7 @@ from pathlib import Path
 
 from . import PROJECT
 from .config import Config
-from .repro import launch
+from .repro.start import launch
 
 if __name__ == "__main__":  # before torch is imported, because it reads its environment then
     CONFIG, OUT = launch.begin(PROJECT, Config, trains=True)
@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from . import data
 from .evaluate import evaluate
 from .model import Output, build
+from .repro.core.exact import clip_grad_norm_
 from .repro.run import Run
-from .repro.training.exact import clip_grad_norm_
 
 WEIGHTS = {"classify": 1.0, "foretell": 0.5, "steady": 0.01}  # of the losses
 

@@ -42,8 +42,8 @@ def python(project: Project, profile: str, *arguments: str, **variables: str) ->
 
 STRICT = """
 import json
-from {package}.repro.machine.switches import apply, missing_variables
-from {package}.repro.asked.settings import Determinism
+from {package}.repro.core.flags import apply, missing_variables
+from {package}.repro.config.settings import Determinism
 switches = Determinism(cpu="{cpu}", relax={relax})
 """
 VARIABLES = STRICT + "print(json.dumps(missing_variables(switches)))"
@@ -55,8 +55,8 @@ assert not missing_variables(switches)
 apply(switches)
 import hashlib, random, runpy, sys
 import numpy, torch
-from {package}.repro.machine.canary import RELEASED, arithmetic_canary
-from {package}.repro.training.seeds import seed_everything
+from {package}.repro.environment.canary import RELEASED, arithmetic_canary
+from {package}.repro.core.seeds import seed_everything
 print("released" if arithmetic_canary() == RELEASED else "other")
 seed_everything(5)
 draws = [random.gauss(0, 1) for _ in range(999)], [random.betavariate(0.4, 0.4) for _ in range(999)]

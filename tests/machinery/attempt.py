@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from project.config import Config
-from project.repro.files import read_json
-from project.repro.records import names
-from project.repro.training import checkpoint
+from project.repro.base.files import read_json
+from project.repro.checkpoint import checkpoint
+from project.repro.record import names
 
 STEPS = 23  # of one epoch
 

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from conftest import PACKAGE, PROJECT, python, training
-from project.repro.project import Project
+from project.repro.base.project import Project
 
 SETTINGS = "tracking.enabled=false", "train.learning_rate=0.003", "seed=5"
 

@@ -65,9 +65,9 @@ def pytest_configure(config: pytest.Config) -> None:
     It must happen before torch is imported, and while standard output is the real one: pytest captures it
     when it imports this file, and again from the first test on, but not now.
     """
-    from project.repro.asked.settings import Determinism
-    from project.repro.errors import Refused
-    from project.repro.machine.switches import set_environment
+    from project.repro.config.settings import Determinism
+    from project.repro.core.errors import Refused
+    from project.repro.core.flags import set_environment
 
     assert "torch" not in sys.modules, "torch was imported too early to be strict"
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background begins without it
@@ -93,7 +93,7 @@ def python(
 def config() -> "Config":
     """The project's params.yaml."""
     from project.config import Config
-    from project.repro.asked.params import load
+    from project.repro.config.params import load
 
     return load(Config, PROJECT / "params.yaml")
 
@@ -199,7 +199,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Server"]:
 @pytest.fixture
 def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What this process uploads goes to the server, which may take its time."""
-    from project.repro.records import tracking
+    from project.repro.tracking import tracking
 
     monkeypatch.setitem(tracking.QUIET, "MLFLOW_HTTP_REQUEST_TIMEOUT", str(PATIENCE))
     if "server" in request.fixturenames:
@@ -220,7 +220,7 @@ def tracked(server: "Server", prepared: Path, tmp_path_factory: pytest.TempPathF
 @pytest.fixture
 def scrambled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The words that permutations scramble, one for each walk: the work that finding samples is."""
-    from project.repro.training.order import Permutation
+    from project.repro.core.order import Permutation
 
     encrypt, words = Permutation._encrypt, list[int]()
 

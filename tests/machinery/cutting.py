@@ -92,8 +92,8 @@ def main(package: str, fault: str, folder: Path, overrides: list[str]) -> None:
     project = import_module(package).PROJECT
     run_of, params, errors = (import_module(f"{package}.repro.{name}") for name in ("run", "asked.params", "errors"))
     config = params.load(import_module(f"{package}.config").Config, overrides=overrides)
-    globals()[fault](lambda name: import_module(f"{package}.repro.training.{name}"))
-    clip = import_module(f"{package}.repro.training.exact").clip_grad_norm_
+    globals()[fault](lambda name: import_module(f"{package}.repro.core.{name}"))
+    clip = import_module(f"{package}.repro.core.exact").clip_grad_norm_
     try:
         with run_of.Run(project, config, folder) as run:
             model = Table()

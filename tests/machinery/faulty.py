@@ -135,7 +135,7 @@ def output_gradient(package: str) -> None:
 
 def shard(package: str) -> None:
     """The same in the shard of a gradient that the optimizer is given; where tensors are unsharded, nothing."""
-    held = import_module(f"{package}.repro.training.shards").Shard
+    held = import_module(f"{package}.repro.core.shards").Shard
     of, wrong = held.of, wrong_at(WRONG_SHARD)
     held.of = lambda self, local: of(self, wrong(local) if local.numel() else local)
 
@@ -158,7 +158,7 @@ def second_epoch(package: str) -> None:
     """What a loop sets as the second epoch begins: a process that goes on behind that lacks it."""
     import torch
 
-    step, seen = import_module(f"{package}.repro.step").Step, list[int]()
+    step, seen = import_module(f"{package}.repro.core.step").Step, list[int]()
     backward, stepped = step.backward, torch.optim.AdamW.step
 
     def passed(self: Any, *arguments: Any) -> Any:
@@ -205,7 +205,7 @@ def unseen(package: str) -> None:
 
 def no_room(package: str) -> None:
     """This rank's part of the second checkpoint has no room."""
-    module, calls = import_module(f"{package}.repro.training.checkpoint"), count(1)
+    module, calls = import_module(f"{package}.repro.checkpoint.checkpoint"), count(1)
     write_part = module.write_part
 
     def written(*arguments: Any) -> Any:
@@ -222,7 +222,7 @@ def dies(package: str) -> None:
     *owners, function = path.split(".")
     owner: Any = reduce(getattr, owners, import_module(f"{package}.repro.{name}"))
     original, calls, looks = getattr(owner, function), count(1), count(1)
-    saver = import_module(f"{package}.repro.training.saver")
+    saver = import_module(f"{package}.repro.checkpoint.saver")
     look = saver.look
 
     def looked(*arguments: Any) -> Any:

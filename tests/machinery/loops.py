@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from project.repro.errors import NonFinite
+from project.repro.core.errors import NonFinite
+from project.repro.core.step import Step
 from project.repro.run import Run
-from project.repro.step import Step
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

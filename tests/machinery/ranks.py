@@ -48,7 +48,7 @@ def impatient() -> NoReturn:
 
 def refuse(message: str) -> NoReturn:
     """End by a failure that all ranks are to meet."""
-    errors = import_module(f"{PACKAGE}.repro.errors")
+    errors = import_module(f"{PACKAGE}.repro.core.errors")
     errors.PATIENCE = 0.0  # seconds; rank 0 does not come
     errors.Refused(message).tell()
     sys.exit(2)
@@ -76,5 +76,5 @@ elif __name__ == "__main__":
 
         agent._monitor_workers = watched
     path = os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])
-    torchrun = import_module(f"{PACKAGE}.repro.torchrun").torchrun
+    torchrun = import_module(f"{PACKAGE}.repro.start.ranks").torchrun
     sys.exit(torchrun(sys.argv[1], sys.argv[2:], 2, {"PYTHONPATH": path}))

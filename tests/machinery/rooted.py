@@ -11,7 +11,7 @@ PREPARED, OUT = map(Path, sys.argv[1:])
 (PACKAGE,) = [path.parent.name for path in Path("src").glob("*/repro")]
 package, run_module, params, config, stages = (
     import_module(f"{PACKAGE}{name}")
-    for name in ("", ".repro.run", ".repro.asked.params", ".config", ".repro.asked.stages")
+    for name in ("", ".repro.run", ".repro.config.params", ".config", ".repro.guards.stages")
 )
 
 

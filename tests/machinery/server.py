@@ -15,9 +15,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from project.repro.asked.manifest import sha256_file
-from project.repro.files import read_json
-from project.repro.records import names, tracking
+from project.repro.address.manifest import sha256_file
+from project.repro.base.files import read_json
+from project.repro.record import names
+from project.repro.tracking import tracking
 from warm import PATIENCE
 
 READY = 2  # how MLflow's store says that a LoggedModel is whole

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import torch
 from loops import Loop, Parts, Words, broken, each_step, good, loss_of, plain, trained_with
-from project.repro.errors import NonFinite
+from project.repro.core.errors import NonFinite
+from project.repro.core.step import Step
 from project.repro.run import Run
-from project.repro.step import Step
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

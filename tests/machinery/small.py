@@ -7,9 +7,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from project.repro.asked.stages import watched
-from project.repro.errors import Refused
-from project.repro.project import Project
+from project.repro.base.project import Project
+from project.repro.core.errors import Refused
+from project.repro.guards.stages import watched
 
 PIPELINE = """
 stages:
@@ -33,7 +33,8 @@ FILES = {
     "requirements/cpu.txt": "numpy==2.4.6  # via tides\n",
     "README.md": "\n",
     **{
-        f"src/tides/{name}.py": "" for name in ("__init__", "data", "train", "repro/run", "repro/cli", "repro/lab/diff")
+        f"src/tides/{name}.py": ""
+        for name in ("__init__", "data", "train", "repro/run", "repro/cli", "repro/analysis/diff")
     },
 }
 

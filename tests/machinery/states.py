@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from project.repro.asked.settings import Parallel
-from project.repro.training.checkpoint import Origin
-from project.repro.training.optimizers import Optimizers
-from project.repro.training.shards import whole
-from project.repro.training.snapshot import Snapshot, copy, look
+from project.repro.checkpoint.checkpoint import Origin
+from project.repro.config.settings import Parallel
+from project.repro.core.optimizers import Optimizers
+from project.repro.core.shards import whole
+from project.repro.core.snapshot import Snapshot, copy, look
 from torch import nn
 
 ORIGIN = Origin("a" * 64, "e" * 64)

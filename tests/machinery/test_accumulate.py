@@ -7,14 +7,14 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from project.repro.errors import Refused
-from project.repro.training import accumulate, buckets
-from project.repro.training.accumulate import Accumulation
-from project.repro.training.buckets import Bucket
-from project.repro.training.finite import nonfinite, one_nan
-from project.repro.training.summing import gradients_of
-from project.repro.training.tree import total
-from project.repro.training.world import World
+from project.repro.core import accumulate, buckets
+from project.repro.core.accumulate import Accumulation
+from project.repro.core.buckets import Bucket
+from project.repro.core.errors import Refused
+from project.repro.core.finite import nonfinite, one_nan
+from project.repro.core.ranks import World
+from project.repro.core.summing import gradients_of
+from project.repro.core.tree import total
 from states import parallel_of
 from torch import Tensor, nn
 

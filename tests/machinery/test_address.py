@@ -10,11 +10,11 @@ import pytest
 from conftest import PACKAGE, PROJECT, python
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.asked import address, manifest
-from project.repro.asked.address import ContentAddress, code, content_address, digest, locks
-from project.repro.asked.params import load
-from project.repro.errors import Refused
-from project.repro.project import Project
+from project.repro.address import address, manifest
+from project.repro.address.address import ContentAddress, code, content_address, digest, locks
+from project.repro.base.project import Project
+from project.repro.config.params import load
+from project.repro.core.errors import Refused
 
 # Legal values for every key of params.yaml, as --set takes them: the first that is not the key's own stands
 # for a change. A new key needs a row here: in the first table if a change of it may change bits, in the
@@ -165,7 +165,7 @@ def test_name_of_the_package_does_not_change_the_code(renamed: Project):
     assert code(renamed) == code(OURS)
 
 
-@pytest.mark.parametrize("name", ["train.py", "model.py", "data.py", "repro/training/accumulate.py", "repro/step.py"])
+@pytest.mark.parametrize("name", ["train.py", "model.py", "data.py", "repro/core/accumulate.py", "repro/core/step.py"])
 def test_a_comment_in_the_code_of_a_run_changes_the_address(renamed: Project, name: str):
     with (renamed.package / name).open("a") as file:
         file.write("# a remark\n")
@@ -184,7 +184,9 @@ def test_a_new_file_of_any_kind_changes_the_code(renamed: Project, name: str):
     assert set(code(renamed)) - set(code(OURS)) == {name}
 
 
-@pytest.mark.parametrize("name", ["repro/lab/results.py", "repro/cli.py", "repro/lab/new.py", "repro/machinery.sha256"])
+@pytest.mark.parametrize(
+    "name", ["repro/analysis/results.py", "repro/cli.py", "repro/analysis/new.py", "repro/machinery.sha256"]
+)
 def test_what_no_run_imports_does_not_change_the_code(renamed: Project, name: str):
     with (renamed.package / name).open("a") as file:
         file.write("# a remark\n")
@@ -218,7 +220,7 @@ def test_no_run_imports_what_is_left_out():
     loaded = f"import sys, {PACKAGE}.train; print(*sorted(sys.modules))"
     names = python("-c", loaded).stdout.split()
     inside = {name.removeprefix(f"{PACKAGE}.") for name in names if name.startswith(f"{PACKAGE}.")}
-    assert {"train", "data", "model", "repro.run", "repro.training.accumulate"} <= inside
+    assert {"train", "data", "model", "repro.run", "repro.core.accumulate"} <= inside
     outside = [entry.removesuffix(".py").rstrip("/").replace("/", ".") for entry in address.OUTSIDE_THE_RUN]
     assert not [name for name in inside if name.startswith(tuple(outside))]
 

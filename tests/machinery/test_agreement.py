@@ -14,10 +14,10 @@ from conftest import PACKAGE, PROJECT
 from faulty import Faulty
 from project.config import Config
 from project.prepare import prepare
-from project.repro.asked import manifest
-from project.repro.differences import flatten
-from project.repro.errors import Disagreement
-from project.repro.training.agreement import blame, disagreements, ranges, require_agreement, table
+from project.repro.address import manifest
+from project.repro.base.text import flatten
+from project.repro.core.errors import Disagreement
+from project.repro.environment.agreement import blame, disagreements, ranges, require_agreement, table
 
 # ---- the table
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from clone import command
 from conftest import PACKAGE, PROJECT, Trained, training
-from project.repro.errors import Refused
-from project.repro.files import read_json
-from project.repro.lab.audit.audit import Audit, Finding
-from project.repro.lab.audit.syntax import Source
+from project.repro.analysis.audit.audit import Audit, Finding
+from project.repro.analysis.audit.syntax import Source
+from project.repro.base.files import read_json
+from project.repro.core.errors import Refused
 
 PLANTED = '''import torch
 import torch.utils.checkpoint
@@ -153,7 +153,7 @@ def test_operation_that_raises_here_is_told_and_the_step_goes_on(planted: Audite
 def test_operation_that_is_not_portable_is_found(planted: Audited):
     found = planted.found("portability", "sqrt float32")
     assert found | planted.line("blocks/model.py", "torch.sqrt(") == found
-    assert found["module"] == "planted (Planted)" and found["instead"] == "repro.training.exact.sqrt(x)"
+    assert found["module"] == "planted (Planted)" and found["instead"] == "repro.core.exact.sqrt(x)"
 
 
 def test_comment_silences_an_operation(planted: Audited):
@@ -211,7 +211,7 @@ def test_audit_leaves_the_project_as_it_is(clean: Audited):
 def test_watch_changes_no_bit(bare: Path, prepared: Path, tmp_path: Path, untracked: Trained):
     out = tmp_path / "run"
     arguments = training(out, prepared, "tracking.enabled=false")
-    done = command(bare, f"{PACKAGE}.repro.lab.audit.audited", tmp_path / "step.json", *arguments)
+    done = command(bare, f"{PACKAGE}.repro.analysis.audit.audited", tmp_path / "step.json", *arguments)
     assert done.returncode == 0, done.stderr
     assert read_json(tmp_path / "step.json")["operations"] == []
     assert Trained(out, done).weights == untracked.weights

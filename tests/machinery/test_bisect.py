@@ -5,7 +5,18 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import combinations
 
 import pytest
-from project.repro.lab.bisect.bisect import LEAST, Found, Kept, Trial, Trials, Verdict, fewest, needed, rate, search
+from project.repro.analysis.bisect.bisect import (
+    LEAST,
+    Found,
+    Kept,
+    Trial,
+    Trials,
+    Verdict,
+    fewest,
+    needed,
+    rate,
+    search,
+)
 
 EQUAL, DIFFERS, UNRESOLVED = Verdict.EQUAL, Verdict.DIFFERS, Verdict.UNRESOLVED
 NAMES = tuple(f"suspect {number}" for number in range(20))

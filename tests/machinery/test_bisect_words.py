@@ -10,10 +10,10 @@ from clone import project_in
 from conftest import PROJECT
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.errors import Refused
-from project.repro.lab.bisect import sides
-from project.repro.lab.bisect.sides import Named, asked
-from project.repro.machine.switches import SWITCHES
+from project.repro.analysis.bisect import sides
+from project.repro.analysis.bisect.sides import Named, asked
+from project.repro.core.errors import Refused
+from project.repro.core.flags import SWITCHES
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ from clone import git, project_in
 from conftest import PACKAGE, PROJECT, python
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.errors import Failure
-from project.repro.lab import trainings
-from project.repro.lab.bisect import cause, sides
-from project.repro.lab.bisect.cause import EQUAL, FOUND, NOT_FOUND, Answer, bisected
-from project.repro.lab.bisect.commits import cloned
-from project.repro.lab.bisect.sides import Named, asked
-from project.repro.project import Project
+from project.repro.analysis.bisect import cause, sides
+from project.repro.analysis.bisect.cause import EQUAL, FOUND, NOT_FOUND, Answer, bisected
+from project.repro.analysis.bisect.commits import cloned
+from project.repro.analysis.bisect.sides import Named, asked
+from project.repro.base.project import Project
+from project.repro.core.errors import Failure
+from project.repro.start import trainings
 from test_replay import state
 from warm import Warm
 

@@ -5,13 +5,13 @@ from functools import partial
 
 import pytest
 import torch
-from project.repro.errors import Refused
-from project.repro.training.accumulate import Accumulation
-from project.repro.training.buffers import Buffers
-from project.repro.training.finite import nonfinite
-from project.repro.training.transport import Transport
-from project.repro.training.tree import Node, blocks, push, total
-from project.repro.training.world import World
+from project.repro.core.accumulate import Accumulation
+from project.repro.core.buffers import Buffers
+from project.repro.core.errors import Refused
+from project.repro.core.finite import nonfinite
+from project.repro.core.ranks import World
+from project.repro.core.transport import Transport
+from project.repro.core.tree import Node, blocks, push, total
 from states import parallel_of
 from torch import Tensor, nn
 

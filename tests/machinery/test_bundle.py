@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from clone import command, git, project_in
 from conftest import PACKAGE
-from project.repro.errors import Failure, Refused
-from project.repro.lab import archive
-from project.repro.lab.bundle.bundle import bundled
-from project.repro.lab.sources import KEPT, located
+from project.repro.analysis import archive
+from project.repro.analysis.bundle.bundle import bundled
+from project.repro.analysis.sources import KEPT, located
+from project.repro.core.errors import Failure, Refused
 from ruamel.yaml import YAML
 
 NOWHERE = str

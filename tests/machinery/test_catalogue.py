@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from project.repro.lab.audit import catalogue
-from project.repro.lab.audit.catalogue import ROWS, UNSEEN, Call, entries
+from project.repro.analysis.audit import catalogue
+from project.repro.analysis.audit.catalogue import ROWS, UNSEEN, Call, entries
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode

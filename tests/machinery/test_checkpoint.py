@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from project.repro.asked import manifest
-from project.repro.errors import Refused
-from project.repro.training import checkpoint, stored
-from project.repro.training.checkpoint import found, newest, read, write
-from project.repro.training.optimizers import Optimizers
-from project.repro.training.snapshot import copy, look, put
-from project.repro.training.trees import unpack
+from project.repro.address import manifest
+from project.repro.checkpoint import checkpoint, stored
+from project.repro.checkpoint.checkpoint import found, newest, read, write
+from project.repro.core.errors import Refused
+from project.repro.core.optimizers import Optimizers
+from project.repro.core.snapshot import copy, look, put
+from project.repro.core.trees import unpack
 from states import FILES, OPTIMIZERS, ORIGIN, Training, assert_equal, silent, snapshot
 from torch import nn
 

@@ -14,10 +14,11 @@ from click.testing import CliRunner
 from conftest import PACKAGE, python
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.asked.address import digest
-from project.repro.asked.classes import described
+from project.repro.address.address import digest
 from project.repro.cli import Ours, main
-from project.repro.records import names, receipt, tracking
+from project.repro.record import names, receipt
+from project.repro.record.classes import described
+from project.repro.tracking import tracking
 
 NUMBERS = itertools.count()
 LOW, HIGH = [0.9861, 0.9875, 0.9889, 0.9847, 0.9902], [0.9944, 0.9958, 0.9931, 0.9972, 0.9919]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from clone import command
 from conftest import PACKAGE
-from project.repro.asked.settings import Determinism
-from project.repro.errors import Refused
-from project.repro.lab import cost, statistics
-from project.repro.lab.cost import ALL, STRICT
+from project.repro.analysis import cost, statistics
+from project.repro.analysis.cost import ALL, STRICT
+from project.repro.config.settings import Determinism
+from project.repro.core.errors import Refused
 
 STEPS = 100
 DETERMINISM = Determinism(cpu="portable", relax=())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from project.repro.training.checkpoint import Damaged, found, newest, read, write
+from project.repro.checkpoint.checkpoint import Damaged, found, newest, read, write
 from states import FILES, ORIGIN, assert_equal, silent, snapshot
 
 

@@ -23,19 +23,19 @@ from project import data as data_module
 from project import train as train_module
 from project.config import Config
 from project.model import build
-from project.repro import step as step_module
-from project.repro.asked import manifest
-from project.repro.asked.manifest import sha256_file
-from project.repro.asked.settings import Checkpoint
-from project.repro.errors import Refused
-from project.repro.files import read_json
-from project.repro.lab.diff import Place, Side, causes, first_place, load, report
-from project.repro.records import receipt
-from project.repro.records.chain import STEP
-from project.repro.training import checkpoint, saver
-from project.repro.training.sampling import Plan
-from project.repro.training.seeds import derive
-from project.repro.training.snapshot import Snapshot
+from project.repro.address import manifest
+from project.repro.address.manifest import sha256_file
+from project.repro.analysis.diff import Place, Side, causes, first_place, load, report
+from project.repro.base.files import read_json
+from project.repro.checkpoint import checkpoint, saver
+from project.repro.config.settings import Checkpoint
+from project.repro.core import step as step_module
+from project.repro.core.errors import Refused
+from project.repro.core.sampling import Plan
+from project.repro.core.seeds import derive
+from project.repro.core.snapshot import Snapshot
+from project.repro.record import receipt
+from project.repro.record.chain import STEP
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -363,7 +363,7 @@ def side(name: str, **fields: Any) -> Side:
 LIKELIEST = {
     "batch": "code.data.py",
     "loss": "code.model.py",
-    "gradient": "code.repro/training/accumulate.py",
+    "gradient": "code.repro/core/accumulate.py",
     "weights": "config.train.clip_norm",
 }
 

@@ -17,9 +17,9 @@ import pytest
 from clone import git, project_in
 from conftest import PACKAGE, PROJECT, WORD, python
 from project.config import Config
-from project.repro.asked import installed as asked
-from project.repro.lab.doctor import checks, doctor, hardware, packages
-from project.repro.lab.doctor.found import Context, Found, State
+from project.repro.address import locks as asked
+from project.repro.analysis.doctor import checks, doctor, hardware, packages
+from project.repro.analysis.doctor.found import Context, Found, State
 
 OK, WARNING, FAULT, UNKNOWN = State
 
@@ -79,7 +79,7 @@ def break_repository(own: Path) -> None:
 
 
 def break_machinery(own: Path) -> None:
-    with (own / "src" / PACKAGE / "repro" / "lab" / "diff.py").open("a") as file:
+    with (own / "src" / PACKAGE / "repro" / "analysis" / "diff.py").open("a") as file:
         file.write("\n")
 
 
@@ -108,7 +108,7 @@ def break_clock(own: Path) -> None:
 PLANTED = [
     (break_git, checks.git, WARNING, f"uncommitted changes: src/{PACKAGE}/model.py"),
     (break_repository, checks.git, WARNING, "no git commit"),
-    (break_machinery, checks.machinery_as_released, WARNING, "modified: lab/diff.py"),
+    (break_machinery, checks.machinery_as_released, WARNING, "modified: analysis/diff.py"),
     (break_address, checks.code_of_the_address, FAULT, "a link to a folder"),
     (break_locks, checks.locks, FAULT, "numpy"),
     (break_installed, packages.installed, FAULT, "missing: nobody; click "),
@@ -155,7 +155,7 @@ def test_variable_that_contradicts_a_switch_is_found(context: Context, monkeypat
 
 
 def test_arithmetic_of_another_library_is_found(context: Context, monkeypatch: pytest.MonkeyPatch):
-    from project.repro.machine import canary
+    from project.repro.environment import canary
 
     monkeypatch.setattr(canary, "arithmetic_canary", lambda: "f" * 64)
     assert looked(checks.arithmetic, context).state is WARNING

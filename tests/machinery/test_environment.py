@@ -9,14 +9,14 @@ import pytest
 import torch
 from conftest import PACKAGE, SECRETS, WORD, Trained, python
 from project.config import Config
-from project.repro.asked.address import digest
-from project.repro.asked.classes import described, promises
-from project.repro.asked.settings import Compute, Determinism
-from project.repro.credentials import without_credentials
-from project.repro.machine import switches
-from project.repro.machine.canary import RELEASED
-from project.repro.machine.compiler import compiler
-from project.repro.machine.environment import environment_class, numeric_environment, record, variables
+from project.repro.address.address import digest
+from project.repro.base.redact import without_credentials
+from project.repro.config.settings import Compute, Determinism
+from project.repro.core import flags
+from project.repro.environment.canary import RELEASED
+from project.repro.environment.compiler import compiler
+from project.repro.environment.environment import environment_class, numeric_environment, record, variables
+from project.repro.record.classes import described, promises
 
 STRICT = Determinism(cpu="portable", relax=())
 PLAIN = Compute(precision="float32", compile=False)
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def environment() -> dict[str, Any]:
-    switches.apply(STRICT)
+    flags.apply(STRICT)
     return numeric_environment(STRICT, CPU)
 
 
@@ -34,7 +34,7 @@ def test_it_has_the_fields_that_decide_bits():
         *("torch", "cuda", "numpy", "python", "libc", "image", "device", "cpu", "threads", "switches", "variables")
     }
     assert seen["torch"]["version"] == torch.__version__ and seen["threads"] == 1
-    assert seen["switches"] == switches.effective()
+    assert seen["switches"] == flags.effective()
     assert digest(seen) == digest(environment())
 
 
@@ -92,22 +92,22 @@ def test_switch_left_off_changes_the_digest():
     before = environment()
     torch.backends.cudnn.benchmark = True
     after = numeric_environment(STRICT, CPU)
-    switches.apply(STRICT)
+    flags.apply(STRICT)
     assert digest(after) != digest(before)
     assert {name for name in before if before[name] != after[name]} == {"switches"}
 
 
 CLASS = f"""
-from {PACKAGE}.repro.asked.settings import Compute, Determinism
-from {PACKAGE}.repro.machine import switches
+from {PACKAGE}.repro.config.settings import Compute, Determinism
+from {PACKAGE}.repro.core import flags as switches
 strict = Determinism(cpu="portable", relax=())
 switches.apply(strict)
 import torch
-from {PACKAGE}.repro.machine.environment import environment_class, numeric_environment
+from {PACKAGE}.repro.environment.environment import environment_class, numeric_environment
 environment = numeric_environment(strict, torch.device("cpu"))
 print(environment_class(environment, Compute(precision="float32", compile=False)), environment["libc"])
 import hashlib, random, numpy
-from {PACKAGE}.repro.training.seeds import seed_everything
+from {PACKAGE}.repro.core.seeds import seed_everything
 seed_everything(5)
 N = 4096
 safe = [random.random() for _ in range(N)], random.sample(range(N), N)

@@ -7,13 +7,13 @@ import numpy
 import pytest
 import torch
 from conftest import PACKAGE, Trained, python
-from project.repro.errors import Refused
-from project.repro.files import read_json
-from project.repro.records import names
-from project.repro.training.evaluation import count_batches, evaluating
-from project.repro.training.final import load_weights
-from project.repro.training.seeds import seed_everything
-from project.repro.training.world import World
+from project.repro.base.files import read_json
+from project.repro.checkpoint.final import load_weights
+from project.repro.core.errors import Refused
+from project.repro.core.evaluation import count_batches, evaluating
+from project.repro.core.ranks import World
+from project.repro.core.seeds import seed_everything
+from project.repro.record import names
 from safetensors.torch import save_model
 from torch import nn
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import numpy
 import pytest
 import torch
-from project.repro.training import exact
-from project.repro.training.shards import Scattered, Shard
-from project.repro.training.world import World
+from project.repro.core import exact
+from project.repro.core.ranks import World
+from project.repro.core.shards import Scattered, Shard
 
 T = TypeVar("T")
 CPU = torch.device("cpu")

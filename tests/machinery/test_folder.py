@@ -13,9 +13,9 @@ from clone import command, git, project_in
 from conftest import PACKAGE, PROJECT, python
 from project.config import Config
 from project.data import parse
-from project.repro.asked import hashing, manifest
-from project.repro.asked.manifest import sha256_file
-from project.repro.records.receipt import read
+from project.repro.address import hashing, manifest
+from project.repro.address.manifest import sha256_file
+from project.repro.record.receipt import read
 
 RAW = "data/raw/digits"
 pytestmark = pytest.mark.long
@@ -176,7 +176,7 @@ def test_run_is_replayed_with_the_folder_from_dvc(copy: Path):
 
 
 def test_users_own_folder_serves_a_replay(project: Path, tmp_path: Path):
-    from project.repro.lab import replay
+    from project.repro.analysis import replay
 
     stated = read(project / "artifacts").stated
     wanted = stated["preimage"]["config"]["data"]["sha256"]

@@ -19,22 +19,21 @@ from attempt import inside
 from loops import STEPS, WHOLE, Loop, Parts, draws, each_step, good, plain
 from project import PROJECT
 from project.config import Config
-from project.repro import launch
-from project.repro.asked import stages
-from project.repro.errors import Refused
-from project.repro.files import read_json
-from project.repro.machine import switches
-from project.repro.records import names
+from project.repro.base.files import read_json
+from project.repro.checkpoint.final import load_weights
+from project.repro.core import accumulate, flags
+from project.repro.core.accumulate import Accumulation
+from project.repro.core.buffers import Buffers
+from project.repro.core.ddp import Stock
+from project.repro.core.errors import Refused
+from project.repro.core.ranks import World
+from project.repro.core.step import Step
+from project.repro.core.summing import gradients_of
+from project.repro.guards import stages
+from project.repro.guards.unsaved import Hidden
+from project.repro.record import names
 from project.repro.run import Run, alone
-from project.repro.step import Step
-from project.repro.training import accumulate
-from project.repro.training.accumulate import Accumulation
-from project.repro.training.buffers import Buffers
-from project.repro.training.final import load_weights
-from project.repro.training.hidden import Hidden
-from project.repro.training.stock import Stock
-from project.repro.training.summing import gradients_of
-from project.repro.training.world import World
+from project.repro.start import launch
 from slips import GAVE_NONE, SLIPS, backward_twice, bare_model
 from states import parallel_of
 from torch import Tensor, nn
@@ -62,7 +61,7 @@ class Ended:
 def without_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages run in this process, which has loaded tests, from elsewhere, and the lab, which the address lacks."""
     monkeypatch.setattr(stages, "require_installed", lambda project, unhashed: None)
-    for name in [name for name in sys.modules if ".repro.lab" in name]:
+    for name in [name for name in sys.modules if ".repro.analysis" in name]:
         monkeypatch.delitem(sys.modules, name)
 
 
@@ -305,9 +304,9 @@ def scripted(run: Run, parts: Parts, stop: bool = False) -> None:
 def test_jit_compiles_nothing_that_depends_on_earlier_calls(
     switched: bool, attempt: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ):
-    rows = [row for row in switches.SWITCHES if row.name.startswith("jit_")]
+    rows = [row for row in flags.SWITCHES if row.name.startswith("jit_")]
     if not switched:
-        monkeypatch.setattr(switches, "SWITCHES", [row for row in switches.SWITCHES if row not in rows])
+        monkeypatch.setattr(flags, "SWITCHES", [row for row in flags.SWITCHES if row not in rows])
         for row in rows:
             row.write(True)
     alone = attempt(scripted, "ddp", out="alone")

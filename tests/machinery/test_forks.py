@@ -13,12 +13,13 @@ import pytest
 from clone import project_in
 from conftest import PACKAGE
 from project import PROJECT
-from project.repro.asked.settings import Determinism
-from project.repro.errors import Failure
-from project.repro.lab import trainings, verify
-from project.repro.lab.verify import ONCE, WAYS, Way, starting
-from project.repro.lab.warm import Warm
-from project.repro.project import Project
+from project.repro.analysis import verify
+from project.repro.analysis.verify import ONCE, WAYS, Way, starting
+from project.repro.base.project import Project
+from project.repro.config.settings import Determinism
+from project.repro.core.errors import Failure
+from project.repro.start import trainings
+from project.repro.start.warm import Warm
 from server import until
 
 # Says how it was started, or meets the other ranks, fails, waits. It stands where the project's own code does.
@@ -35,7 +36,7 @@ def meet():
     os.write(1, f"{json.dumps(said)}\\n".encode())  # at once, or the lines of two ranks may be one
 
 def say():
-    mine = sorted(name for name in sys.modules if name.startswith("{package}.repro.lab"))
+    mine = sorted(name for name in sys.modules if name.startswith("{package}.repro.analysis"))
     group, tasks = os.getpgrp() == os.getpid(), len(os.listdir("/proc/self/task"))
     places = sorted(name for name in os.environ if name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
     print(json.dumps([sys.argv[1:], sys.orig_argv[1:], __name__, mine, group, tasks, places, sys.stdin.read()]))
@@ -48,7 +49,7 @@ def fail():
     sys.exit(2)
 
 def refuse():
-    from {package}.repro import errors
+    from {package}.repro.core import errors
     if os.environ["RANK"] == "0":
         time.sleep(3600)
     errors.PATIENCE = 0
@@ -146,8 +147,8 @@ LAB = """
 import sys, time
 from pathlib import Path
 from {package} import PROJECT
-from {package}.repro.lab import trainings
-from {package}.repro.lab.warm import Warm
+from {package}.repro.start import trainings
+from {package}.repro.start.warm import Warm
 with Warm(PROJECT, trainings.environment(PROJECT)) as warm:
     warm.start("{package}.forked", ["wait"], log := Path(sys.argv[1]))
     while not log.read_text():

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 from conftest import PACKAGE, Trained, python, trained, training
-from project.repro.asked.settings import Checkpoint
-from project.repro.training.checkpoint import found, newest
-from project.repro.training.optimizers import Optimizers
-from project.repro.training.saver import Saver
+from project.repro.checkpoint.checkpoint import found, newest
+from project.repro.checkpoint.saver import Saver
+from project.repro.config.settings import Checkpoint
+from project.repro.core.optimizers import Optimizers
 from states import ORIGIN, Training, silent
 from torch import nn
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from project.repro.training import generators
-from project.repro.training.generators import seeded
-from project.repro.training.seeds import seed_everything
+from project.repro.core import generators
+from project.repro.core.generators import seeded
+from project.repro.core.seeds import seed_everything
 
 Draw = Callable[[], Any]
 

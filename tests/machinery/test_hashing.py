@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from conftest import PROJECT, python
-from project.repro.asked import hashing, manifest
-from project.repro.asked.settings import Data
-from project.repro.errors import Refused
+from project.repro.address import hashing, manifest
+from project.repro.config.settings import Data
+from project.repro.core.errors import Refused
 
 FILES = {"a.png": b"first", "b/c.png": b"second", "b/d.png": b"third", ".hidden": b""}
 ODD = ["-n", "a b", "a\nb", "back\\slash", "return\r", "é", os.fsdecode(b"\xff\xfe"), "\uffff", "😀"]
@@ -415,7 +415,7 @@ def test_memory_that_cannot_be_written_costs_speed_alone(raw: Path, monkeypatch:
 CHECKS = """
 import sys
 from pathlib import Path
-from {package}.repro.asked import hashing, manifest
+from {package}.repro.address import hashing, manifest
 hashing.MEMORY, hashing.STEP = Path(sys.argv[1]), -(10**18)
 for _ in range(30):
     hashing._place(Path(sys.argv[2])).unlink(missing_ok=True)

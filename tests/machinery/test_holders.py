@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from project.repro.errors import Refused
-from project.repro.training.holders import require_saved
-from project.repro.training.optimizers import Optimizers
+from project.repro.core.errors import Refused
+from project.repro.core.optimizers import Optimizers
+from project.repro.guards.holders import require_saved
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR, LambdaLR, ReduceLROnPlateau, SequentialLR

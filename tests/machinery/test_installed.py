@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from project.repro.asked import installed
+from project.repro.address import locks
 from small import Case, small
 from warm import PACKAGE, PROJECT
 
@@ -23,7 +23,7 @@ PATHS = {"stdlib": "python/lib", "platstdlib": "python/lib", "scripts": "venv/bi
 def site_packages(case: Case) -> Path:
     """The folder of installed packages, as a small project's environment has it."""
     above = case.project.root.parent
-    case.monkeypatch.setattr(installed.sysconfig, "get_path", lambda name: str(above / PATHS.get(name, "venv/lib")))
+    case.monkeypatch.setattr(locks.sysconfig, "get_path", lambda name: str(above / PATHS.get(name, "venv/lib")))
     return above / "venv/lib"
 
 
@@ -125,8 +125,8 @@ def test_module_that_leads_python_to_an_environment_or_a_project_passes(case: Ca
 def test_every_package_of_this_environment_is_the_locks():
     """The names and versions of real .dist-info folders and real locks meet."""
     folder = Path(sysconfig.get_path("purelib"))
-    locked = installed.locked_files(PROJECT, folder)
-    packages = {path.stem: set(installed.files_of(path)) for path in folder.glob("*.dist-info")}
+    locked = locks.locked_files(PROJECT, folder)
+    packages = {path.stem: set(locks.files_of(path)) for path in folder.glob("*.dist-info")}
     projects = {path.parent.stem for path in folder.glob("*/direct_url.json") if '"editable": true' in path.read_text()}
     assert f"{PACKAGE}-0.1.0" in projects  # and maybe others, which share this environment
     assert {name for name, files in packages.items() if not files <= locked} == projects

@@ -13,16 +13,16 @@ from conftest import PACKAGE
 from faulty import FLIPPED_AFTER, Faulty, flip
 from project.config import Config
 from project.model import MODELS
-from project.repro.errors import Disagreement
-from project.repro.step import Step
-from project.repro.step import Training as TrainingOfRun
-from project.repro.training.accumulate import Accumulation
-from project.repro.training.operations import Operations
-from project.repro.training.optimizers import Optimizers
-from project.repro.training.sampling import Plan
-from project.repro.training.seeds import seed_everything
-from project.repro.training.trace import Trace
-from project.repro.training.world import World
+from project.repro.core.accumulate import Accumulation
+from project.repro.core.errors import Disagreement
+from project.repro.core.optimizers import Optimizers
+from project.repro.core.ranks import World
+from project.repro.core.sampling import Plan
+from project.repro.core.seeds import seed_everything
+from project.repro.core.step import Step
+from project.repro.core.step import Training as TrainingOfRun
+from project.repro.environment.watch import Operations
+from project.repro.trace.trace import Trace
 from states import parallel_of
 from torch import Tensor, nn
 from torch.nn import functional as F

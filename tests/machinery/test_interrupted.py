@@ -12,18 +12,18 @@ from attempt import STEPS, Crash, Finish, inside, origin, result
 from project import PROJECT as OURS
 from project import train as train_module
 from project.config import Config
-from project.repro.asked.settings import Record as Fate
-from project.repro.errors import Failure, Refused
-from project.repro.files import read_json, write_json
-from project.repro.records import names
-from project.repro.records import opening as opening_module
-from project.repro.records import record as record_module
-from project.repro.records.receipt import read
-from project.repro.records.record import Record
+from project.repro.base.files import read_json, write_json
+from project.repro.checkpoint import checkpoint, saver
+from project.repro.config.settings import Record as Fate
+from project.repro.core.errors import Failure, Refused
+from project.repro.core.shards import whole
+from project.repro.core.snapshot import Snapshot
+from project.repro.record import names
+from project.repro.record import opening as opening_module
+from project.repro.record import record as record_module
+from project.repro.record.receipt import read
+from project.repro.record.record import Record
 from project.repro.run import Run
-from project.repro.training import checkpoint, saver
-from project.repro.training.shards import whole
-from project.repro.training.snapshot import Snapshot
 from victim import Start
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from project.config import Config
-from project.repro.asked import opened
-from project.repro.errors import Refused
-from project.repro.training import sampling
-from project.repro.training.world import World
+from project.repro.core import sampling
+from project.repro.core.errors import Refused
+from project.repro.core.ranks import World
+from project.repro.guards import opened
 from small import Case, small
 from test_opened import module
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from conftest import PACKAGE, python
-from project.repro.asked.settings import Determinism
-from project.repro.machine.rows import ALLOCATION
-from project.repro.machine.switches import applicable, missing_variables
+from project.repro.config.settings import Determinism
+from project.repro.core.flag_table import ALLOCATION
+from project.repro.core.flags import applicable, missing_variables
 
 STRICT = Determinism(cpu="portable", relax=())
 VARIABLES = [switch.name for switch in applicable(STRICT) if switch.setting]
@@ -36,7 +36,7 @@ LATE = f"""
 import torch
 from {PACKAGE} import PROJECT
 from {PACKAGE}.config import Config
-from {PACKAGE}.repro import launch
+from {PACKAGE}.repro.start import launch
 launch.begin(PROJECT, Config)
 """
 

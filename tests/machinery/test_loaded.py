@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from conftest import python
 from project import PROJECT as OURS
-from project.repro.asked import loaded
-from project.repro.asked.address import code
-from project.repro.errors import Refused
-from project.repro.project import Project
-from project.repro.training.sampling import _begin_worker
+from project.repro.address import loaded
+from project.repro.address.address import code
+from project.repro.base.project import Project
+from project.repro.core.errors import Refused
+from project.repro.core.sampling import _begin_worker
 
 OLD, NEW = "RATE = 0.1\n", "RATE = 0.2\n"  # of one length
 MODULES = "__init__", "early", "repro.__init__", "repro.loader", "rates"
@@ -23,7 +23,7 @@ MODULES = "__init__", "early", "repro.__init__", "repro.loader", "rates"
 def other(tmp_path: Path) -> Project:
     """A project with this machinery, whose modules all hold a constant; two are imported before the machinery is."""
     package = tmp_path / "src" / "sealed"
-    shutil.copytree(OURS.machinery, package / "repro", ignore=shutil.ignore_patterns("__pycache__", "lab"))
+    shutil.copytree(OURS.machinery, package / "repro", ignore=shutil.ignore_patterns("__pycache__", "analysis"))
     first = "from . import early\n" + (OURS.package / "__init__.py").read_text()
     for name, text in {"__init__": first, "early": "", "rates": "def rate(): return RATE\n"}.items():
         (package / f"{name}.py").write_text(text)
@@ -49,7 +49,7 @@ def run(other: Project, script: str, **env: str) -> list[str]:
 
 LOADING = """
 import importlib, sealed
-from sealed.repro.asked import loaded
+from sealed.repro.address import loaded
 loaded.remember(sealed.PROJECT)
 import sealed.rates
 loaded.require_unchanged(sealed.PROJECT)
@@ -111,8 +111,8 @@ def test_bytecode_without_its_source_is_not_loaded(other: Project):
 LATE = """
 import inspect, json, shutil, sealed
 from pathlib import Path
-from sealed.repro.asked import loaded
-from sealed.repro.errors import Refused
+from sealed.repro.address import loaded
+from sealed.repro.core.errors import Refused
 loaded.remember(sealed.PROJECT)
 package = sealed.PROJECT.package
 changed, added = package / "rates.py", package / "added.py"
@@ -172,7 +172,7 @@ def test_module_loaded_from_another_source_than_the_address_states_is_refused():
     now = code(OURS)
     loaded.require_unchanged(OURS, now)
     loaded.require_same({OURS.package: now})
-    other = now | {"repro/errors.py": "0" * 64}
+    other = now | {"repro/core/errors.py": "0" * 64}
     with pytest.raises(Refused, match=r"^repro/errors\.py: changed while the stage started"):
         loaded.require_unchanged(OURS, other)
     with pytest.raises(Refused, match=r"^repro/errors\.py: changed before a worker loaded it"):

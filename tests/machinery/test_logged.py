@@ -20,11 +20,11 @@ from conftest import PACKAGE, PROJECT, Trained, python
 from project import PROJECT as OURS
 from project.config import Config
 from project.model import build
-from project.repro.files import read_json, write_json
-from project.repro.project import Project
-from project.repro.records import code_state, names, tracking
+from project.repro.base.files import read_json, write_json
+from project.repro.base.project import Project
+from project.repro.record import code_state, names
 from project.repro.run import Run
-from project.repro.training import logged
+from project.repro.tracking import logged, tracking
 from safetensors.torch import load_file
 from server import Server, until
 from torch import Tensor, nn
@@ -184,7 +184,7 @@ import sys
 from pathlib import Path
 from torch import nn
 from {PACKAGE} import PROJECT
-from {PACKAGE}.repro.training import logged
+from {PACKAGE}.repro.tracking import logged
 
 class Net(nn.Linear):
     def forward(self, x):

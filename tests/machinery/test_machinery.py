@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from clone import project_in
 from conftest import PACKAGE, PROJECT
-from project.repro.asked.manifest import sha256_file
-from project.repro.errors import Refused
-from project.repro.project import Project
-from project.repro.records.machinery import LIST, files, judged, machinery, template_version
+from project.repro.address.manifest import sha256_file
+from project.repro.address.release import LIST, files, judged, machinery, template_version
+from project.repro.base.project import Project
+from project.repro.core.errors import Refused
 
 OURS = Project(PROJECT / "src" / PACKAGE)
 VERSION = template_version(OURS)
@@ -42,30 +42,30 @@ def test_list_is_read_by_sha256sum():
         ["sha256sum", "--check", "--strict", LIST], cwd=OURS.machinery, capture_output=True, text=True
     )
     assert done.returncode == 0 and not done.stderr
-    assert "lab/verify.py: OK\n" in done.stdout and LIST not in done.stdout
+    assert "analysis/verify.py: OK\n" in done.stdout and LIST not in done.stdout
 
 
 # ---- what was modified is named
 
 
 def edited(repro: Path) -> str:
-    append(repro / "lab" / "verify.py")
-    return "lab/verify.py"
+    append(repro / "analysis" / "verify.py")
+    return "analysis/verify.py"
 
 
 def added(repro: Path) -> str:
-    append(repro / "lab" / "new.py")
-    return "lab/new.py"
+    append(repro / "analysis" / "new.py")
+    return "analysis/new.py"
 
 
 def removed(repro: Path) -> str:
-    (repro / "lab" / "verify.py").unlink()
-    return "lab/verify.py"
+    (repro / "analysis" / "verify.py").unlink()
+    return "analysis/verify.py"
 
 
 def bytecode_beside_sources(repro: Path) -> str:
-    append(repro / "lab" / "verify.pyc")
-    return "lab/verify.pyc"
+    append(repro / "analysis" / "verify.pyc")
+    return "analysis/verify.pyc"
 
 
 def line_of_the_list(repro: Path) -> str:
@@ -134,7 +134,7 @@ def test_many_modified_files_are_counted(copy: Project):
 def test_what_changes_no_file_of_the_machinery_is_no_modification(copy: Project, tmp_path: Path):
     (copy.machinery / "__pycache__").mkdir()
     append(copy.machinery / "__pycache__" / "gone.pyc")
-    append(copy.machinery / "lab" / "verify.py~")
+    append(copy.machinery / "analysis" / "verify.py~")
     append(copy.package / "model.py")
     listing = copy.machinery / LIST
     listing.write_bytes(listing.read_bytes().replace(b"\n", b"\r\n"))
@@ -146,8 +146,8 @@ def test_what_changes_no_file_of_the_machinery_is_no_modification(copy: Project,
 
 
 def test_folder_that_is_a_link_is_refused(copy: Project, tmp_path: Path):
-    shutil.move(copy.machinery / "lab", tmp_path / "lab")
-    (copy.machinery / "lab").symlink_to(tmp_path / "lab")
+    shutil.move(copy.machinery / "analysis", tmp_path / "analysis")
+    (copy.machinery / "analysis").symlink_to(tmp_path / "analysis")
     with pytest.raises(Refused, match="lab: a link to a folder"):
         machinery(copy)
 
@@ -164,7 +164,7 @@ def test_claim_of_no_modification_with_another_digest_is_found():
 
 def test_code_and_list_edited_together_are_found_by_who_has_another_list(copy: Project):
     """Within one project nobody can know; the digest is printed so that people can compare it."""
-    append(copy.machinery / "lab" / "verify.py")
+    append(copy.machinery / "analysis" / "verify.py")
     lines = (f"{sha256}  {name}\n" for name, sha256 in files(copy.machinery).items())
     (copy.machinery / LIST).write_text("".join(lines))
     stated = machinery(copy).stated()

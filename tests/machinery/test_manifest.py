@@ -13,9 +13,9 @@ import pytest
 from conftest import PACKAGE, PROJECT, python
 from project.config import Config
 from project.prepare import prepare
-from project.repro.asked import manifest
-from project.repro.asked.anew import prepared_anew
-from project.repro.errors import Refused
+from project.repro.address import manifest
+from project.repro.core.errors import Refused
+from project.repro.guards.emptied import prepared_anew
 from safetensors.numpy import save_file
 
 

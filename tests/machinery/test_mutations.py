@@ -16,20 +16,22 @@ from click.testing import CliRunner
 from clone import project_in
 from conftest import PROJECT, Trained
 from project.config import Config
-from project.repro.asked import manifest, stages
-from project.repro.asked.address import ContentAddress, content_address, digest
-from project.repro.asked.params import load
+from project.repro.address import manifest
+from project.repro.address.address import ContentAddress, content_address, digest
+from project.repro.analysis import results
+from project.repro.analysis.compare import compare as compare_metrics
+from project.repro.analysis.compare import lines
+from project.repro.analysis.groups import read_group
+from project.repro.base.files import read_json
+from project.repro.base.project import Project
 from project.repro.cli import Ours, main
-from project.repro.errors import Failure
-from project.repro.files import read_json
-from project.repro.lab import results
-from project.repro.lab.compare import compare as compare_metrics
-from project.repro.lab.compare import lines
-from project.repro.lab.groups import read_group
-from project.repro.project import Project
-from project.repro.records import names, receipt, tracking
-from project.repro.records.opening import open_run
-from project.repro.records.reading import metric_rows
+from project.repro.config.params import load
+from project.repro.core.errors import Failure
+from project.repro.guards import stages
+from project.repro.record import names, receipt
+from project.repro.record.opening import open_run
+from project.repro.record.reading import metric_rows
+from project.repro.tracking import tracking
 from ruamel.yaml import YAML
 
 COUNT = 1000

@@ -13,12 +13,12 @@ from clone import project_in
 from conftest import PROJECT
 from project import PROJECT as OURS
 from project.config import Config
+from project.repro.analysis.noise import noise
+from project.repro.analysis.noise.distance import distance
+from project.repro.analysis.series import Asked, Made, Series
 from project.repro.cli import Ours, main
-from project.repro.errors import Failure, Refused
-from project.repro.lab.noise import noise
-from project.repro.lab.noise.distance import distance
-from project.repro.lab.series import Asked, Made, Series
-from project.repro.records.receipt import Receipt
+from project.repro.core.errors import Failure, Refused
+from project.repro.record.receipt import Receipt
 from safetensors.torch import save_file
 
 # ---- what is said of runs that are made up

@@ -16,8 +16,8 @@ from clone import project_in
 from conftest import PACKAGE, PROJECT
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.lab.noise import noise
-from project.repro.lab.series import Series
+from project.repro.analysis.noise import noise
+from project.repro.analysis.series import Series
 
 CORES = len(os.sched_getaffinity(0))
 SMALL = ("train.epochs=1", "model.width=8", "model.depth=1", "parallel.global_batch=160")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from project.repro.errors import Failure, Refused
-from project.repro.training import world as module
-from project.repro.training.world import World
+from project.repro.core import ranks as module
+from project.repro.core.errors import Failure, Refused
+from project.repro.core.ranks import World
 
 
 @dataclass

@@ -11,16 +11,22 @@ import numpy as np
 import project
 import pytest
 from project.config import Config
-from project.repro import launch
-from project.repro.asked import opened
-from project.repro.asked.params import load
-from project.repro.errors import Refused
-from project.repro.training.sampling import Seeded
+from project.repro.config.params import load
+from project.repro.core.errors import Refused
+from project.repro.core.sampling import Seeded
+from project.repro.guards import opened
+from project.repro.start import launch
 from small import PIPELINE, Case, small
 from warm import PROJECT
 
 MACHINERY = opened.MACHINERY
-UNKNOWN = "constants.json", "tables/rates.npy", "src/tides/.dropout", "src/tides/words.txt~", "src/tides/repro/lab/x"
+UNKNOWN = (
+    "constants.json",
+    "tables/rates.npy",
+    "src/tides/.dropout",
+    "src/tides/words.txt~",
+    "src/tides/repro/analysis/x",
+)
 KNOWN = "src/tides/words.json", "data/prepared/rates.npy", "../rates.npy"
 READING = """
 import os
@@ -195,7 +201,7 @@ def test_file_that_a_librarys_dataset_opens_is_refused(case: Case, reader: Modul
     """The machinery asks it for an item, and no line of the owner's stands between."""
     library = module("library", case.project.root.parent / "venv" / "site-packages" / "images" / "folder.py")
     calling = "def item(dataset): return dataset[0]"
-    machinery = module("machinery", MACHINERY / "training" / "sampling.py", calling)
+    machinery = module("machinery", MACHINERY / "core" / "sampling.py", calling)
     said = case.refusal("train", lambda: machinery.item(Folder(library)))
     assert said.startswith("constants.json (by images/folder.py:6): opened, but not in the content address")
 

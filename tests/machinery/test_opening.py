@@ -12,12 +12,12 @@ from clone import command, git, project_in
 from conftest import python, training
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.asked.address import ContentAddress, digest
-from project.repro.errors import Refused
-from project.repro.files import read_json
-from project.repro.records import names, opening
-from project.repro.records.opening import open_run, require_run_directory
-from project.repro.records.removal import drop_replaced
+from project.repro.address.address import ContentAddress, digest
+from project.repro.base.files import read_json
+from project.repro.core.errors import Refused
+from project.repro.record import names, opening
+from project.repro.record.opening import open_run, require_run_directory
+from project.repro.record.removal import drop_replaced
 from warm import PACKAGE
 
 Begin = Callable[..., Path]

@@ -9,11 +9,11 @@ import pytest
 from conftest import PACKAGE, PROJECT, python
 from project import train as train_module
 from project.config import Config
-from project.repro.asked.params import FORMER, load
-from project.repro.asked.settings import NEUTRAL, Section, Settings
-from project.repro.errors import Refused
-from project.repro.records import receipt
-from project.repro.training.sampling import planned
+from project.repro.config.params import FORMER, load
+from project.repro.config.settings import NEUTRAL, Section, Settings
+from project.repro.core.errors import Refused
+from project.repro.core.sampling import planned
+from project.repro.record import receipt
 from pydantic import ValidationError
 
 PARAMS = (PROJECT / "params.yaml").read_text()

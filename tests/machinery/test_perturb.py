@@ -18,13 +18,13 @@ from click.testing import CliRunner, Result
 from conftest import PROJECT, Trained
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.asked.manifest import sha256_file
-from project.repro.asked.params import load
+from project.repro.address.manifest import sha256_file
+from project.repro.analysis import diff, results
+from project.repro.analysis.noise import perturb, perturbed
+from project.repro.analysis.noise.perturb import Moved, Perturbation, Row
 from project.repro.cli import Ours, main
-from project.repro.errors import Failure, Refused
-from project.repro.lab import diff, results
-from project.repro.lab.noise import perturb, perturbed
-from project.repro.lab.noise.perturb import Moved, Perturbation, Row
+from project.repro.config.params import load
+from project.repro.core.errors import Failure, Refused
 from torch import nn
 
 AT = 3

@@ -9,9 +9,10 @@ import pytest
 from conftest import PACKAGE, python
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro import errors, launch
-from project.repro.errors import Failure, Refused, of_system
-from project.repro.place import number, rank_and_size
+from project.repro.core import errors
+from project.repro.core.errors import Failure, Refused, of_system
+from project.repro.core.place import number, rank_and_size
+from project.repro.start import launch
 
 MEETING = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 # What stands in the environment -> what is told of it.

@@ -16,15 +16,15 @@ from conftest import Trained
 from loops import Loop, Parts, each_step, good
 from project import PROJECT
 from project.config import Config
-from project.repro.asked import stages
-from project.repro.asked.settings import Determinism
-from project.repro.errors import Preempted
-from project.repro.files import read_json
-from project.repro.machine import environment, portable, switches
-from project.repro.project import Project
-from project.repro.records import names, opening, receipt
+from project.repro.base.files import read_json
+from project.repro.base.project import Project
+from project.repro.config.settings import Determinism
+from project.repro.core import exact, flags
+from project.repro.core.errors import Preempted
+from project.repro.environment import environment, portable, watch
+from project.repro.guards import stages
+from project.repro.record import names, opening, receipt
 from project.repro.run import Run
-from project.repro.training import exact, operations
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from warm import Warm
@@ -80,10 +80,10 @@ Attempt = Callable[..., Ended]
 def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Stages run in this process, which has loaded tests, from elsewhere, and the lab, which the address lacks."""
     monkeypatch.setattr(stages, "require_installed", lambda project, unhashed: None)
-    for name in [name for name in sys.modules if ".repro.lab" in name]:
+    for name in [name for name in sys.modules if ".repro.analysis" in name]:
         monkeypatch.delitem(sys.modules, name)
     yield
-    switches.apply(Determinism(cpu="portable", relax=()))
+    flags.apply(Determinism(cpu="portable", relax=()))
 
 
 @pytest.fixture
@@ -121,9 +121,9 @@ def later(x: Tensor) -> Tensor:
 
 
 PLANTED = {  # the function, the operation, the replacement
-    "sqrt": (root, "sqrt float32", ". Use repro.training.exact.sqrt(x)"),
-    "power": (power, "pow(0.5) float32", ". Use repro.training.exact.sqrt(x)"),
-    "callback": (later, "sqrt float32", ". Use repro.training.exact.sqrt(x)"),
+    "sqrt": (root, "sqrt float32", ". Use repro.core.exact.sqrt(x)"),
+    "power": (power, "pow(0.5) float32", ". Use repro.core.exact.sqrt(x)"),
+    "callback": (later, "sqrt float32", ". Use repro.core.exact.sqrt(x)"),
     "atan": (angle, "atan float32", ""),
 }
 
@@ -246,8 +246,8 @@ def test_many_operations_are_counted_and_none_is_nothing():
 
 def test_watch_changes_no_bit_and_leaves_no_mode(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):
     watched = attempt(function=root)
-    monkeypatch.setattr(operations.Operations, "begin", lambda self: None)
-    monkeypatch.setattr(operations.Operations, "watched", lambda self, on=True: nullcontext())
+    monkeypatch.setattr(watch.Operations, "begin", lambda self: None)
+    monkeypatch.setattr(watch.Operations, "watched", lambda self, on=True: nullcontext())
     alone = attempt(function=root, out="alone")
     assert alone.told == [] and watched.told
     same = [hashlib.sha256((each.out / "model.safetensors").read_bytes()).digest() for each in (watched, alone)]
@@ -372,7 +372,7 @@ def test_kind_of_number_is_part_of_an_operation():
 def test_verify_tells_the_operations_of_its_first_training(
     met: dict[str, str], config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from project.repro.lab import verify
+    from project.repro.analysis import verify
 
     def train(project: Project, way: verify.Way, settings: Any, start: Any, *length: float) -> verify.Row:
         folder = project.root / way.folder

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from project.repro import progress
+from project.repro.base import progress
 
 
 def lines(

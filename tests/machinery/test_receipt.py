@@ -17,15 +17,15 @@ from project import PROJECT as OURS
 from project import train as train_module
 from project.config import Config
 from project.repro import run as run_module
-from project.repro.asked.address import digest
-from project.repro.asked.manifest import sha256_file
-from project.repro.asked.settings import Receipt as Signing
-from project.repro.errors import Failure, Refused
-from project.repro.files import read_json
-from project.repro.lab import verify_receipt
-from project.repro.records import names, signature
-from project.repro.records.machinery import judged, machinery
-from project.repro.records.receipt import read
+from project.repro.address.address import digest
+from project.repro.address.manifest import sha256_file
+from project.repro.address.release import judged, machinery
+from project.repro.analysis import verify_receipt
+from project.repro.base.files import read_json
+from project.repro.config.settings import Receipt as Signing
+from project.repro.core.errors import Failure, Refused
+from project.repro.record import names, signature
+from project.repro.record.receipt import read
 from project.repro.run import Run
 from server import until
 
@@ -364,8 +364,8 @@ pid, terminal = pty.fork()
 if pid == 0:
     sys.path.insert(0, sys.argv[1])
     import conftest
-    from project.repro.errors import Refused
-    from project.repro.records.signature import require_key
+    from project.repro.core.errors import Refused
+    from project.repro.record.signature import require_key
     try:
         require_key(sys.argv[2])
         print("it signs", flush=True)

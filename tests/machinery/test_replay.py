@@ -12,14 +12,14 @@ import pytest
 from clone import command, git, project_in
 from conftest import PACKAGE, python
 from project import PROJECT as OURS
-from project.repro.asked.address import digest
-from project.repro.asked.manifest import sha256_file
-from project.repro.errors import Failure, Refused
-from project.repro.lab import replay as replay_module
-from project.repro.lab import sources
-from project.repro.lab.trust import Trust, require_trusted
-from project.repro.records import names
-from project.repro.records.receipt import Receipt, read
+from project.repro.address.address import digest
+from project.repro.address.manifest import sha256_file
+from project.repro.analysis import replay as replay_module
+from project.repro.analysis import sources
+from project.repro.analysis.trust import Trust, require_trusted
+from project.repro.core.errors import Failure, Refused
+from project.repro.record import names
+from project.repro.record.receipt import Receipt, read
 
 CLASS = "cpu-portable/torch-1.2.3"
 

@@ -12,10 +12,10 @@ import pytest
 from conftest import PACKAGE, PROJECT, SECRETS, WORD, python
 from handmade import ENVIRONMENT, HOSTILE, IMAGE, PHASES, hostile, write
 from pages import ELEMENTS, given, page, told
-from project.repro.lab.report import plots, public
-from project.repro.lab.report.seen import Curve, Rank, look
-from project.repro.records import tracking
-from project.repro.shape import plain
+from project.repro.analysis.report import plots, public
+from project.repro.analysis.report.seen import Curve, Rank, look
+from project.repro.base.shape import plain
+from project.repro.tracking import tracking
 
 pytestmark = pytest.mark.usefixtures("in_a_folder")
 FLOOR = {"values": [0.96, 0.98], "mean": 0.97, "deviation": 0.01, "low": 0.95, "high": 0.99}

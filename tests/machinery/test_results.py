@@ -12,14 +12,14 @@ import pytest
 from clone import git, project_in
 from conftest import PACKAGE, PROJECT, python
 from project.config import Config
-from project.repro.asked import manifest
-from project.repro.asked.address import content_address, digest
-from project.repro.asked.manifest import sha256_file
-from project.repro.errors import Failure, Refused
-from project.repro.files import read_json, write_json
-from project.repro.lab.results import accept, check
-from project.repro.project import Project
-from project.repro.records import receipt
+from project.repro.address import manifest
+from project.repro.address.address import content_address, digest
+from project.repro.address.manifest import sha256_file
+from project.repro.analysis.results import accept, check
+from project.repro.base.files import read_json, write_json
+from project.repro.base.project import Project
+from project.repro.core.errors import Failure, Refused
+from project.repro.record import receipt
 from ruamel.yaml import YAML
 
 CLASS, OTHER_CLASS = "cpu-portable/torch-1.2.3", f"cuda/{digest({'device': 'cuda'})[:16]}"

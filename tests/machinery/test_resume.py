@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from attempt import STEPS, Finish, result
-from project.repro.files import read_json
+from project.repro.base.files import read_json
 from victim import Start
 from warm import PATIENCE
 

@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 from conftest import PACKAGE
-from project.repro.errors import Failure, Refused
-from project.repro.records import holder as holder_module
-from project.repro.records import lock
-from project.repro.records.holder import Holder
-from project.repro.records.lock import LOCK, RunLock
+from project.repro.core.errors import Failure, Refused
+from project.repro.record import holder as holder_module
+from project.repro.record import lock
+from project.repro.record.holder import Holder
+from project.repro.record.lock import LOCK, RunLock
 
 HOLD = f"""
 import os, sys
 from pathlib import Path
-from {PACKAGE}.repro.errors import Failure
-from {PACKAGE}.repro.records.lock import RunLock
+from {PACKAGE}.repro.core.errors import Failure
+from {PACKAGE}.repro.record.lock import RunLock
 
 assert "torch" not in sys.modules
 folder, what = sys.argv[1:]

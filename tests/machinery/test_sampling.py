@@ -10,14 +10,13 @@ import numpy
 import pytest
 import torch
 from project.config import Config
-from project.repro.errors import Failure, Refused
-from project.repro.machine import switches
-from project.repro.training import sampling
-from project.repro.training.order import Permutation
-from project.repro.training.sampling import AHEAD, MicroBatches, Plan
-from project.repro.training.seeds import derive
-from project.repro.training.tree import blocks
-from project.repro.training.world import World
+from project.repro.core import flags, sampling
+from project.repro.core.errors import Failure, Refused
+from project.repro.core.order import Permutation
+from project.repro.core.ranks import World
+from project.repro.core.sampling import AHEAD, MicroBatches, Plan
+from project.repro.core.seeds import derive
+from project.repro.core.tree import blocks
 from torch.utils.data import DataLoader, Dataset
 
 SAMPLES, BATCH, MICRO_BATCHES = 100, 24, 4
@@ -127,7 +126,7 @@ class Reducing:
 
 
 def test_item_is_made_with_one_thread_in_every_process():
-    made, stated = [], switches.effective()
+    made, stated = [], flags.effective()
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
@@ -140,7 +139,7 @@ def test_item_is_made_with_one_thread_in_every_process():
         torch.set_num_threads(1)
     (one, alone), (two, together) = made
     assert torch.equal(one, two) and not torch.equal(alone, together)  # where nobody sets one thread, two add otherwise
-    assert switches.effective() == stated
+    assert flags.effective() == stated
 
 
 class Refusing(Dataset[Any]):

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from project.repro.asked.settings import Checkpoint
-from project.repro.training import checkpoint
-from project.repro.training.checkpoint import found, newest
-from project.repro.training.saver import Saver
-from project.repro.training.snapshot import Snapshot
+from project.repro.checkpoint import checkpoint
+from project.repro.checkpoint.checkpoint import found, newest
+from project.repro.checkpoint.saver import Saver
+from project.repro.config.settings import Checkpoint
+from project.repro.core.snapshot import Snapshot
 from states import ORIGIN, Training, assert_equal, silent, snapshot
 from warm import PATIENCE
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from clone import project_in
 from conftest import PACKAGE, PROJECT
-from project.repro.errors import Refused
-from project.repro.records.code_state import code_state, public_files
+from project.repro.core.errors import Refused
+from project.repro.record.code_state import code_state, public_files
 
 RAW = Path("data", "raw", "digits.csv.gz")
 COPIES = {

@@ -6,8 +6,8 @@ import pytest
 from clone import project_in
 from conftest import PACKAGE
 from project.config import Config
-from project.repro.errors import Failure
-from project.repro.lab.series import Asked, Series
+from project.repro.analysis.series import Asked, Series
+from project.repro.core.errors import Failure
 
 PLAIN = Asked("plain")
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from conftest import Trained, trained
 from cutting import SAMPLES
-from project.repro.errors import Refused
-from project.repro.training.checkpoint import found
-from project.repro.training.divisible import require_elementwise, require_own, require_untied, units_of
-from project.repro.training.fsdp import Full
-from project.repro.training.optimizers import Optimizers
-from project.repro.training.shards import Scattered, Shard
-from project.repro.training.updates import Updates
-from project.repro.training.world import World
+from project.repro.checkpoint.checkpoint import found
+from project.repro.core.errors import Refused
+from project.repro.core.fsdp import Full
+from project.repro.core.optimizers import Optimizers
+from project.repro.core.ranks import World
+from project.repro.core.shardable import require_elementwise, require_own, require_untied, units_of
+from project.repro.core.shards import Scattered, Shard
+from project.repro.guards.updates import Updates
 from safetensors.torch import load_file
 from states import parallel_of
 from torch import nn
@@ -207,7 +207,7 @@ def test_norm_of_the_norms_of_shards_depends_on_the_world_size(prepared: Path, t
 
 LINES = {
     "odd_cuts": "parallel.shard: AdamW does not update each element by itself",
-    "torch_clips": "to clip gradients, or for their norm, call clip_grad_norm_ of repro/training/exact.py",
+    "torch_clips": "to clip gradients, or for their norm, call clip_grad_norm_ of repro/core/exact.py",
 }
 
 

@@ -7,10 +7,10 @@ from statistics import mean
 
 import pytest
 import torch
-from project.repro.training import tree
-from project.repro.training.transport import Transport
-from project.repro.training.tree import Node, nodes_of, push
-from project.repro.training.world import World
+from project.repro.core import tree
+from project.repro.core.ranks import World
+from project.repro.core.transport import Transport
+from project.repro.core.tree import Node, nodes_of, push
 from torch import Tensor
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "sharding.md"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from clone import command
 from conftest import PACKAGE
-from project.repro.asked.manifest import sha256_file
+from project.repro.address.manifest import sha256_file
 
 
 def test_short_run_is_trained_and_evaluated(project: Path):

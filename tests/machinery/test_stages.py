@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from project.repro.asked.stages import require_own
-from project.repro.errors import Refused
-from project.repro.project import Project
+from project.repro.base.project import Project
+from project.repro.core.errors import Refused
+from project.repro.guards.stages import require_own
 from small import Case, small
 
 
@@ -80,7 +80,9 @@ def test_many_missing_files_are_counted(case: Case):
 # ---- what the content address lacks
 
 
-@pytest.mark.parametrize("name", ["common.py", "src/other/loss.py", "src/tides/repro/lab/diff.py", "src/tides/.x/a.py"])
+@pytest.mark.parametrize(
+    "name", ["common.py", "src/other/loss.py", "src/tides/repro/analysis/diff.py", "src/tides/.x/a.py"]
+)
 @pytest.mark.parametrize("stage", ["train", ""])
 def test_module_outside_the_address_is_refused_with_dvc_and_without(case: Case, name: str, stage: str):
     case.write(name, "")
@@ -100,7 +102,7 @@ CHANGES = {
 HARMLESS = {
     "a neutral section": lambda case: case.edit("params.yaml", "here", "there"),
     "a remark in a lock": lambda case: case.edit("requirements/cpu.txt", "tides", "others"),
-    "the lab": lambda case: case.write("src/tides/repro/lab/diff.py", "pass\n"),
+    "the lab": lambda case: case.write("src/tides/repro/analysis/diff.py", "pass\n"),
     "bytecode": lambda case: case.write("src/tides/__pycache__/train.pyc", "pass\n"),
     "the README": lambda case: case.write("README.md", "changed\n"),
 }

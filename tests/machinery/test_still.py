@@ -13,10 +13,10 @@ from attempt import Finish, inside
 from project import train as train_module
 from project.config import Config
 from project.repro import run as run_module
-from project.repro.asked import stages
-from project.repro.asked.still import Still
-from project.repro.errors import Refused
-from project.repro.training import checkpoint
+from project.repro.checkpoint import checkpoint
+from project.repro.core.errors import Refused
+from project.repro.guards import stages
+from project.repro.guards.still import Still
 
 NAME = "train-images.npy"
 

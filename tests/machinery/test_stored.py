@@ -9,12 +9,12 @@ import pytest
 import torch
 from conftest import Trained, trained
 from faulty import Faulty
-from project.repro.errors import Failure
-from project.repro.records import names
-from project.repro.training import checkpoint, final, stored
-from project.repro.training.shards import Shard, whole
-from project.repro.training.snapshot import copy, look, put
-from project.repro.training.world import World
+from project.repro.checkpoint import checkpoint, final, stored
+from project.repro.core.errors import Failure
+from project.repro.core.ranks import World
+from project.repro.core.shards import Shard, whole
+from project.repro.core.snapshot import copy, look, put
+from project.repro.record import names
 from states import OPTIMIZERS, ORIGIN, Training, silent
 from torch import Tensor, nn
 from warm import PACKAGE

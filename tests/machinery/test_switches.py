@@ -12,20 +12,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import PACKAGE, python
-from project.repro.asked.settings import Determinism
-from project.repro.errors import Refused
-from project.repro.machine import switches
-from project.repro.machine.canary import OPERATIONS, RELEASED, arithmetic_canary
-from project.repro.machine.rows import ALLOCATION
-from project.repro.machine.switches import (
-    SWITCHES,
-    Switch,
-    applicable,
-    apply,
-    can_be_portable,
-    effective,
-    missing_variables,
-)
+from project.repro.config.settings import Determinism
+from project.repro.core import flags
+from project.repro.core.errors import Refused
+from project.repro.core.flag_table import ALLOCATION
+from project.repro.core.flags import SWITCHES, Switch, applicable, apply, can_be_portable, effective, missing_variables
+from project.repro.environment.canary import OPERATIONS, RELEASED, arithmetic_canary
 
 STRICT = Determinism(cpu="portable", relax=())
 HERE = {switch.name: switch for switch in applicable(STRICT)}
@@ -99,8 +91,8 @@ def test_the_tests_themselves_run_in_the_strict_environment():
 
 
 def test_the_tests_themselves_use_the_package_and_no_copy_of_it():
-    assert switches is sys.modules[f"{PACKAGE}.repro.machine.switches"]
-    assert switches.__spec__.name == switches.__name__ == f"{PACKAGE}.repro.machine.switches"
+    assert flags is sys.modules[f"{PACKAGE}.repro.core.flags"]
+    assert flags.__spec__.name == flags.__name__ == f"{PACKAGE}.repro.core.flags"
 
 
 def test_no_switch_is_left_off_unasked():
@@ -134,7 +126,7 @@ def test_all_left_off_changes_nothing():
 def test_switch_whose_setting_fails_is_caught_by_name(name: str, monkeypatch: pytest.MonkeyPatch):
     set_by_hand(HERE[name])
     broken = replace(HERE[name], write=lambda value: None)
-    monkeypatch.setattr(switches, "SWITCHES", [broken if s.name == name else s for s in SWITCHES])
+    monkeypatch.setattr(flags, "SWITCHES", [broken if s.name == name else s for s in SWITCHES])
     with pytest.raises(Refused) as refused:
         apply(STRICT)
     (line,) = str(refused.value).splitlines()
@@ -170,8 +162,9 @@ INSTEAD = {
 }
 PROBE = f"""
 import json, sys
-from {PACKAGE}.repro.machine import canary, switches
-from {PACKAGE}.repro.asked.settings import Determinism
+from {PACKAGE}.repro.environment import canary
+from {PACKAGE}.repro.core import flags as switches
+from {PACKAGE}.repro.config.settings import Determinism
 switches.apply(Determinism(cpu="portable", relax=sys.argv[1:]))
 print(json.dumps({{"effective": switches.effective(), "canary": canary.arithmetic_canary()}}))
 """
@@ -206,17 +199,17 @@ REFUSED = [name for name in VARIABLES if name not in SCHEDULED]
 def test_variables_that_schedulers_set_are_replaced_with_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    switches._tell.cache_clear()
+    flags._tell.cache_clear()
     given = {**missing_variables(STRICT, {}), **ALLOCATION, "OMP_NUM_THREADS": "8", "OPENBLAS_NUM_THREADS": "4"}
     for rank in ("1", "0", "0"):
         monkeypatch.setenv("RANK", rank)
         set_anew = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        assert switches.told_variables(STRICT, given) == set_anew
+        assert flags.told_variables(STRICT, given) == set_anew
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("OMP_NUM_THREADS=8, OPENBLAS_NUM_THREADS=4: replaced by 1 in this run")
     native = Determinism(cpu="native", relax=())
     assert SCHEDULED == ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"]
-    assert not {*SCHEDULED} & {*switches.told_variables(native, given)} and not capsys.readouterr().err
+    assert not {*SCHEDULED} & {*flags.told_variables(native, given)} and not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -255,12 +248,12 @@ OTHER = {"MALLOC_ARENA_MAX": "2", "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-FMA", "OW
 @pytest.mark.parametrize("determinism", [STRICT, relaxed("all"), Determinism(cpu="native", relax=())])
 def test_how_memory_is_kept_is_the_users_own_where_one_has_decided_it(determinism: Determinism):
     switched = missing_variables(determinism, {})
-    assert switches.told_variables(determinism, {}) == switched | ALLOCATION
-    assert switches.told_variables(determinism, switched | ALLOCATION) == {}
+    assert flags.told_variables(determinism, {}) == switched | ALLOCATION
+    assert flags.told_variables(determinism, switched | ALLOCATION) == {}
     for name, value in OWN.items():
-        assert switches.told_variables(determinism, switched | {name: value}) == {}
+        assert flags.told_variables(determinism, switched | {name: value}) == {}
     for name, value in OTHER.items():
-        assert switches.told_variables(determinism, switched | {name: value}) == ALLOCATION
+        assert flags.told_variables(determinism, switched | {name: value}) == ALLOCATION
 
 
 def test_unknown_switch_is_refused():
@@ -314,11 +307,11 @@ FLAGS = {
 
 @pytest.mark.parametrize("line", FLAGS)
 def test_portable_needs_avx2(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(switches.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(flags.platform, "machine", lambda: "x86_64")
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\npower management:\n")
     assert can_be_portable(tmp_path / "cpuinfo") == FLAGS[line]
     assert not can_be_portable(tmp_path / "absent")
-    monkeypatch.setattr(switches.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(flags.platform, "machine", lambda: "aarch64")
     assert not can_be_portable(tmp_path / "cpuinfo")
 
 

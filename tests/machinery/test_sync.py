@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 from conftest import PACKAGE, PROJECT, WORD, Trained, python
-from project.repro.errors import Failure, Refused
-from project.repro.files import read_json, write_json
-from project.repro.records import names, tracking
+from project.repro.base.files import read_json, write_json
+from project.repro.core.errors import Failure, Refused
+from project.repro.record import names
+from project.repro.tracking import tracking
 from server import Server, assert_complete
 from warm import FORKS, PATIENCE
 

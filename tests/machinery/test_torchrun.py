@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from conftest import PACKAGE, python, training
-from project.repro.files import read_json
-from project.repro.torchrun import handling
-from project.repro.training import checkpoint
+from project.repro.base.files import read_json
+from project.repro.checkpoint import checkpoint
+from project.repro.start.ranks import handling
 from server import until
 from warm import PATIENCE, Warm
 
@@ -207,7 +207,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(launch: Launch, tmp_path: Path
 
 
 def test_rank_without_its_launcher_does_not_begin(tmp_path: Path):
-    done = python("-m", f"{PACKAGE}.repro.torchrun", "1", tmp_path, "no_such_module")
+    done = python("-m", f"{PACKAGE}.repro.start.ranks", "1", tmp_path, "no_such_module")
     assert (done.returncode, done.stderr) == (143, "")
 
 

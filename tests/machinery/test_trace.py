@@ -12,12 +12,12 @@ from conftest import PACKAGE
 from faulty import Faulty
 from project import train as train_module
 from project.config import Config
-from project.repro.errors import Failure, Refused
-from project.repro.files import read_json
-from project.repro.records.chain import HAS_WEIGHTS, STEP, Chain, first_difference, rows
-from project.repro.training import trace
-from project.repro.training.trace import Trace
-from project.repro.training.world import World
+from project.repro.base.files import read_json
+from project.repro.core.errors import Failure, Refused
+from project.repro.core.ranks import World
+from project.repro.record.chain import HAS_WEIGHTS, STEP, Chain, first_difference, rows
+from project.repro.trace import trace
+from project.repro.trace.trace import Trace
 
 
 def bits(out: Path) -> tuple[bytes, bytes]:

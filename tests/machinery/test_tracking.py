@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from conftest import PACKAGE, PROJECT, WORD, Trained, python, training
 from project.config import Config
-from project.repro.asked.manifest import sha256_file
-from project.repro.errors import Failure
-from project.repro.files import read_json
-from project.repro.records import names, tracking
+from project.repro.address.manifest import sha256_file
+from project.repro.base.files import read_json
+from project.repro.core.errors import Failure
+from project.repro.record import names
+from project.repro.tracking import tracking
 from server import Server, assert_complete, logged, until
 from warm import PATIENCE
 
@@ -151,7 +152,7 @@ def followers(out: Path) -> list[int]:
             words = path.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue  # it has ended
-        if f"{PACKAGE}.repro.records.tracking" in words and str(out) in words:
+        if f"{PACKAGE}.repro.tracking.tracking" in words and str(out) in words:
             found.append(int(path.parent.name))
     return found
 

@@ -15,10 +15,10 @@ from conftest import PACKAGE, PROJECT, trained
 from project import train as train_module
 from project.config import Config
 from project.repro import run as run_module
-from project.repro import step as step_module
-from project.repro.machine import switches
-from project.repro.training import sampling, world
-from project.repro.training.seeds import PURPOSES, derive
+from project.repro.core import flags, sampling
+from project.repro.core import ranks as world
+from project.repro.core import step as step_module
+from project.repro.core.seeds import PURPOSES, derive
 from safetensors.torch import load_file
 from states import parallel_of
 from warm import PATIENCE
@@ -129,8 +129,8 @@ def threads():
     return " ".join(path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm"))
 
 atexit.register(lambda: print("at the end:", threads()))  # runs after those that are registered later
-from {package}.repro.training import world
-from {package}.repro.asked.settings import Parallel
+from {package}.repro.core import ranks as world
+from {package}.repro.config.settings import Parallel
 usual = {{"shard": "none", "replicas": 1, "timeout_seconds": 60}}
 world.join("cpu", Parallel(global_batch=8, micro_batches=8, reduce="ddp", **usual))
 world.leave()
@@ -165,8 +165,8 @@ def test_run_directory_holds_what_is_promised(alone: Path):
 
 def test_every_switch_is_effective_in_a_run(alone: Path):
     effective = json.loads((alone / "environment.json").read_text())["preimage"]["switches"]
-    portable = switches.can_be_portable()
-    assert {s.name: s.strict for s in switches.SWITCHES if portable or not s.portable}.items() <= effective.items()
+    portable = flags.can_be_portable()
+    assert {s.name: s.strict for s in flags.SWITCHES if portable or not s.portable}.items() <= effective.items()
 
 
 @pytest.mark.long

@@ -6,8 +6,8 @@ from math import ceil, log2
 
 import pytest
 import torch
-from project.repro.training import tree
-from project.repro.training.tree import Node, blocks, joined, nodes_of, push, total
+from project.repro.core import tree
+from project.repro.core.tree import Node, blocks, joined, nodes_of, push, total
 
 MOST, RANKS = 256, 16
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from project.repro.errors import Refused
-from project.repro.training import stored
-from project.repro.training.trees import copied, leaves, pack, realized, unpack
-from project.repro.training.world import World
+from project.repro.checkpoint import stored
+from project.repro.core.errors import Refused
+from project.repro.core.ranks import World
+from project.repro.core.trees import copied, leaves, pack, realized, unpack
 from torch import Tensor, nn
 
 ALONE = World(0, 1, torch.device("cpu"))

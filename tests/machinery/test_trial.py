@@ -11,9 +11,9 @@ import pytest
 import scipy.stats
 from clone import command
 from conftest import PACKAGE
-from project.repro.errors import Refused
-from project.repro.lab import statistics, trial
-from project.repro.lab.trial import FAILS, HOLDS, UNDECIDED, Ranges
+from project.repro.analysis import statistics, trial
+from project.repro.analysis.trial import FAILS, HOLDS, UNDECIDED, Ranges
+from project.repro.core.errors import Refused
 from ruamel.yaml import YAML
 
 RANGES = Ranges(False, (None, 1.05), (None, 1.05), {"accuracy": (-0.01, None)})

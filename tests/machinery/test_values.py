@@ -7,14 +7,14 @@ import pytest
 import torch
 from clone import command, project_in, train
 from conftest import PACKAGE
-from project.repro.errors import Failure, Refused
-from project.repro.files import read_json, write_json
-from project.repro.lab.trust import Trust
-from project.repro.lab.values import at, differences, how_much, recorded
-from project.repro.records import chain, names
-from project.repro.training import trace
-from project.repro.training.digest import combined_digest
-from project.repro.training.world import World
+from project.repro.analysis.trust import Trust
+from project.repro.analysis.values import at, differences, how_much, recorded
+from project.repro.base.files import read_json, write_json
+from project.repro.core.digest import combined_digest
+from project.repro.core.errors import Failure, Refused
+from project.repro.core.ranks import World
+from project.repro.record import chain, names
+from project.repro.trace import trace
 from safetensors.torch import load_file
 from torch import Tensor, nn
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from project.repro.asked.settings import Determinism
-from project.repro.machine import canary, libraries, switches
+from project.repro.config.settings import Determinism
+from project.repro.core import flags, libraries
+from project.repro.environment import canary
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,7 +23,7 @@ def test_vector_functions_are_called_once_where_there_are_threads(threads: int):
     torch.set_num_threads(threads)
     try:
         with Seen():
-            switches.apply(Determinism(cpu="native", relax=()))
+            flags.apply(Determinism(cpu="native", relax=()))
     finally:
         torch.set_num_threads(1)
     wanted = {f"{name} {kind}" for name in libraries.VECTOR_FUNCTIONS for kind in (torch.float32, torch.float64)}

@@ -10,10 +10,10 @@ from clone import command
 from conftest import PACKAGE
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.errors import Refused
-from project.repro.lab import trainings
-from project.repro.lab import verify as verify_module
-from project.repro.lab.verify import ONCE, VARIED, WAYS, Row, Way, chosen, train_in_all_ways
+from project.repro.analysis import verify as verify_module
+from project.repro.analysis.verify import ONCE, VARIED, WAYS, Row, Way, chosen, train_in_all_ways
+from project.repro.core.errors import Refused
+from project.repro.start import trainings
 from warm import Warm
 
 Verify = Callable[..., dict[str, Row]]

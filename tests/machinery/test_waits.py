@@ -12,8 +12,8 @@ from attempt import inside
 from conftest import PACKAGE
 from project import train as train_module
 from project.config import Config
+from project.repro.core.step import Step
 from project.repro.run import Run
-from project.repro.step import Step
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 

@@ -13,13 +13,13 @@ from click.testing import CliRunner
 from conftest import PACKAGE, python
 from project import PROJECT
 from project.config import Config
+from project.repro.analysis import verify
+from project.repro.analysis.verify import WAYS, Way, chosen
 from project.repro.cli import Ours, main
-from project.repro.errors import Failure, Refused
-from project.repro.lab import verify
-from project.repro.lab.verify import WAYS, Way, chosen
-from project.repro.records import names
-from project.repro.training.shards import Scattered, Shard
-from project.repro.training.world import ALONE
+from project.repro.core.errors import Failure, Refused
+from project.repro.core.ranks import ALONE
+from project.repro.core.shards import Scattered, Shard
+from project.repro.record import names
 from server import until
 from warm import PATIENCE
 
@@ -103,7 +103,7 @@ def test_refusal_of_torchs_clip_is_shown_as_one_sentence_with_its_remedy(
     monkeypatch.setattr(verify, "FOLDER", tmp_path)
     verdict = tried(SHARDED, 2, [str(refused.value)]).verdict
     assert verdict.startswith("not tried: linalg_vector_norm cannot take a gradient that is sharded over the ranks: ")
-    assert "call clip_grad_norm_ of repro/training/exact.py" in verdict and verdict.endswith(" parallel.shard=none")
+    assert "call clip_grad_norm_ of repro/core/exact.py" in verdict and verdict.endswith(" parallel.shard=none")
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,9 @@ INTERRUPTED = """
 import sys, time
 from pathlib import Path
 from {package} import PROJECT
-from {package}.repro.lab import trainings, verify
-from {package}.repro.lab.verify import ONCE, chosen
+from {package}.repro.start import trainings
+from {package}.repro.analysis import verify
+from {package}.repro.analysis.verify import ONCE, chosen
 
 def start(way, settings):
     code = "import os, time; os.write(1, str(os.getpid()).encode()); time.sleep(3600)"

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import torch
 from loops import Loop, Parts, each_step, good, loss_of, plain
+from project.repro.core.step import Step
 from project.repro.run import Run
-from project.repro.step import Step
 from torch import Tensor, nn
 
 UNFIT: list[tuple[Loop, str]] = []

@@ -22,9 +22,7 @@ if not os.environ.get("REPRO_PROJECT"):
     sys.exit(2)
 PROJECT = Path(os.environ["REPRO_PROJECT"]).resolve()
 (PACKAGE,) = [path.parent.name for path in (PROJECT / "src").glob("*/repro")]
-OURS = [
-    f"{PACKAGE}.{module}" for module in ("config", "data", "evaluate", "model", "repro.run", "repro.training.sampling")
-]
+OURS = [f"{PACKAGE}.{module}" for module in ("config", "data", "evaluate", "model", "repro.run", "repro.core.sampling")]
 
 FORKS = multiprocessing.get_context("forkserver")  # no threads and no connections of this process
 FORKS.set_forkserver_preload(["torch._dynamo", "mlflow", *OURS])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from . import PROJECT
 from .config import Config
-from .repro import launch
+from .repro.start import launch
 
 if __name__ == "__main__":
     CONFIG, OUT = launch.begin(PROJECT, Config)
@@ -14,11 +14,11 @@ from torch import nn
 
 from . import data
 from .model import build
-from .repro.files import write_json
+from .repro.base.files import write_json
+from .repro.checkpoint.final import load_weights
+from .repro.core.evaluation import count_batches, evaluating
+from .repro.core.ranks import World
 from .repro.run import alone
-from .repro.training.evaluation import count_batches, evaluating
-from .repro.training.final import load_weights
-from .repro.training.world import World
 
 BATCH = 64
 

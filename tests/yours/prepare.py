@@ -7,14 +7,14 @@ from pathlib import Path
 
 from . import PROJECT
 from .config import Config, Data
-from .repro import launch
+from .repro.start import launch
 
 if __name__ == "__main__":
     CONFIG, OUT = launch.begin(PROJECT, Config)
 
 import numpy as np
 
-from .repro.asked import manifest
+from .repro.address import manifest
 
 
 def prepare(config: Data, out: Path) -> None:

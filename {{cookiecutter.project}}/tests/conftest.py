@@ -26,7 +26,7 @@ def ours(name: str) -> Any:
 
 def params(*overrides: str) -> Any:
     """The config that params.yaml asks for, with overrides as those of --set."""
-    return ours("repro.asked.params").load(ours("config").Config, ROOT / "params.yaml", overrides)
+    return ours("repro.config.params").load(ours("config").Config, ROOT / "params.yaml", overrides)
 
 
 def pytest_configure() -> None:
@@ -35,8 +35,8 @@ def pytest_configure() -> None:
     Then have the dataset there: DVC brings it to a clone. What is wrong with it is said once, before any test.
     """
     try:
-        ours("repro.machine.switches").set_environment(params().determinism)
-        ours("repro.asked.manifest").require_raw(data_in(params()))
+        ours("repro.core.flags").set_environment(params().determinism)
+        ours("repro.address.manifest").require_raw(data_in(params()))
     except ours("repro.errors").Refused as refused:
         pytest.exit(str(refused), returncode=2)
 
@@ -68,7 +68,7 @@ def world(config: Any) -> Any:
 
 def micro_batches(config: Any, world: Any, steps: int = 1, workers: int = 0) -> list[Any]:
     """The batches of the first steps, one for each micro-batch, as the loss function of train.py is given them."""
-    sampling = ours("repro.training.sampling")
+    sampling = ours("repro.core.sampling")
     config = config.model_copy(update={"loader": config.loader.model_copy(update={"workers": workers})})
     train_set, _ = ours("data").load(config)
     plan = sampling.Plan(len(train_set), config.parallel.global_batch, config.parallel.micro_batches, config.seed)

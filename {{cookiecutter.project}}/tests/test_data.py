@@ -7,8 +7,8 @@ import pytest
 import torch
 from conftest import micro_batches, ours, prepare
 
-manifest = ours("repro.asked.manifest")
-sampling = ours("repro.training.sampling")
+manifest = ours("repro.address.manifest")
+sampling = ours("repro.core.sampling")
 
 
 def equal(one: Any, other: Any) -> bool:

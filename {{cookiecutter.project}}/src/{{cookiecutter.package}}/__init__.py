@@ -2,6 +2,6 @@
 
 from pathlib import Path
 
-from .repro.project import Project
+from .repro.base.project import Project
 
 PROJECT = Project(Path(__file__).resolve().parent)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from . import PROJECT
 from .config import Config, Data
-from .repro import launch
+from .repro.start import launch
 
 if __name__ == "__main__":
     CONFIG, OUT = launch.begin(PROJECT, Config)
@@ -15,8 +15,8 @@ if __name__ == "__main__":
 import numpy as np
 
 from . import data
-from .repro.asked import manifest
-from .repro.training.order import Permutation
+from .repro.address import manifest
+from .repro.core.order import Permutation
 
 SPLIT = 0  # the key of the split: the same for every seed, so that seeds can be compared
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import click
 
-from .asked.params import load
-from .asked.settings import Settings
-from .errors import Failure, of_system
-from .launch import overriding
-from .output import outlive_readers
-from .place import rank_and_size
-from .project import Project
+from .base.output import outlive_readers
+from .base.project import Project
+from .config.params import load
+from .config.settings import Settings
+from .core.errors import Failure, of_system
+from .core.place import rank_and_size
+from .start.launch import overriding
 
 Folder = click.Path(file_okay=False, path_type=Path)
 
@@ -36,7 +36,7 @@ class Ours(NamedTuple):
 
     def tracking_uri(self) -> str:
         """Where MLflow keeps this project's runs."""
-        from .records.tracking import address_of
+        from .tracking.tracking import address_of
 
         return address_of(load(self.schema).tracking.uri)
 
@@ -64,7 +64,7 @@ class Grouped(click.Group):
         """The verb of this name. Those of the lab are loaded when they are asked for: `repro train` loads no lab."""
         if name in self.commands:
             return super().get_command(context, name)
-        from .lab.verbs import VERBS
+        from .analysis.verbs import VERBS
 
         return VERBS.get(name)
 
@@ -105,8 +105,8 @@ _stage("evaluate", "Measure a run's weights on the test set.")
 @click.pass_obj
 def address(ours: Ours, overrides: tuple[str, ...]) -> None:
     """Print a run's content address and all that enters it."""
-    from .asked import manifest
-    from .asked.address import content_address
+    from .address import manifest
+    from .address.address import content_address
 
     settings = load(ours.schema, overrides=overrides)
     prepared = manifest.read(Path(settings.data.prepared))
@@ -118,14 +118,14 @@ def address(ours: Ours, overrides: tuple[str, ...]) -> None:
 @click.pass_obj
 def env(ours: Ours, overrides: tuple[str, ...]) -> None:
     """Print the numeric environment of a run here."""
-    from .machine import switches
+    from .core import flags
 
     settings = load(ours.schema, overrides=overrides)
-    switches.set_environment(settings.determinism)
-    switches.apply(settings.determinism)
+    flags.set_environment(settings.determinism)
+    flags.apply(settings.determinism)
 
-    from .machine import environment  # imports torch, so only now
-    from .training.world import device_of
+    from .core.ranks import device_of
+    from .environment import environment  # imports torch, so only now
 
     preimage = environment.numeric_environment(settings.determinism, device_of(settings.device))
     _print(environment.record(preimage, settings.compute))
@@ -140,7 +140,7 @@ def hash_data(ours: Ours, overrides: tuple[str, ...], files: bool) -> None:
 
     That of a folder is the SHA-256 of what --files prints.
     """
-    from .asked import manifest
+    from .address import manifest
 
     held = manifest.read_raw(load(ours.schema, overrides=overrides).data)
     click.echo(manifest.listing(held) if files else manifest.digest(held), nl=not files)
@@ -151,7 +151,7 @@ def hash_data(ours: Ours, overrides: tuple[str, ...], files: bool) -> None:
 @click.pass_obj
 def check_data(ours: Ours, overrides: tuple[str, ...]) -> None:
     """Compare the dataset with its SHA-256 in params.yaml."""
-    from .asked import manifest
+    from .address import manifest
 
     manifest.require_raw(load(ours.schema, overrides=overrides).data)
 
@@ -161,8 +161,8 @@ def check_data(ours: Ours, overrides: tuple[str, ...]) -> None:
 @click.pass_obj
 def sync(ours: Ours, run: Path) -> None:
     """Upload to MLflow the part of a run that it lacks."""
-    from .asked.address import LOCKS
-    from .records import tracking
+    from .address.address import LOCKS
+    from .tracking import tracking
 
     click.echo(tracking.sync(run, ours.project.root / LOCKS)["where"])
 

@@ -76,7 +76,7 @@ class Finder:
                 if at in self.pinned:
                     return _spec(name, f"{root}/{at}", self.pinned[at])
             if type(loader) is SourceFileLoader and file.startswith(f"{root}/"):
-                from .errors import Refused
+                from .core.errors import Refused
 
                 raise Refused(
                     f"{file.removeprefix(f'{root}/')}: appeared after the stage had begun, so the content address "

@@ -12,35 +12,38 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from . import progress
-from .asked import loaded, manifest, opened, stages
-from .asked.address import LOCKS, content_address
-from .asked.settings import Settings
-from .asked.still import Still
-from .differences import flatten
-from .errors import Failure, Preempted, Refused
-from .files import write_json
-from .machine import switches
-from .project import Project
-from .records import names, receipt
-from .records.curves import write_curves
-from .records.lock import RunLock
-from .records.opening import change_environment, open_run, require_run_directory, told_of, unproven_before
-from .records.record import Record, as_number
-from .records.removal import drop_replaced
-from .records.signature import require_key, sign
-from .records.tracking import Follower
-from .step import Step, Training
-from .training import agreement, checkpoint, final, logged, sampling, shards, snapshot, world
-from .training.metrics import Metrics
-from .training.optimizers import Given, Optimizers
-from .training.promise import Promise
-from .training.sampling import Indexed
-from .training.saver import Saver, seen_by_all
-from .training.seeds import derive, seed_everything
-from .training.trace import Trace
-from .training.trees import Stateful, require_stateful
-from .training.world import World
+from .address import loaded, manifest
+from .address.address import LOCKS, content_address
+from .base import progress
+from .base.files import write_json
+from .base.project import Project
+from .base.text import flatten
+from .checkpoint import checkpoint, final
+from .checkpoint.saver import Saver, seen_by_all
+from .config.settings import Settings
+from .core import flags, ranks, sampling, shards, snapshot
+from .core.errors import Failure, Preempted, Refused
+from .core.optimizers import Given, Optimizers
+from .core.ranks import World
+from .core.sampling import Indexed
+from .core.seeds import derive, seed_everything
+from .core.step import Step, Training
+from .core.trees import Stateful, require_stateful
+from .environment import agreement
+from .environment.portability import Promise
+from .guards import opened, stages
+from .guards.still import Still
+from .record import names, receipt
+from .record.curves import write_curves
+from .record.lock import RunLock
+from .record.metrics import Metrics
+from .record.opening import change_environment, open_run, require_run_directory, told_of, unproven_before
+from .record.record import Record, as_number
+from .record.removal import drop_replaced
+from .record.signature import require_key, sign
+from .trace.trace import Trace
+from .tracking import logged
+from .tracking.tracking import Follower
 
 
 class Run:
@@ -67,8 +70,8 @@ class Run:
         self._done = 0  # steps
 
     def __enter__(self) -> Self:
-        switches.apply(self.config.determinism)
-        self.world = world.join(self.config.device, self.config.parallel)
+        flags.apply(self.config.determinism)
+        self.world = ranks.join(self.config.device, self.config.parallel)
         self._promise = Promise(self.config, self.world)
         self._trace = Trace(self.config.trace.level, self.out, self.world, self.config.trace.values)
         self._old_handler = signal.signal(signal.SIGTERM, self._terminate)
@@ -178,7 +181,7 @@ class Run:
         training = Training(self.config, self.world, self._trace, plan, *held, units, self.log, watch)
         self._sharded, self._replicas = training.gradients.sharded, training.gradients.replicas
         self.world.together(opened.require_known)  # before step 0, where all can be told by one
-        self.world.together(switches.require_held)
+        self.world.together(flags.require_held)
         start = self._restore()
         if start:
             watch.end()  # what step 0 calls is known from before
@@ -220,7 +223,7 @@ class Run:
         held = self._model, self._optimizers
         self.world.together(lambda: self._trace.begin(*held, done, outputs, self._sharded))
         if self.world.leads or self._sharded:
-            writers = self.world if self._sharded else world.ALONE
+            writers = self.world if self._sharded else ranks.ALONE
             self._saver = Saver(folder, self._origin, self.config.checkpoint, self._sync, writers, shared)
         if self._record and self._resumed:
             self._record.went_on(done)
@@ -255,7 +258,7 @@ class Run:
             self._saver.seal()
         self._trace.step(done - 1, sums, last=ended)
         if preempted or ended or done % self.config.checkpoint.every == 0:
-            switches.require_held(local=self.world.size > 1)  # before a checkpoint holds what came of it
+            flags.require_held(local=self.world.size > 1)  # before a checkpoint holds what came of it
             if self._still:
                 self._still.require(local=self.world.size > 1)
             self._trace.flush()
@@ -297,7 +300,7 @@ class Run:
             raise Refused("run.finish() was called twice: call it once, with all metrics")
         numbers = {name: as_number(name, value) for name, value in metrics.items()}
         self.world.together(self._require_still)
-        self.world.together(switches.require_held)
+        self.world.together(flags.require_held)
         self._finished = True
         self.log(self._stop - 1, **{"epoch": self._plan.epoch(self._stop), **numbers})
         self._write_metrics()
@@ -326,7 +329,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._promise.watch.end()
-        switches.let_go()
+        flags.let_go()
         refused = shards.of_mixture(error)
         error = refused or error
         if not error and not self._finished:
@@ -338,7 +341,7 @@ class Run:
         else:
             signal.signal(signal.SIGTERM, self._old_handler)
         if not (isinstance(error, Failure) and error.local):
-            world.leave()  # else the launcher is to see this rank's exit before the others', who miss it in the group
+            ranks.leave()  # else the launcher is to see this rank's exit before the others', who miss it in the group
         if self._record:
             if isinstance(error, Failure):
                 with suppress(Failure):
@@ -372,11 +375,11 @@ def alone(config: Settings) -> World:
     Raises:
         Refused: the prepared data is missing or altered, or there is no such device.
     """
-    switches.apply(config.determinism)
+    flags.apply(config.determinism)
     still = Still(config.data)
     _let_read(still.manifest, config)
     stages.hold(still.require)
-    return World(0, 1, world.device_of(config.device))
+    return World(0, 1, ranks.device_of(config.device))
 
 
 def _let_read(data: Mapping[str, Any], config: Settings) -> None:

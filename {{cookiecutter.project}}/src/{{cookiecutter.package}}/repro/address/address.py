@@ -1,0 +1,123 @@
+"""The content address: one hash over what was asked for. Its preimage names the fields in which two differ."""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import rfc8785
+
+from ..base.files import read_text
+from ..base.project import Project
+from ..base.text import flatten
+from ..config.settings import Settings
+from ..core.errors import Refused
+from . import manifest
+
+LOCKS = "requirements"
+
+# No run imports the lab or the command, so they cannot change one. MACHINERY is a list of digests.
+MACHINERY = "repro/machinery.sha256"
+OUTSIDE_THE_RUN = ("repro/analysis/", "repro/cli.py", MACHINERY)
+# Files that editors and Python leave behind.
+LEFT_BEHIND = re.compile(r"(^|/)(\.|__pycache__/)|~$")
+
+
+@dataclass(frozen=True)
+class ContentAddress:
+    """`digest` is the SHA-256 of the canonical JSON of `preimage`; `parts` has one digest per ingredient."""
+
+    preimage: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        return digest(self.preimage)
+
+    @property
+    def parts(self) -> dict[str, str]:
+        return {name: digest(value) for name, value in self.preimage.items()}
+
+    def record(self) -> dict[str, Any]:
+        """What `address.json` holds."""
+        return {"address": self.digest, "parts": self.parts, "preimage": self.preimage}
+
+
+def fields(preimage: Mapping[str, Any]) -> dict[str, Any]:
+    """A preimage as `part.field`, each data file by its path, so that a difference has a name that people know."""
+    data = {entry["path"]: entry["sha256"] for entry in preimage["data"]["files"]}
+    return flatten({**preimage, "data": data})
+
+
+def digest(value: Any) -> str:
+    """SHA-256 (hex) of the canonical JSON (RFC 8785) of a JSON-compatible value.
+
+    Raises:
+        Refused: a number that JSON cannot hold exactly, such as an integer beyond 2**53.
+    """
+    try:
+        return hashlib.sha256(rfc8785.dumps(value)).hexdigest()
+    except rfc8785.CanonicalizationError as error:
+        raise Refused(f"canonical JSON cannot hold a value exactly: {error}") from None
+
+
+def code(project: Project) -> dict[str, str]:
+    """SHA-256 of every file of the package that a run may read, by its path relative to the package."""
+    return {name: manifest.sha256_file(project.package / name) for name in addressed(project)}
+
+
+def addressed(project: Project) -> list[str]:
+    """The files of the package that a run may read, by their paths relative to the package."""
+    folders = tuple(each for each in OUTSIDE_THE_RUN if each.endswith("/"))
+    return [name for name in files(project.package) if name not in OUTSIDE_THE_RUN and not name.startswith(folders)]
+
+
+def files(folder: Path) -> list[str]:
+    """The files below `folder` by their names, sorted, without those that editors and Python leave behind.
+
+    Raises:
+        Refused: a folder in it is a link: Python imports from there, but DVC does not look inside.
+    """
+    found = []
+    for at, folders, names in os.walk(folder):
+        here = Path(at).relative_to(folder)
+        for name in folders:
+            if Path(at, name).is_symlink() and not LEFT_BEHIND.search(f"{here / name}/"):
+                raise Refused(f"{Path(at, name)}: a link to a folder, whose changes DVC would not see. Copy it here")
+        found += [(here / name).as_posix() for name in names if Path(at, name).is_file()]
+    return sorted(name for name in found if not LEFT_BEHIND.search(name))
+
+
+def locks(project: Project) -> dict[str, str]:
+    """SHA-256 of every lock's requirements, by file name."""
+    folder = project.root / LOCKS
+    paths = sorted(folder.glob("*.txt"))
+    if not paths:
+        raise Refused(f"{folder}: no lock seen, {LOCKS}/*.txt wanted. Restore them from git, or: make lock")
+    return {path.name: requirements(read_text(path, "Restore it from git, or: make lock")) for path in paths}
+
+
+def requirements(lock: str) -> str:
+    """SHA-256 of the requirements in a lock's text; comments carry names and change nothing."""
+    lines = (line.split(" #")[0].strip() for line in lock.splitlines())
+    pins = "\n".join(line for line in lines if line and not line.startswith("#"))
+    return hashlib.sha256(pins.encode()).hexdigest()
+
+
+def content_address(project: Project, config: Settings, data: dict[str, Any], world_size: int) -> ContentAddress:
+    """What `config` asks for in `project`, given the data's manifest.
+
+    `world_size` enters only with `parallel.reduce: ddp`, where the bits depend on it.
+    """
+    preimage = {
+        "config": config.addressed(),
+        "code": code(project),
+        "data": data,
+        "lock": locks(project),
+        "seed": config.seed,
+    }
+    if config.parallel.reduce == "ddp":
+        preimage["world_size"] = world_size
+    return ContentAddress(preimage)

@@ -1,0 +1,144 @@
+"""Modules that are not the project's come from Python, or from the packages that its locks name."""
+
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from ..base.project import Project
+from ..base.text import some
+from ..core.errors import Refused
+from .address import LOCKS
+
+INSTALLED = {"site-packages", "dist-packages"}  # names of folders
+LOCK_SETS = (("torch-cpu.txt", "cpu.txt"), ("cuda.txt",))  # those of one environment, as requirements/venv.sh has them
+PIN = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
+# Modules by which tools lead Python to an environment or a project: they hold no arithmetic.
+PATHFINDERS = re.compile(r"__editable__|_virtualenv$")
+
+
+def require_installed(project: Project, unhashed: Sequence[str]) -> None:
+    """Refuse modules that are neither the project's, nor Python's, nor of a package that its locks name.
+
+    A module without a file of its own there passes where its top-level package has one, which made it.
+
+    Raises:
+        Refused: one comes from elsewhere, as by PYTHONPATH, or from a package that no lock has in this version; and
+            `unhashed` holds neither its name nor "all".
+    """
+    if "all" in unhashed:
+        return
+    held = {name: getattr(module, "__dict__", {}) for name, module in list(sys.modules.items())}
+    modules = {name: file for name, found in held.items() if (file := found.get("__file__"))}  # a lazy one stays so
+    files = {name: file for name, file in sorted(modules.items()) if name.partition(".")[0] not in unhashed}
+    places = sorted({Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")})
+    scripts = Path(sysconfig.get_path("scripts")).resolve()
+    strange = _strange(files, [*places, scripts, project.root.resolve(), *_compiled()])
+    tops = {name: name.partition(".")[0] for name in strange}
+    found = [f"{name} ({files[name]})" for name, top in tops.items() if top in strange or top not in files]
+    if found:
+        raise Refused(
+            f"{some(found)}: loaded from outside the project and its environment, so no hash covers it. Move it into "
+            f"the package, add it to requirements, or name it in unhashed.modules"
+        )
+    unlocked = [f"{top} ({owner})" for folder in places for top, owner in _unlocked(project, folder, files)]
+    if unlocked:
+        raise Refused(
+            f"{some(unlocked)}: loaded, but {LOCKS}/*.txt do not have it, so no hash covers it. Install what they have "
+            f"with make setup, add it to pyproject.toml and run make lock, or name it in unhashed.modules"
+        )
+
+
+def _compiled() -> list[Path]:
+    """Where torch.compile keeps the kernels that it has made of code that is hashed; nowhere while it has made none."""
+    made = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")  # which torch sets itself, where nobody has
+    return [Path(made).resolve()] if made and "torch._inductor.codecache" in sys.modules else []
+
+
+def _strange(files: dict[str, str], ours: list[Path]) -> list[str]:
+    """Names of modules that lie neither below `ours` nor among Python's own, packages of other Pythons left out."""
+    python = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
+
+    @cache  # there are thousands of modules in some hundred folders
+    def known(at: str) -> bool:
+        folder = Path(at).resolve()  # of a file that is a link the name counts: Debian's own are links
+        if any(folder.is_relative_to(place) for place in ours):
+            return True
+        inside = [folder.relative_to(place).parts for place in python if folder.is_relative_to(place)]
+        return any(not INSTALLED & set(parts) for parts in inside)
+
+    return [name for name, file in files.items() if not known(os.path.split(file)[0])]
+
+
+def _unlocked(project: Project, folder: Path, files: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Top-level modules below `folder` that no lock has, each with the package that it is of."""
+    locked = locked_files(project.root, folder)
+    places = {at: Path(at) for at in {os.path.split(file)[0] for file in files.values()}}
+    below = {at: place.relative_to(folder) for at, place in places.items() if place.is_relative_to(folder)}
+    seen = set()
+    for name, file in files.items():
+        top, (at, leaf) = name.partition(".")[0], os.path.split(file)
+        if top in seen or PATHFINDERS.match(top) or at not in below:
+            continue
+        path = leaf if below[at] == Path() else f"{below[at]}/{leaf}"
+        if path not in locked and Path(file).is_file():  # torch names files that do not exist
+            seen.add(top)
+            yield top, _owner(folder, path) or file
+
+
+@cache  # per process, which does not change its environment: the next one sees a change
+def locked_files(root: Path, folder: Path) -> frozenset[str]:
+    """The files that the packages in `folder` brought, named from there, as far as the locks have these packages."""
+    pins = {pin for path in (root / LOCKS).glob("*.txt") for pin in pins_of(path).items()}
+    return frozenset(
+        file for package in folder.glob("*.dist-info") if _named(package) in pins for file in files_of(package)
+    )
+
+
+def pins_of(lock: Path) -> dict[str, str]:
+    """The packages of a lock, each with its version."""
+    return {_normal(name): version for name, version in PIN.findall(lock.read_text())}
+
+
+def packages() -> dict[str, tuple[str, Path]]:
+    """The packages of this environment: the version of each, and its .dist-info folder."""
+    folders = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
+    found = {info: _named(info) for folder in folders for info in sorted(folder.glob("*.dist-info"))}
+    return {name: (version, info) for info, (name, version) in found.items()}
+
+
+def locks_here(folder: Path) -> list[Path]:
+    """The locks that this environment was made from: those whose torch it has. None where that is another one."""
+    version, _ = packages().get("torch", ("", folder))
+    sets = [[folder / name for name in names if (folder / name).is_file()] for names in LOCK_SETS]
+    return next((locks for locks in sets if any(pins_of(lock).get("torch") == version for lock in locks)), [])
+
+
+def _named(package: Path) -> tuple[str, str]:
+    """Name and version of an installed package, from the name of its .dist-info folder."""
+    name, _, version = package.stem.rpartition("-")
+    return _normal(name), version
+
+
+def _normal(name: str) -> str:
+    """A package's name as .dist-info folders have it, so that two spellings of it are one."""
+    return re.sub(r"[-_.]+", "_", name).lower()
+
+
+def files_of(package: Path) -> Iterator[str]:
+    """The files that an installed package brought: the first column of its RECORD."""
+    try:
+        yield from (line.partition(",")[0] for line in (package / "RECORD").read_text().splitlines())
+    except OSError:
+        return
+
+
+def _owner(folder: Path, path: str) -> str | None:
+    """The installed package that brought a file, with its version."""
+    for package in sorted(folder.glob("*.dist-info")):
+        if path in files_of(package):
+            return " ".join(_named(package))
+    return None

@@ -1,0 +1,98 @@
+"""Whether a project's machinery, the lab included, is as the template released it.
+
+`machinery.sha256` in the machinery's folder lists its files as sha256sum(1) does: `sha256sum --check` reads it, run in
+that folder. Who edits code and list alike is found by those who have the list from elsewhere: their own project.
+"""
+
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..base.project import Project
+from ..base.text import some
+from . import address
+from .address import MACHINERY, digest
+from .manifest import sha256_file
+
+LIST = Path(MACHINERY).name
+
+
+@dataclass(frozen=True)
+class Machinery:
+    """The machinery of a project as it stands.
+
+    Attributes:
+        template: the version of the template that wrote the project.
+        digest: SHA-256 (hex) over the names and digests of all its files.
+        modified: the files that were changed, added or removed since the release, by name; the list itself, where
+            that is lost.
+    """
+
+    template: str
+    digest: str
+    modified: tuple[str, ...]
+
+    def stated(self) -> dict[str, Any]:
+        """What a receipt states of it, JSON-compatible."""
+        return {**asdict(self), "modified": list(self.modified)}
+
+
+def machinery(project: Project) -> Machinery:
+    """The machinery of `project`, compared with the list that was released with it."""
+    there, wanted = files(project.machinery), released(project)
+    modified = sorted(name for name in there | wanted if there.get(name) != wanted.get(name)) if wanted else [LIST]
+    return Machinery(template_version(project), digest(there), tuple(modified))
+
+
+def files(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file of the machinery in `folder`, by its name."""
+    return {name: sha256_file(folder / name) for name in address.files(folder) if name != LIST}
+
+
+def released(project: Project) -> dict[str, str]:
+    """What `files` returned when the template was released; empty where the list is lost."""
+    path = project.machinery / LIST
+    lines = path.read_text("utf-8", errors="replace").splitlines() if path.is_file() else []
+    # a line that is no digest and name makes the list differ from itself
+    return {name or LIST: sha256 for sha256, _, name in (line.partition("  ") for line in lines)}
+
+
+def template_version(project: Project) -> str:
+    """The version of the template that wrote the project, from its pyproject.toml."""
+    try:
+        return str(tomllib.loads((project.root / "pyproject.toml").read_text())["tool"]["repro"]["template"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return "unknown"
+
+
+def judged(project: Project, stated: Any) -> list[str]:
+    """Sentences on the machinery that a receipt states, and on that of `project`, which judges it."""
+    here = machinery(project)
+    sentences = [_judged(here, digest(released(project)), stated)]
+    if here.modified:
+        sentences.append(f"this project judges with modified machinery: {some(here.modified)}")
+    return sentences
+
+
+def _judged(here: Machinery, as_released: str, stated: Any) -> str:
+    """How far the list of this project (of digest `as_released`) can verify what a receipt says of the machinery."""
+    try:
+        version, seen, modified = str(stated["template"]), str(stated["digest"]), [*map(str, stated["modified"])]
+    except (KeyError, TypeError):
+        return "machinery: the receipt states nothing of it"
+    if not all(text.isprintable() for text in (version, seen, *modified)):  # which could pass for lines of ours
+        return "machinery: the receipt states something unreadable of it"
+    if modified:
+        return f"machinery of template {version} ({seen[:16]}) with modified files: {some(modified)}"
+    said = f"machinery as released by template {version} ({seen[:16]})"
+    if version != here.template:
+        return f"{said}, says the receipt; this project is of template {here.template} and cannot check it"
+    if LIST in here.modified:
+        return f"{said}, says the receipt; {LIST} is lost or damaged here, so that it cannot be checked"
+    if seen != as_released:
+        return (
+            f"machinery {seen[:16]} is not as released by template {version} ({as_released[:16]}), though the receipt "
+            f"names no modified file"
+        )
+    return said

@@ -1,0 +1,219 @@
+"""`repro audit`: the operations of one step and the lines of the owner's code that put bits at risk.
+
+Operations are seen in a child (`audited.py`), which makes the first step of a training; code is read, not run.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...address.address import files
+from ...base.files import read_json
+from ...base.project import Project
+from ...config.params import load
+from ...config.settings import Settings
+from ...core.errors import Preempted, Refused
+from ...core.flags import told_variables
+from ...start import trainings
+from . import rules
+from .syntax import Source
+
+FOLDER = Path("build", "audit")
+# The first step, as the owner asks for it: nothing is tracked, and no compiler hides the operations.
+ONE_STEP: Mapping[str, Any] = {
+    "trace.values": 0,
+    "trace.level": "off",
+    "tracking.enabled": False,
+    "receipt.key": "",
+    "loader.workers": 0,
+    "compute.compile": False,
+}
+ENDS = (0, Preempted.exit_code)
+GROUPS = ("Operations", "Portability", "Code")
+ANOTHER = "deterministic by another kernel alone, which the switch deterministic_debug_mode chooses"
+RELAXED = "not deterministic: the switch deterministic_debug_mode is relaxed"
+LAST = 6  # lines of a failed training that are told
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found at a place, why it is a risk, and a way without it."""
+
+    group: str
+    file: str
+    line: int
+    name: str  # an operation, or code
+    why: str
+    instead: str = ""
+    module: str = ""
+    hint: bool = False
+    silenced: bool = False
+
+    def lines(self) -> Iterator[str]:
+        """As a table has it."""
+        where = f"{self.file}:{self.line}  " if self.line else ""
+        module = f", in {self.module}" if self.module else ""
+        yield f"  {where}{self.name}{module}"
+        yield f"      {'hint: ' * self.hint}{self.why}{f'. Instead: {self.instead}' if self.instead else ''}"
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {name: value for name, value in vars(self).items() if name != "group"}
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All that was found, and what was looked at."""
+
+    findings: list[Finding]
+    step: Mapping[str, Any]  # what the child saw
+    files: int
+    notes: list[str]
+    failed: str = ""  # why the step did not come to its end
+
+    @property
+    def counted(self) -> list[Finding]:
+        """Those that are no hints, and that no comment silences."""
+        return [each for each in self.findings if not (each.hint or each.silenced)]
+
+    def lines(self) -> Iterator[str]:
+        """The table, and a sentence."""
+        for group in GROUPS:
+            if shown := [each for each in self.findings if each.group == group and not each.silenced]:
+                yield group
+                for each in shown:
+                    yield from each.lines()
+        hints = sum(each.hint and not each.silenced for each in self.findings)
+        silenced = sum(each.silenced for each in self.findings)
+        more = [_many(hints, "hint")] * bool(hints) + [f"{silenced} silenced"] * bool(silenced)
+        count = _many(len(self.counted), "finding") + (f" ({', '.join(more)})" if more else "")
+        until = "until the step failed" if self.failed else "which make the weights and one step"
+        yield f"{count} in {self.step['calls']} calls, {until}, and in {self.files} files"
+        yield from self.notes
+
+    def record(self) -> dict[str, Any]:
+        """The same as JSON has it."""
+        found = {group.lower(): [each.record() for each in self.findings if each.group == group] for group in GROUPS}
+        seen = {name: self.step[name] for name in ("calls", "held", "torch", "cuda")}
+        return {
+            **found, "findings": len(self.counted), **seen, "files": self.files, "notes": self.notes,
+            "failed": self.failed,
+        }  # fmt: skip
+
+
+def _many(number: int, word: str) -> str:
+    return f"{number or 'no'} {word}{'s' * (number != 1)}"
+
+
+def audited(project: Project, schema: type[Settings], overrides: Sequence[str]) -> Audit:
+    """The findings in this project.
+
+    Raises:
+        Refused: a key, a variable or a file of the owner's is wrong, or the training did not begin.
+    """
+    settings = load(schema, overrides=overrides)
+    paths = [project.package / name for name in _of_owner(project)]
+    sources = {str(path.resolve()): Source(path, _shown(project, path)) for path in paths}
+    code = list(_of_code(list(sources.values())))
+    step, failed = _one_step(project, settings, overrides)
+    found = [*_of_operations(project, step, sources), *_of_portability(project, step, sources, settings)]
+    found.sort(key=lambda each: (GROUPS.index(each.group), each.file, each.line, each.name))
+    return Audit([*found, *code], step, len(sources), list(_notes(step, settings, failed)), failed)
+
+
+def _of_owner(project: Project) -> list[str]:
+    """The Python files of the owner's, named from the package."""
+    machinery = f"{project.machinery.name}/"
+    return [name for name in files(project.package) if name.endswith(".py") and not name.startswith(machinery)]
+
+
+def _shown(project: Project, path: Path) -> str:
+    """A path for display: from the project's root, and in one line whatever it holds."""
+    name = str(path.relative_to(project.root) if path.is_relative_to(project.root) else path)
+    return name if name.isprintable() else ascii(name)[1:-1]
+
+
+def _one_step(project: Project, settings: Settings, overrides: Sequence[str]) -> tuple[Mapping[str, Any], str]:
+    """What the child saw, and why its step did not come to its end, if it did not."""
+    folder = project.root / FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    report = folder / "step.json"
+    asked = [word for override in overrides for word in ("--set", override)]
+    words = trainings.command(
+        project, ".repro.analysis.audit.audited", ONE_STEP, report, "--out", folder / "run", *asked
+    )
+    environ = trainings.environment(project) | told_variables(settings.determinism)
+    try:
+        done = subprocess.run(words, cwd=project.root, env=environ, capture_output=True, text=True, errors="replace")
+        said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-LAST:])
+        step = read_json(report) if report.is_file() else {"calls": 0}
+        if not step["calls"]:
+            raise Refused(said or f"the training did not begin: exit code {done.returncode}")
+        failed = "" if done.returncode in ENDS else f"the step did not end, exit code {done.returncode}:\n{said}"
+        return step, failed
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _of_operations(project: Project, step: Mapping[str, Any], sources: Mapping[str, Source]) -> Iterator[Finding]:
+    for met in step["operations"]:
+        why = ["it raises here: it has no deterministic kernel"] if met["raised"] else []
+        for verdict in met["verdicts"]:
+            place = "on CUDA" if verdict["device"] == "cuda" else "here"
+            kernel = "it raises, for it has no deterministic kernel" if verdict["throws"] else ANOTHER
+            if not (met["raised"] and verdict["throws"]):
+                why.append(f"{place}: {kernel if step['strict'] else RELAXED}")
+        names = dict.fromkeys(verdict["name"] for verdict in met["verdicts"])
+        told = f" ({', '.join(names)})" if names else ""
+        yield _at(project, "Operations", met, sources, f"{met['operation']}{told}", "; ".join(dict.fromkeys(why)))
+
+
+def _of_portability(
+    project: Project, step: Mapping[str, Any], sources: Mapping[str, Source], settings: Settings
+) -> Iterator[Finding]:
+    if not settings.compute.compile:
+        for met in step["portability"]:
+            yield _at(project, "Portability", met, sources, met["operation"], met["why"])
+
+
+def _at(
+    project: Project, group: str, met: Mapping[str, Any], sources: Mapping[str, Source], name: str, why: str
+) -> Finding:
+    source = sources.get(str(Path(met["file"]).resolve()) if met["file"] else "")
+    file = source.name if source else _shown(project, Path(met["file"])) if met["file"] else ""
+    silenced = bool(source and rules.is_fine(source, met["line"]))
+    return Finding(group, file, met["line"], name, why, met["instead"], met["module"], silenced=silenced)
+
+
+def _of_code(sources: Sequence[Source]) -> Iterator[Finding]:
+    for source in sources:
+        open_, silenced = rules.found(source)
+        for each in [*open_, *silenced]:
+            rule = each.rule
+            yield Finding(
+                "Code", each.file, each.line, each.code, rule.why, rule.instead, hint=rule.hint,
+                silenced=each in silenced,
+            )  # fmt: skip
+
+
+def _notes(step: Mapping[str, Any], settings: Settings, failed: str) -> Iterator[str]:
+    """What a reader is to know of the verdicts."""
+    if step["held"]:
+        held = ", ".join(f"{name} ({switch})" for name, switch in sorted(step["held"].items()))
+        yield f"held by a switch: {held}"
+    if not step["cuda"]:
+        yield f"verdicts on CUDA are from the catalogue of torch {step['torch']}: there is no GPU here"
+    if not step["listed"]:
+        yield "torch has no catalogue here: Python dropped its docstrings (-OO), so operations are not judged"
+    if step["unknown"]:
+        yield f"not judged, for this table of operations does not know them: {', '.join(step['unknown'])}"
+    if settings.compute.compile:
+        yield "compute.compile was off for this step: the compiler makes its kernels from these operations"
+    if failed:
+        yield "portability is not judged: the step failed"
+    elif settings.compute.compile or not step["promised"]:
+        yield "portability is not judged: this config does not ask for the class cpu-portable, or the device has none"

@@ -1,0 +1,252 @@
+"""The two sides of a bisect as they are named: by words, by two commits, or by two recorded runs."""
+
+import fcntl
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...address import manifest, pull
+from ...address.address import content_address
+from ...base.project import Project
+from ...base.shape import plain
+from ...base.text import differences, flatten, named
+from ...config.params import load
+from ...config.settings import Determinism, Settings
+from ...core.errors import Failure, Refused
+from ...core.flags import SWITCHES, applicable
+from ...record.names import TRACE
+from ...record.receipt import Receipt, read
+from ..replay import ENVIRONMENT_KEYS
+from ..series import Asked, Made, Series
+from ..sources import located
+from ..verify import shortened
+from .bisect import Verdict
+from .commits import PLACES, Commit, There, cloned, resolve
+from .suspects import CPU, OWN, RELAX, Setup, Side, Words, checked, is_own, side, split
+
+FOLDER = Path("build", "bisect")
+Judge = Callable[[str, Callable[[int], Made]], Verdict]  # of a commit, and who makes its training by the number
+USAGE = "name two recorded runs, or --a KEY=VALUE and --b KEY=VALUE, or --commits GOOD BAD"
+
+
+class Maker(Protocol):
+    """Who makes the trainings."""
+
+    def make(self, setup: Setup, number: int) -> Made:
+        """Train; a training that was made before is found again."""
+
+    def first_bad(self, setup: Setup, good: str, bad: str, files: Sequence[str], trial: Judge) -> list[Commit]:
+        """The commits from which on trials differ."""
+
+
+class Here:
+    """Trainings of the project as it stands."""
+
+    def __init__(self, project: Project, schema: type[Settings]) -> None:
+        self._series, self._base = Series(project, schema, FOLDER), load(schema).flat()
+
+    def make(self, setup: Setup, number: int) -> Made:
+        """Train here."""
+        settings = {key: value for key, value in setup.config.items() if key in OWN or self._base.get(key) != value}
+        return self._series.one(Asked("bisect", settings, setup.ranks, setup.variables, number))
+
+    def first_bad(self, setup: Setup, good: str, bad: str, files: Sequence[str], trial: Judge) -> list[Commit]:
+        """None: there is one state of the code."""
+        return []
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a bisect is asked.
+
+    Attributes:
+        recorded: the receipts of A and B, whose bits must come again.
+        files: of the package, that differ between the commits of A and B.
+    """
+
+    a: Side
+    b: Side
+    recorded: Mapping[str, Receipt] = field(default_factory=dict)
+    files: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Named:
+    """What the command line names."""
+
+    runs: Sequence[str]
+    a: Sequence[str]
+    b: Sequence[str]
+    common: Sequence[str]
+    commits: tuple[str, str] | None
+    long: bool
+
+
+@contextmanager
+def asked(
+    project: Project, schema: type[Settings], words: Named, uri: Callable[[], str]
+) -> Iterator[tuple[Maker, Question]]:
+    """Who makes the trainings, and the question to it.
+
+    Raises:
+        Refused: what is named cannot be had, or another bisect works here.
+    """
+    if len(words.runs) not in (0, 2) or bool(words.runs) == bool(words.a or words.b or words.commits):
+        raise Refused(f"{len(words.runs)} runs, {len(words.a)} --a and {len(words.b)} --b seen; {USAGE}")
+    with ExitStack() as stack:
+        stack.enter_context(_alone(project))
+        if words.runs:
+            paths = [stack.enter_context(located(run, uri)) for run in words.runs]
+            yield _of_runs(project, schema, words, paths, stack)
+        elif words.commits:
+            yield _of_commits(project, schema, words, stack)
+        else:
+            a, b = (_side(schema, split((*words.common, *own)), words.long) for own in (words.a, words.b))
+            yield Here(project, schema), Question(a, b)
+
+
+@contextmanager
+def _alone(project: Project) -> Iterator[None]:
+    path = project.root / FOLDER / "lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refused(f"{path.parent}: another bisect works there; wait for its end") from None
+        yield
+
+
+def _side(schema: type[Settings], words: Words, long: bool) -> Side:
+    config = load(schema, overrides=words.overrides) if long else shortened(schema, words.overrides)[0]
+    return side(config, words.ranks, words.variables)
+
+
+def _places(project: Project, config: Settings) -> dict[str, Any]:
+    """Where the user has the data, from the root of the file system: a clone lies elsewhere."""
+    raw = project.root / config.data.raw
+    if not raw.exists():
+        pull.bring(raw)  # if it cannot, a commit's own stage says so
+    return {key: str((project.root / config.flat()[key]).resolve()) for key in PLACES}
+
+
+def _of_commits(project: Project, schema: type[Settings], words: Named, stack: ExitStack) -> tuple[Maker, Question]:
+    assert words.commits
+    good, bad = (resolve(project, name) for name in words.commits)
+    if good == bad:
+        raise Refused(f"--commits {plain(' '.join(words.commits))}: both are commit {good[:12]}; name two")
+    here = load(schema)
+    shorten = () if words.long else here.verify.shorten
+    clone = stack.enter_context(cloned(project, project.root / FOLDER / "tree"))
+    sides = []
+    for commit, own in ((good, words.a), (bad, words.b)):
+        given = split((*words.common, *own))
+        clone.check_out(commit)
+        sides.append(checked(_given(clone.side((*shorten, *given.overrides), given.ranks, given.variables))))
+    maker = There(clone, project.root / FOLDER, _places(project, here))
+    return maker, Question(sides[0], sides[1], files=clone.differing(good, bad))
+
+
+def _given(of: Side) -> Side:
+    """A side of a commit: where the data lie is the user's, and no suspect."""
+    config = {key: value for key, value in of.config.items() if key not in PLACES}
+    return Side(config, of.neutral, of.ranks, of.variables, of.commit)
+
+
+def _of_runs(
+    project: Project, schema: type[Settings], words: Named, paths: Sequence[Path], stack: ExitStack
+) -> tuple[Maker, Question]:
+    receipts = [read(path) for path in paths]
+    for name, receipt in zip(words.runs, receipts, strict=True):
+        if lacking := [key for key in ENVIRONMENT_KEYS if key not in receipt.stated["config"]]:
+            raise Refused(f"{plain(name)}: its config has no key {lacking[0]}: no run wrote it")
+    datas = [each.stated["parts"]["data"] for each in receipts]
+    if datas[0] != datas[1]:
+        raise Refused(
+            f"{plain(' and '.join(words.runs))}: trained on other data, which cannot be exchanged one by one. Prepare "
+            f"both and name the folders: --a data.prepared=FOLDER --b data.prepared=FOLDER"
+        )
+    recorded = dict(zip("AB", receipts, strict=True))
+    texts = [[*_texts(receipt), *words.common] for receipt in receipts]
+    ranks = [_ranks(path, receipt) for path, receipt in zip(paths, receipts, strict=True)]
+    given = [*zip(words.runs, receipts, texts, ranks, strict=True)]
+    other = next(filter(None, (_other(project, schema, run, text, size) for _, run, text, size in given)), None)
+    if not other:
+        a, b = (side(load(schema, overrides=text), size, _variables(run)) for _, run, text, size in given)
+        return Here(project, schema), Question(a, b, recorded)
+    for name, receipt in zip(words.runs, receipts, strict=True):
+        code = receipt.stated["code"]
+        if not code["commit"] or code["patch"]:
+            raise Refused(
+                f"{plain(name)}: not what the project would make ({other}), and its code is in no commit. Restore "
+                f"what it was made from, or make the run again from a commit"
+            )
+        resolve(project, code["commit"])
+    clone, sides = stack.enter_context(cloned(project, project.root / FOLDER / "tree")), []
+    for name, receipt, text, size in given:
+        clone.check_out(receipt.stated["code"]["commit"])
+        found = clone.side(text, size, _variables(receipt))
+        _require_keys(name, receipt, found)
+        sides.append(checked(_given(found)))
+    maker, (a, b) = There(clone, project.root / FOLDER, _places(project, load(schema))), sides
+    return maker, Question(a, b, recorded, clone.differing(a.commit or "", b.commit or ""))
+
+
+def _other(
+    project: Project, schema: type[Settings], receipt: Receipt, overrides: Sequence[str], ranks: int
+) -> str | None:
+    """In what the project as it stands would make another run; None where it would make this one."""
+    stated = receipt.stated["preimage"]
+    try:
+        config = load(schema, overrides=overrides)
+        here = content_address(project, config, manifest.require_prepared(config.data), ranks)
+    except Failure as failure:
+        return plain(str(failure))
+    found = differences(stated, here.preimage)
+    return plain(named(found[:1], "there", "here")) if found else None
+
+
+def _texts(receipt: Receipt) -> list[str]:
+    """Overrides from the config of a record, which others may have written.
+
+    Where something lies is not taken from it, and of a neutral key only a number or a truth.
+    """
+    stated = receipt.stated
+    addressed = flatten(stated["preimage"]["config"]).keys() | {"seed", *ENVIRONMENT_KEYS}
+    return [
+        f"{key}={json.dumps(value)}"
+        for key, value in stated["config"].items()
+        if not is_own(key) and key not in PLACES and (key in addressed or isinstance(value, int | float))
+    ]
+
+
+def _ranks(path: Path, receipt: Receipt) -> int:
+    """Its world size: as the address has it, or by the rows of its ranks; 1 where nobody knows."""
+    stated = receipt.stated["preimage"].get("world_size")
+    return stated or (len(list(path.glob(f"{TRACE}/rank*.jsonl"))) if path.is_dir() else 0) or 1
+
+
+def _variables(receipt: Receipt) -> Mapping[str, str]:
+    """The variables of switches that the run left off; no other is taken from a record."""
+    stated = receipt.stated
+    config = stated["config"]
+    held = {switch.name for switch in applicable(Determinism(cpu=config[CPU], relax=tuple(config[RELAX])))}
+    names = {switch.name for switch in SWITCHES if switch.setting} - held
+    found = stated["environment"]["preimage"].get("variables", {})
+    return {
+        name: value for name, value in found.items() if name in names and isinstance(value, str) and value.isprintable()
+    }
+
+
+def _require_keys(name: str, receipt: Receipt, found: Side) -> None:
+    """Refuse a record that names other keys than the content address of its commit's code has."""
+    named_there = flatten(receipt.stated["preimage"]["config"]).keys() - {*PLACES}
+    known = found.config.keys() - found.neutral - {"seed", *ENVIRONMENT_KEYS, *PLACES}
+    if strange := sorted(named_there ^ known):
+        raise Refused(
+            f"{plain(name)}: its config and the content address of its commit's code differ in the key {strange[0]!r}: "
+            f"no run of that code wrote it"
+        )

@@ -1,0 +1,69 @@
+"""The data of a run in Croissant 1.0, the format of MLCommons in which datasets are described: JSON-LD with digests."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...record.receipt import Receipt
+
+CONFORMS = "http://mlcommons.org/croissant/1.0"
+# The specification's own context: most words mean themselves in its vocabulary.
+OWN = (
+    "citeAs column equivalentProperty extract field fileProperty fileObject fileSet format includes isLiveDataset "
+    "jsonPath key md5 parentField path recordSet references regex repeated replace samplingRate separator source "
+    "subField transform"
+)
+CONTEXT: Mapping[str, Any] = {
+    "@language": "en",
+    "@vocab": "https://schema.org/",
+    "cr": "http://mlcommons.org/croissant/",
+    "dct": "http://purl.org/dc/terms/",
+    "rai": "http://mlcommons.org/croissant/RAI/",
+    "sc": "https://schema.org/",
+    "conformsTo": "dct:conformsTo",
+    "data": {"@id": "cr:data", "@type": "@json"},
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    "examples": {"@id": "cr:examples", "@type": "@json"},
+    **{name: f"cr:{name}" for name in OWN.split()},
+}
+LISTING = "text/plain"
+UNKNOWN = "application/octet-stream"
+
+
+def described(run: Receipt, name: str, about: Mapping[str, str], folder: bool) -> dict[str, Any]:
+    """The dataset that a run started from, and the files that it was prepared into, each with its SHA-256.
+
+    `about` has `url`, `date` (of publication) and `cite`. The dataset is a `folder` or one file; the SHA-256 of a
+    folder is that of its listing, as `repro hash-data --files` prints it.
+    """
+    raw, digest = str(run.stated["config"]["data.raw"]), str(run.stated["config"]["data.sha256"])
+    prepared = str(run.stated["config"]["data.prepared"])
+    what = "listing of the dataset: the SHA-256 and the path of each file" if folder else "dataset"
+    files = [_file(f"{raw}.sha256sums" if folder else raw, digest, LISTING if folder else UNKNOWN, what)]
+    files += [
+        _file(f"{prepared}/{entry['path']}", entry["sha256"], UNKNOWN, "made from the dataset by `repro prepare`")
+        for entry in run.stated["preimage"]["data"]["files"]
+    ]
+    return {
+        "@context": CONTEXT,
+        "@type": "sc:Dataset",
+        "name": f"{name}-data",
+        "description": f"The data of {name}: the dataset, and the files that training and evaluation read.",
+        "conformsTo": CONFORMS,
+        "citeAs": about["cite"],
+        "datePublished": about["date"],
+        "url": about["url"],
+        "version": f"0.0.0+{digest[:12]}",
+        "distribution": files,
+    }
+
+
+def _file(path: str, sha256: str, kind: str, about: str) -> dict[str, Any]:
+    return {
+        "@type": "cr:FileObject",
+        "@id": path,
+        "name": path,
+        "description": about,
+        "contentUrl": path,
+        "encodingFormat": kind,
+        "sha256": sha256,
+    }

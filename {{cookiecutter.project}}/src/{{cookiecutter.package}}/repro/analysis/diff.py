@@ -1,0 +1,282 @@
+"""Whether two runs are equal, their first difference (its step, its phase and its tensors), and the likely causes."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..address.address import fields
+from ..base.text import Difference, differences, flatten, some
+from ..core.errors import Refused
+from ..core.flags import SWITCHES
+from ..record import chain, names, receipt
+from ..record.reading import read_record
+from ..record.receipt import Receipt
+from .beside import comparable, held
+
+Rows = np.ndarray[Any, Any]
+ANYWHERE = "anywhere"  # a phase that nobody knows
+AFTER, MEASURING = "after the last step", "the final metrics"  # what no step of a trace holds
+EQUAL, SO_FAR, DIFFERENT, UNKNOWN = "EQUAL", "EQUAL SO FAR", "DIFFERENT", "UNKNOWN"
+_NO_STEPS = np.empty(0, np.dtype([*((name, chain.STEP[name]) for name in chain.STEP.names or ()), ("link", "V24")]))
+PHASES = ("batch", "output", "loss", "gradient", "weights", "optimizer")  # in the order of a step
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs: its records, its trace (rows of digests), and what its receipt states, if it has one.
+
+    Attributes:
+        doubts: what is wrong with its records, a sentence of each.
+    """
+
+    name: str
+    address: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    resumed: tuple[int, ...]  # after how many steps it went on
+    root: str | None
+    steps: Rows
+    tensors: Rows | None
+    columns: tuple[str, ...]
+    weights: str | None = None  # SHA-256
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """The first difference: step, phase, and the tensors that differ in it (none at level `step`)."""
+
+    step: int
+    phase: str
+    tensors: tuple[str, ...]
+    of: int  # how many tensors the phase has
+
+    def __str__(self) -> str:
+        named = f", {self.tensors[0]}" if self.tensors else ""
+        more = f" and {len(self.tensors) - 1} more of {self.of}" if len(self.tensors) > 1 else ""
+        return f"step {self.step}, {self.phase}{named}{more}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether two runs are equal: in a word, in words that follow their names, and where they differ."""
+
+    word: str
+    said: str
+    place: Place | None = None
+
+
+def load(path: Path, name: str = "") -> Side:
+    """The records in a run directory: its trace as far as it goes, and its receipt; or a receipt alone.
+
+    Raises:
+        Refused: there is neither, or a record is missing.
+        Failure: the lone receipt was altered.
+    """
+    name = name or str(path)
+    if path.is_file():
+        return _stated(receipt.read(path), name)
+    steps = chain.rows(path / names.STEP_ROWS, chain.STEP) if (path / names.STEP_ROWS).is_file() else _NO_STEPS
+    # the whole trace is not read: what two runs have in common is found by bisection
+    run, doubts = held(path, but=(names.STEP_ROWS,))
+    root = steps["link"][-1].tobytes().hex() if len(steps) else None
+    if run and root and root != run.stated["trace"]:
+        doubts += (f"{names.STEP_ROWS}: not as the receipt states: altered, cut, or of another run",)
+    if run and not (path / names.ADDRESS).is_file():
+        return _stated(run, name, doubts)
+    for needed in (names.ADDRESS, names.ENVIRONMENT):
+        if not (path / needed).is_file():
+            raise Refused(f"{path / needed}: missing; a run directory, or a receipt, is wanted")
+    if not (len(steps) or run or doubts):
+        raise Refused(f"{path}: neither a step of a trace (trace.level: step) nor a receipt seen: nothing to compare")
+    tensors, columns = path / names.TENSOR_ROWS, ()
+    if tensors.is_file():
+        columns = tuple(dict.fromkeys(read_record(path, names.TENSOR_COLUMNS)))
+    return Side(
+        name,
+        fields(read_record(path, names.ADDRESS)["preimage"]),
+        flatten(read_record(path, names.ENVIRONMENT)["preimage"]),
+        receipt.resumes(path),
+        root or (run.stated["trace"] if run else None),
+        steps,
+        chain.rows(tensors, np.dtype([(name, "<u8") for name in columns])) if columns else None,
+        columns,
+        run.weights if run else None,
+        comparable(run.stated["metrics"]) if run else {},
+        doubts,
+    )
+
+
+def _stated(run: Receipt, name: str, doubts: tuple[str, ...] = ()) -> Side:
+    stated = run.stated
+    address, environment = fields(stated["preimage"]), flatten(stated["environment"]["preimage"])
+    resumed, metrics = tuple(stated["informational"]["resumed"]), comparable(stated["metrics"])
+    root = stated["trace"]
+    return Side(name, address, environment, resumed, root, _NO_STEPS, None, (), run.weights, metrics, doubts)
+
+
+def verdict(one: Side, other: Side) -> Verdict:
+    """Whether two runs are equal, by all that their traces and their receipts state."""
+    sides, lengths = (one, other), (len(one.steps), len(other.steps))
+    if doubts := [f"{side.name}: {doubt}" for side in sides for doubt in side.doubts]:
+        return Verdict(UNKNOWN, f"cannot be compared: {some(doubts)}")
+    if place := first_place(one, other):
+        return Verdict(DIFFERENT, f"first differ at {place}", place)
+    traced, finished = all(lengths), bool(one.weights and other.weights)
+    if traced and lengths[0] != lengths[1]:
+        counts = f"{one.name} has {lengths[0]}, {other.name} has {lengths[1]}"
+        return Verdict(SO_FAR, f"have equal bits for {min(lengths)} steps: {counts}")
+    if one.root and other.root and one.root != other.root:
+        roots = f"{one.root} | {other.root}; both run directories are needed to find the step"
+        return Verdict(DIFFERENT, f"have different trace roots: {roots}", Place(0, ANYWHERE, (), 0))
+    equal = f"equal bits in all {max(lengths)} steps" if any(lengths) else "equal steps"
+    equal = f"{equal}, trace root {one.root}" if one.root and one.root == other.root else ""
+    if finished and one.weights != other.weights:
+        said = f"have {equal}, then other final weights" if equal else "have different weights, and no trace of both"
+        phase = AFTER if equal else ANYWHERE
+        return Verdict(DIFFERENT, f"{said}: {one.weights} | {other.weights}", Place(max(lengths), phase, (), 0))
+    if finished and one.metrics != other.metrics:
+        found = [f"{d.field}: {d.one} | {d.other}" for d in differences(one.metrics, other.metrics)]
+        said = f"have equal weights ({one.weights}), but other metrics: {some(found)}"
+        return Verdict(DIFFERENT, said, Place(max(lengths), MEASURING, (), 0))
+    if finished:
+        ends = f"weights {one.weights} and metrics"
+        return Verdict(EQUAL, f"have {equal}, {ends}" if equal else f"have equal {ends}; no trace of both")
+    if equal:
+        running = " and ".join(side.name for side in sides if not side.weights)
+        return Verdict(SO_FAR, f"have {equal}; not finished, so that no receipt states its weights: {running}")
+    return Verdict(UNKNOWN, "cannot be compared: a trace of both, or a receipt of both, is wanted")
+
+
+def first_place(one: Side, other: Side) -> Place | None:
+    """The first difference of two traces; None if there is none, as far as both go."""
+    step = chain.first_difference(one.steps, other.steps)
+    phases = [] if step is None else _phases(one.steps[step], other.steps[step])
+    by_phase: dict[str, list[str]] = {}
+    columns = [column for column in one.columns if column in other.columns]
+    if one.tensors is not None and other.tensors is not None:
+        finer = chain.first_difference(one.tensors, other.tensors)
+        if finer is not None and (step is None or finer <= step):
+            if step is None or finer < step:  # the weights of each step, say, that the other trace does not have
+                step, phases = finer, []
+            these, those = one.tensors[step], other.tensors[step]
+            for name in columns:
+                if these[name] != those[name]:
+                    by_phase.setdefault(name.split()[0], []).append(name.split(" ", 1)[1])
+    if step is None:
+        return None
+    phase = min([*phases, *by_phase], key=PHASES.index, default="weights")
+    tensors = by_phase.get(phase, [])
+    if phase == "gradient":
+        tensors.reverse()  # the backward pass comes by the last one first
+    return Place(step, phase, tuple(tensors), sum(name.startswith(f"{phase} ") for name in columns))
+
+
+def _phases(these: Any, those: Any) -> list[str]:
+    both = these["flags"] & those["flags"] & chain.HAS_WEIGHTS
+    return [
+        name
+        for name in ("batch", "loss", "gradient", "weights")
+        if these[name] != those[name] and (name != "weights" or both)
+    ]
+
+
+# Causes of a first difference in a phase, likeliest first: phases, the pattern of a field, the sentence that says why.
+ANY = ".*"
+CAUSES = (
+    (ANY, r"seed", "every random number is derived from the seed"),
+    ("batch", r"data\.|config\.data\.", "the batch is made of other data"),
+    ("batch", r"code\.(data|prepare)\.py|code\.repro/core/(sampling|order|seeds)", "this code makes the batches"),
+    ("batch", r"config\.parallel\.|config\.train\.epochs", "it decides which samples a step sees"),
+    ("gradient", r"config\.parallel\.|world_size", "it decides how gradients are summed"),
+    (
+        "gradient",
+        r"code\.repro/core/(tree|transport|accumulate|buckets|sharded|fsdp)",
+        "it decides how gradients are summed",
+    ),
+    ("output|loss|gradient", r"config\.model\.", "it is another network"),
+    ("output|loss|gradient", r"code\.model\.py", "this code is the network"),
+    ("weights|optimizer", r"config\.train\.", "the optimizer's step depends on it"),
+    ("weights|optimizer", r"code\.train\.py", "this code holds the optimizer and its settings"),
+    ("output|loss|gradient|weights|optimizer", r"config\.compute\.", "it is another arithmetic"),
+    (ANY, r"switches\..*", "{why}"),
+    (ANY, r"threads|variables\.(OMP|MKL)_NUM_THREADS", "the thread count decides how sums are split"),
+    (ANY, r"cpu\.|cuda\.|device", "other hardware, or another instruction set, rounds in another order"),
+    (ANY, r"torch\.|numpy|python|image|lock\.", "other libraries compute with other kernels"),
+    (ANY, r"variables\..*", "libraries read this variable"),
+    (ANY, r"code\..*", "the code differs"),
+    (ANY, r"config\..*", "other numbers were asked for"),
+)
+# The conclusion for each phase if nothing that is recorded differs.
+UNRECORDED = {
+    "batch": "seed, data and code are the same, so the batch was made with randomness that nobody seeds: a generator "
+    "of its own, the time, os.urandom, an unordered set, or a worker that keeps state",
+    "output": "the batch is the same, so the forward pass draws from a generator that is not seeded per micro-batch, "
+    "or an operation in it has no fixed order, or memory or hardware failed",
+    "gradient": "batch and loss are the same, so an operation in the backward pass has no fixed order, or a bit "
+    "flipped in memory or hardware: integrity.recompute_every finds hardware that computes wrong",
+    "weights": "the gradients are the same, so the optimizer's state or the weights were changed: by memory or "
+    "hardware, or by what code does outside the step",
+}
+UNRECORDED[AFTER] = (
+    "the steps are the same, so code between the last step and run.finish() changed the weights: by what the loop "
+    "keeps for itself (name it in run.steps(state=...)), or with randomness that nobody seeds"
+)
+UNRECORDED[MEASURING] = "the weights are the same, so the evaluation does not repeat, or a receipt was altered"
+UNRECORDED[ANYWHERE] = "nothing that is recorded differs: compare the run directories, whose traces tell the phase"
+UNRECORDED |= {"loss": UNRECORDED["output"], "optimizer": UNRECORDED["weights"]}
+
+
+def causes(place: Place, one: Side, other: Side) -> list[str]:
+    """The likely causes of the difference, likeliest first, each with the sentence that says why."""
+    found = differences(one.address, other.address) + differences(one.environment, other.environment)
+    ranked = sorted(((_rank(place.phase, difference), difference) for difference in found), key=lambda pair: pair[0])
+    sentences = [f"{d.field}: {_short(d.one)} | {_short(d.other)}: {_why(rank, d)}" for rank, d in ranked]
+    for side in (one, other):
+        if place.phase == AFTER and side.resumed:
+            lost = "what its loop kept for itself was lost, if state= does not name it"
+            sentences.insert(0, f"{side.name} was resumed after step {side.resumed[-1]}: {lost}")
+        elif place.phase in PHASES and place.step in side.resumed:
+            sentences.insert(0, f"{side.name} was resumed just before step {place.step}: it went on from another state")
+    return sentences or [UNRECORDED[place.phase]]
+
+
+def reason(phase: str, field: str) -> str:
+    """Why a field may be the cause of a first difference in a phase, or ANYWHERE."""
+    difference = Difference(field, None, None)
+    return _why(_rank(phase, difference), difference)
+
+
+def _rank(phase: str, difference: Difference) -> int:
+    fits = (
+        rank
+        for rank, (phases, field, _) in enumerate(CAUSES)
+        if (phase not in PHASES or re.fullmatch(phases, phase)) and re.match(field, difference.field)
+    )
+    return next(fits, len(CAUSES))
+
+
+def _why(rank: int, difference: Difference) -> str:
+    sentence = CAUSES[rank][2] if rank < len(CAUSES) else "it differs"
+    reasons = {f"switches.{switch.name}": switch.why for switch in SWITCHES}
+    return sentence.format(why=reasons.get(difference.field, "a switch differs"))
+
+
+def _short(value: Any, most: int = 40) -> str:
+    text = "absent" if value is None else str(value)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def report(one: Side, other: Side) -> tuple[bool, list[str]]:
+    """Whether the runs are equal, and the lines that say so: the verdict first."""
+    found = verdict(one, other)
+    lines = [f"{found.word}: {one.name} and {other.name} {found.said}"]
+    if place := found.place:
+        if place.phase in PHASES:
+            lines.append(f"equal before: {place.step} steps" if place.step else "no step before it")
+        lines += ["causes, likeliest first:", *(f"  {text}" for text in causes(place, one, other))]
+    return found.word == EQUAL, lines

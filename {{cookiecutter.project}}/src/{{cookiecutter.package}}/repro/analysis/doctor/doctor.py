@@ -1,0 +1,98 @@
+"""A checklist over code, packages, data, environment, random numbers, hardware and services, before a run or in CI.
+
+A check is one row of `CHECKS`: a function of the project and its config that returns what it saw. A refusal of the
+machinery is a fault: its line already names the thing, the value wanted and the next step. Nothing is changed.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ...base.project import Project
+from ...base.shape import plain
+from ...config.settings import Settings
+from ...core.errors import Failure, of_system
+from . import checks, hardware, packages
+from .found import Context, Found, State
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row of the checklist: where it belongs, its name, and how to look."""
+
+    area: str
+    name: str
+    look: Callable[[Context], Found]
+
+
+CHECKS = (
+    Check("code", "git", checks.git),
+    Check("code", "machinery", checks.machinery_as_released),
+    Check("code", "address", checks.code_of_the_address),
+    Check("packages", "locks", checks.locks),
+    Check("packages", "installed", packages.installed),
+    Check("packages", "files", packages.package_files),
+    Check("data", "dataset", checks.dataset),
+    Check("data", "prepared", checks.prepared),
+    Check("environment", "switches", checks.switches_effective),
+    Check("environment", "arithmetic", checks.arithmetic),
+    Check("environment", "image", checks.image),
+    Check("random", "generators", checks.generators),
+    Check("hardware", "GPU", hardware.gpu),
+    Check("hardware", "memory", hardware.memory),
+    Check("hardware", "disk", hardware.disk),
+    Check("hardware", "clock", hardware.clock),
+    Check("services", "MLflow", checks.mlflow),
+    Check("services", "signing", checks.signing),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one check saw."""
+
+    area: str
+    name: str
+    found: Found
+
+    def lines(self) -> list[str]:
+        """In words: what was seen, and the fix where there is one."""
+        head = f"{self.found.state.value:8} {self.area:11} {self.name:10} "
+        said = [" ".join(text.split()) for text in (self.found.seen, self.found.fix)]
+        return [plain(line) for line in (head + said[0], " " * len(head) + said[1]) if line.strip()]
+
+    def stated(self) -> dict[str, Any]:
+        """JSON-compatible."""
+        return {"area": self.area, "name": self.name, **asdict(self.found), "state": self.found.state.value}
+
+
+def examine(project: Project, settings: Settings, rows: tuple[Check, ...] = CHECKS) -> Iterator[Row]:
+    """Walk the checklist; each row as soon as it is known."""
+    context = Context(project, settings)
+    for check in rows:
+        yield Row(check.area, check.name, _look(check, context))
+
+
+def _look(check: Check, context: Context) -> Found:
+    try:
+        return check.look(context)
+    except Failure as failure:
+        return Found(State.FAULT, str(failure))
+    except OSError as error:
+        return Found(State.FAULT, str(of_system(error) or error))
+    except ImportError as error:
+        return Found(State.FAULT, f"a package cannot be loaded: {error}", "make setup installs what the locks say")
+
+
+def summary(rows: list[Row]) -> str:
+    """One sentence on all rows."""
+    counted = {state: sum(row.found.state is state for row in rows) for state in State}
+    if counted[State.FAULT]:
+        return f"{counted[State.FAULT]} of {len(rows)} checks found a fault: a run here may fail, or not be repeated"
+    more = f"; {counted[State.WARNING]} to know of" if counted[State.WARNING] else ""
+    return f"{len(rows)} checks, no fault{more}"
+
+
+def healthy(rows: list[Row]) -> bool:
+    """Whether no check found a fault."""
+    return all(row.found.state is not State.FAULT for row in rows)

@@ -1,0 +1,162 @@
+"""The groups of runs that `repro compare` is given: their records, their metrics, and what to know of them."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..address.address import fields
+from ..base.shape import plain, shown
+from ..base.text import flatten, some
+from ..core.errors import Failure, Refused
+from ..record import receipt
+from ..record.names import METRICS, RECEIPT
+from .beside import is_stated
+from .results import STEPS
+from .sources import listed, located
+from .statistics import Numbers
+
+USAGE = "repro compare A... -- B..."
+LARGEST = 1e300  # a sum of many such numbers is still finite
+LONGEST = 60  # characters of a name that somebody else chose
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A finished run, as its receipt states it."""
+
+    name: str  # as the user, or MLflow, names it
+    receipt: str
+    address: str
+    asked: Mapping[str, Any]  # the fields of the content address
+    environment: Mapping[str, Any]  # those of the numeric environment
+    metrics: Mapping[str, float | str]
+
+
+def divided(words: Sequence[str], divider: str) -> tuple[list[str], list[str]]:
+    """The words before the one divider, and those after it.
+
+    Raises:
+        Refused: there is not one, or no word on one of its sides.
+    """
+    if (count := words.count(divider)) != 1:
+        raise Refused(f"{count or 'no'} -- seen, one between the groups wanted: {USAGE}")
+    place = words.index(divider)
+    groups = list(words[:place]), list(words[place + 1 :])
+    for name, group, side in zip("AB", groups, ("before", "after"), strict=True):
+        if not group:
+            raise Refused(f"group {name}: no run {side} the --, one or more wanted: {USAGE}")
+    return groups
+
+
+def read_group(words: Sequence[str], uri: Callable[[], str]) -> list[Ran]:
+    """The runs that a group names: directories, receipts, ids of runs or names of experiments in the MLflow at `uri`.
+
+    Raises:
+        Refused: one is not to be found, is not finished, or was altered.
+    """
+    found = []
+    for name in [name for word in words for name in listed(word, uri)]:
+        with located(name, uri, {METRICS, RECEIPT}) as path:
+            found.append(_read(path, name))
+    return found
+
+
+def _read(path: Path, name: str) -> Ran:
+    try:
+        held = receipt.read(path)
+        if path.is_dir() and (path / METRICS).exists() and not is_stated(held, METRICS):
+            raise Refused(
+                f"{path / METRICS}: other metrics than {RECEIPT} beside it states: altered, or brought back by DVC or "
+                f"git from another run. Train again, or name the receipt"
+            )
+    except Failure as failure:  # also where it is altered: 1 is no exit code of a comparison
+        said = str(failure)
+        raise Refused(name + said.removeprefix(str(path)) if said.startswith(str(path)) else said) from None
+    stated = held.stated
+    environment = flatten(stated["environment"]["preimage"])
+    return Ran(name, held.name, stated["address"], fields(stated["preimage"]), environment, stated["metrics"])
+
+
+def require_different(runs: Sequence[Ran]) -> None:
+    """Refuse a run that is given twice, under one name or two."""
+    seen: dict[str, Ran] = {}
+    for run in runs:
+        first = seen.setdefault(run.receipt, run)
+        if first is not run:
+            both = plain(first.name if first.name == run.name else f"{first.name} and {run.name}")
+            raise Refused(f"{both}: the same run given twice (receipt {run.receipt[:16]}); give each run once")
+
+
+def chosen(a: Sequence[Ran], b: Sequence[Ran], asked: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The metrics to compare, and those that only one group has."""
+    of_a, of_b = ({name for run in group for name in run.metrics} for group in (a, b))
+    both = sorted((of_a & of_b) - {STEPS})
+    if not (asked or both):
+        have = " | ".join(some([*map(named, sorted(names - {STEPS}))]) or "none" for names in (of_a, of_b))
+        raise Refused(f"no metric that both groups have: {have} seen (A | B). Compare runs of one task")
+    return list(dict.fromkeys(asked)) or both, [] if asked else sorted((of_a ^ of_b) - {STEPS})
+
+
+def values(runs: Sequence[Ran], metric: str) -> Numbers:
+    """The metric of each run.
+
+    Raises:
+        Refused: a run does not have it, or it is no number to reckon with.
+    """
+    for run in runs:
+        if metric not in run.metrics:
+            have = some([*map(named, sorted(run.metrics))], 9)
+            raise Refused(
+                f"{plain(run.name)}: no metric {named(metric)}, it has {have or 'none'}; choose with --metric NAME"
+            )
+        value = run.metrics[metric]
+        if isinstance(value, str) or abs(value) > LARGEST:
+            seen = named(value) if isinstance(value, str) else f"{value:g}"
+            raise Refused(
+                f"{plain(run.name)}: {named(metric)} is {seen}, a finite number up to {LARGEST:g} wanted; "
+                f"find out why, or choose another metric with --metric NAME"
+            )
+    return np.array([float(run.metrics[metric]) for run in runs])
+
+
+def notes(a: Sequence[Ran], b: Sequence[Ran]) -> list[str]:
+    """What a reader has to know of the groups before the verdict, a line of each."""
+    within = [_varied(group, lambda run: run.asked) for group in (a, b)]
+    between = [key for key in _varied([*a, *b], lambda run: run.asked) if key not in {*within[0], *within[1]}]
+    found = []
+    if between:
+        pairs = [f"{key}: {_short(a[0].asked.get(key))} | {_short(b[0].asked.get(key))}" for key in between]
+        found.append(f"A and B differ in what was asked for: {some(pairs)}")
+    for name, keys in zip("AB", within, strict=True):
+        if others := [key for key in keys if key != "seed"]:
+            found.append(f"{name}: its runs differ in more than the seed: {some(others)}")
+    if keys := _varied([*a, *b], lambda run: run.environment):
+        found.append(f"the runs differ in numeric environment: {some(keys)}")
+    counts = [(len(group), len({run.address for run in group})) for group in (a, b)]
+    if any(runs > addresses for runs, addresses in counts) and any(addresses > 1 for _, addresses in counts):
+        said = ", ".join(f"{runs} runs of {of} in {name}" for name, (runs, of) in zip("AB", counts, strict=True))
+        found.append(
+            f"content addresses have several runs each ({said}): a repeat is no new draw, so p may be too small; give "
+            f"one run of each"
+        )
+    return found
+
+
+def _varied(runs: Sequence[Ran], of: Callable[[Ran], Mapping[str, Any]]) -> list[str]:
+    """The fields in which runs differ."""
+    held = [of(run) for run in runs]
+    return sorted(key for key in set().union(*held) if any(each.get(key) != held[0].get(key) for each in held))
+
+
+def _short(value: Any, most: int = 24) -> str:
+    text = "absent" if value is None else str(value)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def named(text: str) -> str:
+    """A name that somebody else chose: as it is where it is plainly one, else quoted, escaped and cut."""
+    return text if re.fullmatch(rf"[\w.@%/-]{{1,{LONGEST}}}", text) else shown(text, LONGEST)

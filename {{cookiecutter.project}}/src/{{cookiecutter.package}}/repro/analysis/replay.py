@@ -1,0 +1,212 @@
+"""Making of a recorded run again, from its commit, its data and its config, and the comparison of both."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from ..address import hashing, manifest, pull
+from ..address.release import judged
+from ..base.git import GitFailed, git, is_repository
+from ..base.project import Project
+from ..base.text import differences, flatten, some
+from ..config.params import PARAMS
+from ..core.errors import Failure, Refused
+from ..record.classes import promises
+from ..record.names import RUN, TRACE
+from ..record.receipt import Receipt, read
+from ..start import trainings
+from . import diff, results
+from .beside import other_metrics
+from .trust import Trust, require_trusted
+
+Tell = Callable[[str], None]
+NOBODY = Trust()
+# Prints the keys that enter the content address of a commit, as its own code says.
+ADDRESSED = """
+import json
+from {package}.config import Config
+from {package}.repro.config.params import load
+from {package}.repro.base.text import flatten
+print(json.dumps([*flatten(load(Config).addressed())]))
+"""
+ENVIRONMENT_KEYS = ("device", "determinism.cpu", "determinism.relax")
+
+
+def replay(project: Project, source: Path, out: Path, ranks: int | None, tell: Tell, trust: Trust = NOBODY) -> bool:
+    """Make the run of a receipt (or of the run directory with it) again in `out`; say whether it is reproduced.
+
+    Raises:
+        Refused: its commit or its data cannot be had here, `ranks` is not the world size in its address, it brings
+            code along that nobody allowed, or `out` is its own folder.
+        Failure: a step of it failed.
+    """
+    _require_elsewhere(source, out)
+    receipt = read(source)
+    stated = receipt.stated
+    promised = stated["preimage"].get("world_size")
+    if promised and ranks not in (None, promised):
+        raise Refused(f"world size {ranks} asked for, {promised} wanted: with parallel.reduce=ddp it decides bits")
+    tell("\n".join(judged(project, stated.get("machinery"))))
+    patch = receipt.patch
+    require_trusted(project, receipt.path, patch, trust, tell)
+    with remade(project, receipt.name, stated, patch, tell) as (tree, keys):
+        here = json.loads(trainings.run(tree, trainings.command(tree, "", keys, "env")))
+        for field in differences(stated["environment"]["preimage"], here["preimage"]):
+            tell(f"environment: {field.field}: {field.one} there, {field.other} here")
+        size = promised or ranks or 1
+        tell(f"training on {size} rank{'s' * (size > 1)} into {out}")
+        keys |= {"tracking.enabled": False, "trace.level": "step" if stated["trace"] else "off"}
+        keys["receipt.key"] = ""  # the reader's key is none of the record's business
+        trainings.run(tree, trainings.command(tree, ".train", keys, "--out", out.absolute(), ranks=size))
+    again = read(out)
+    asked = differences(stated["preimage"], again.stated["preimage"])
+    if asked:
+        raise Failure(f"another content address: {asked[0].field}: {asked[0].one} there, {asked[0].other} here")
+    return _compare(project, receipt, again, source, tell)
+
+
+def _require_elsewhere(source: Path, out: Path) -> None:
+    """Refuse to make a run in the folder of the one that it is compared with, by whatever name, or around it."""
+    here, there = out.resolve(), (source if source.is_dir() else source.parent).resolve()
+    nested = (there / RUN).is_file() and (there in here.parents or here in there.parents)
+    if nested or here == there:
+        raise Refused(
+            f"--out {out}: the run that is compared with, or a folder in or above it, another place wanted: choose one "
+            f"with --out"
+        )
+
+
+@contextmanager
+def remade(
+    project: Project, name: str, run: Mapping[str, Any], patch: Path | None, tell: Tell
+) -> Iterator[tuple[Project, dict[str, Any]]]:
+    """The project that a run had, in a worktree that is gone afterwards, and the keys that may change bits.
+
+    `run` holds its `code`, `config`, `preimage` and `parts`, in the form `Made`. The user's own work tree is left
+    alone.
+
+    Raises:
+        Refused: its commit or its data cannot be had, or its config names a key that is not in the content address.
+    """
+    with _checked_out(project, name, run["code"], patch) as tree:
+        keys = _keys(tree, run)
+        keys["data.raw"] = str(_raw(project, run["config"], keys["data.sha256"], tree, tell))
+        keys["data.prepared"] = str(tree.root / "data" / "prepared")
+        trainings.run(tree, trainings.command(tree, ".prepare", keys))
+        _require_same_data(run["preimage"]["data"], manifest.require_whole(Path(keys["data.prepared"])))
+        yield tree, keys
+
+
+def _require_same_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Refuse prepared data whose manifest is not the recorded one, by the files that differ."""
+    if there != here:
+        named = [{**data, "files": {each["path"]: each["sha256"] for each in data["files"]}} for data in (there, here)]
+        found = [f"{d.field}: {d.one} recorded, {d.other} prepared here" for d in differences(*named)]
+        raise Failure(f"other prepared data than those of the record: {some(found)}")
+
+
+def _keys(tree: Project, run: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a run that may change bits. No other is taken from a record: others may have written it."""
+    preimage, config = run["preimage"], run["config"]
+    keys = flatten(preimage["config"])
+    known = json.loads(trainings.run(tree, [sys.executable, "-c", ADDRESSED.format(package=tree.name)]))
+    strange = sorted(keys.keys() ^ known) + [key for key in ENVIRONMENT_KEYS if key not in config]
+    if strange:
+        raise Refused(
+            f"the config in the record and the content address of its code differ in the key {strange[0]!r}: no run of "
+            f"that code wrote the record; ask for the whole one"
+        )
+    return keys | {"seed": preimage["seed"]} | {key: config[key] for key in ENVIRONMENT_KEYS}
+
+
+@contextmanager
+def _checked_out(project: Project, name: str, code: Mapping[str, Any], patch: Path | None) -> Iterator[Project]:
+    commit = code["commit"]
+    if not commit:
+        raise Refused(f"run {name[:12]}: made outside git, so that nobody knows its code")
+    if not is_repository(project.root):
+        raise Refused(f"{project.root}: no git repository, which has the code of the run; run this in a clone")
+    try:
+        git(project.root, "cat-file", "-e", f"{commit}^{{commit}}")
+    except GitFailed:
+        raise Refused(f"commit {commit}: not in this repository; get it with: git fetch, and run this again") from None
+    tree = project.root / "build" / f"replay-{name[:12]}"
+    try:
+        _remove(project, tree)  # left by one that was killed
+        no_hooks = ("-c", "core.hooksPath=/dev/null")
+        git(project.root, *no_hooks, "worktree", "add", "--quiet", "--detach", str(tree), commit)
+        if patch:
+            git(tree, "apply", "--whitespace=nowarn", str(patch.absolute()))
+        root = tree / git(project.root, "rev-parse", "--show-prefix").decode().strip()
+        (machinery,) = (root / "src").glob("*/repro")
+        yield Project(machinery.parent)
+    finally:
+        _remove(project, tree)
+
+
+def _remove(project: Project, tree: Path) -> None:
+    with suppress(GitFailed):  # where there is none
+        git(project.root, "worktree", "remove", "--force", str(tree))
+    shutil.rmtree(tree, ignore_errors=True)
+    git(project.root, "worktree", "prune")
+
+
+def _raw(project: Project, config: Mapping[str, Any], wanted: str, tree: Project, tell: Tell) -> Path:
+    """The dataset, a file or a folder, as the run had it: the user's, or in the worktree, from DVC.
+
+    A record names only what lies in the project; elsewhere, it must be what the user's params.yaml names.
+    """
+    named = str(config.get("data.raw"))
+    parts = Path(named).parts
+    if Path(named).is_absolute() or not parts or ".." in parts or named.startswith("-") or not named.isprintable():
+        return _configured(project, named, wanted)
+    own, raw = project.root / named, tree.root / named
+    if manifest.digest(hashing.entries(own, {})) == wanted:
+        return own
+    tell(f"{named}: missing or other data here; asking DVC for it")
+    why = pull.bring(raw, tree.root, owner=project.root)
+    manifest.require(raw, wanted, why or "DVC has other data than the record names; put them back, then replay again")
+    return raw
+
+
+def _configured(project: Project, named: str, wanted: str) -> Path:
+    """The dataset that params.yaml names, instead of one that a record must not."""
+    own = project.root / YAML(typ="safe").load((project.root / PARAMS).read_text())["data"]["raw"]
+    remedy = f"The record names {named!r}, nothing in this project: write where yours lies into {PARAMS}: data.raw"
+    manifest.require(own, wanted, remedy)
+    return own
+
+
+def _compare(project: Project, receipt: Receipt, again: Receipt, source: Path, tell: Tell) -> bool:
+    there, here = receipt.stated, again.stated
+    classes = there["environment"]["class"], here["environment"]["class"]
+    measured = other_metrics(there["metrics"], here["metrics"], "there", "here")
+    if (equal := receipt.weights == again.weights and there["trace"] in (None, here["trace"])) and not measured:
+        root = f", trace root {there['trace']}" if there["trace"] else ""
+        tell(f"REPRODUCED: weights {again.weights}{root}")
+        return True
+    if classes[0] != classes[1] or not promises(classes[0]):
+        holds, shown = results.within_tolerance(project, here["metrics"], there["metrics"])
+        verdict = "metrics within tolerance" if holds else "METRICS DIFFER"
+        same = f"NOT COMPARABLE: class {classes[0]} there and here, in which switches are off or environments mixed"
+        said = same if classes[0] == classes[1] else f"ENVIRONMENT DIFFERS: {classes[0]} there, {classes[1]} here"
+        tell(f"{said}; equal bits are not guaranteed. {verdict}: {shown}")
+        return holds
+    if equal:
+        why = "the evaluation does not repeat, or the receipt was altered"
+        tell(f"DIFFERS: weights {again.weights} as there, but other metrics: {measured}: {why}")
+        return False
+    if source.is_dir() and (source / TRACE).is_dir() and (again.path.parent / TRACE).is_dir():
+        equal, lines = diff.report(diff.load(source), diff.load(again.path.parent))
+        if not equal:
+            tell("\n".join(["DIFFERS", *lines]))
+            return False
+    roots = f"trace root {there['trace']} there, {here['trace']} here"
+    tell(f"DIFFERS: weights {receipt.weights} there, {again.weights} here; {roots}")
+    return False

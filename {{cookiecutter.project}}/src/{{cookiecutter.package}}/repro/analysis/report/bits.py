@@ -1,0 +1,71 @@
+"""Whether runs have equal bits, as far as what they left can tell."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...base.text import differences, some
+from ...record.classes import promises
+from .. import diff
+from ..diff import DIFFERENT, EQUAL, SO_FAR, UNKNOWN
+from .seen import Seen
+
+WORST = (DIFFERENT, UNKNOWN, SO_FAR, EQUAL)  # which word stands for several
+ALTERED = "a record is not as its receipt states"
+
+
+@dataclass(frozen=True)
+class Bits:
+    """A verdict on runs, in a word and a sentence."""
+
+    word: str
+    sentence: str
+
+
+def judge(runs: Sequence[Seen]) -> tuple[str, list[str]]:
+    """The verdict on all runs in a word, and a sentence for each pair that was compared.
+
+    The runs of one content address are compared with the first of them. The word is empty where none has a second.
+    """
+    groups: dict[str, list[Seen]] = {}
+    for run in runs:
+        groups.setdefault(run.address.get("address") or f"unknown, of {run.name}", []).append(run)
+    found = [compared(first, other) for first, *others in groups.values() for other in others]
+    sentences = [bits.sentence for bits in found]
+    if len(runs) == 1:
+        sentences.append("There is no second run to compare its bits with.")
+    elif len(groups) > 1:
+        alone = [group[0].name for group in groups.values() if len(group) == 1]
+        sentences.append(f"They have {len(groups)} content addresses; bits of different addresses are not comparable.")
+        if alone and found:
+            sentences.append(f"Alone with its content address: {some(alone)}.")
+    return next((word for word in WORST if any(bits.word == word for bits in found)), ""), sentences
+
+
+def compared(one: Seen, other: Seen) -> Bits:
+    """The verdict of `repro diff` on two runs of one content address, and what the contract says of it."""
+    both = f"{one.name} and {other.name}"
+    if one.doubts or other.doubts or not (one.side and other.side):
+        why = ALTERED if one.doubts or other.doubts else "a trace or a receipt of both is wanted"
+        return Bits(UNKNOWN, f"{both} cannot be compared: {why}.")
+    found = diff.verdict(one.side, other.side)
+    why = f" {_why(one, other)}" if found.word == DIFFERENT else ""
+    return Bits(found.word, f"{both} {found.said}.{why}")
+
+
+def first_place(one: Seen, other: Seen) -> diff.Place | None:
+    """The first difference of two traces; None where there is none, or a run has no trace."""
+    return diff.first_place(one.side, other.side) if one.side and other.side else None
+
+
+def _why(one: Seen, other: Seen) -> str:
+    """What the contract says of such a difference."""
+    environments = [run.environment.get("environment") for run in (one, other)]
+    if None in environments:
+        return "The numeric environment of one is unknown."
+    if not promises(str(one.environment.get("class"))):
+        return "Switches were left off, or environments mixed, so no bits are promised."
+    if environments[0] == environments[1]:
+        return "Content address and numeric environment are the same, so this breaks the contract."
+    preimages = [run.environment.get("preimage", {}) for run in (one, other)]
+    found = some([each.field for each in differences(*preimages)])
+    return f"They ran in different numeric environments ({found}), so their bits may differ."

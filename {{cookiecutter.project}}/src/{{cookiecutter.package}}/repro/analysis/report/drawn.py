@@ -1,0 +1,207 @@
+"""The parts of a report that are drawn: curves, times by rank, memory, and where runs part."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...base.shape import plain
+from ..statistics import Numbers
+from . import bits, measured, page, plots
+from .plots import Bar, Line, Pen
+from .seen import Curve, Rank, Seen
+
+MOST = 60  # pictures of metrics
+FOLDED = 16  # rows of ranks beyond which a table is folded
+LOSS = "loss"
+EDGES = ("dashed", "dotted")  # of noise floors, as plots.lines draws them
+
+
+def metrics_in_order(runs: Sequence[Seen]) -> list[str]:
+    """The logged metrics: the loss first, the others as they were logged first."""
+    logged = dict.fromkeys(name for run in runs for name in run.curves)
+    return sorted(logged, key=lambda name: name != LOSS)
+
+
+def steps_of(runs: Sequence[Seen]) -> float:
+    """How far the axis of all pictures over steps goes."""
+    ends = [curve.steps.max() for run in runs for curve in run.curves.values() if len(curve.steps)]
+    return float(max([1, *ends]))
+
+
+def curves(runs: Sequence[Seen], pens: Sequence[Pen], metrics: Sequence[str], noise: Mapping[str, Any] | None) -> str:
+    found = []
+    for number, name in enumerate(metrics[:MOST]):
+        having = [(run, pen) for run, pen in zip(runs, pens, strict=True) if name in run.curves]
+        bands = measured.bands(noise, name)
+        alt = f"{plain(name)} over steps. " + " ".join(_range(run, run.curves[name]) for run, _ in having)
+        lined = [Line(run.curves[name], pen) for run, pen in having]
+        svg = plots.lines(f"curve-{number}", alt, lined, steps_of(runs), bands)
+        floor = [
+            f"{each.name} ({edge}) {each.low:.4g} to {each.high:.4g}" for each, edge in zip(bands, EDGES, strict=False)
+        ]
+        notes = [f"Noise floor, mean ± deviation: {', '.join(floor)}." if floor else ""]
+        holders = [run for run, _ in having]
+        notes += [equal(holders, name), *(gaps(run, name) for run in holders)]
+        found.append(page.figure(svg, name, *notes))
+    more = metrics[MOST:]
+    left = f"{len(more)} more metrics were logged and are not drawn: {', '.join(more)}." if more else ""
+    legend = page.key([run.name for run in runs], [(pen.colour, pen.dash) for pen in pens])
+    nothing = "" if found else page.paragraph("No numbers over steps are recorded.")
+    return page.section(
+        "Loss and metrics over steps", legend if found else "", page.pictures(found), page.paragraph(left), nothing
+    )
+
+
+def _range(run: Seen, curve: Curve) -> str:
+    known = curve.values[np.isfinite(curve.values)]
+    if not len(known):
+        return f"{plain(run.name)}: no finite value."
+    ends = f"from {known[0]:.4g} to {known[-1]:.4g}, smallest {known.min():.4g}, largest {known.max():.4g}"
+    return f"{plain(run.name)}: {ends}."
+
+
+def equal(runs: Sequence[Seen], name: str) -> str:
+    """Which runs have one and the same curve, which is seen once; nothing where none have."""
+    groups: dict[bytes, list[str]] = {}
+    for run in runs:
+        curve = run.curves[name]
+        groups.setdefault(curve.steps.tobytes() + b"|" + curve.values.tobytes(), []).append(run.name)
+    return " ".join(f"One line: {', '.join(group)}." for group in groups.values() if len(group) > 1)
+
+
+def gaps(run: Seen, name: str) -> str:
+    """What of a curve no line can show, in words; nothing where it shows all."""
+    curve = run.curves[name]
+    kinds = {
+        "NaN": np.isnan(curve.values),
+        "infinite": np.isinf(curve.values),
+        "too large to draw": np.isfinite(curve.values) & (np.abs(curve.values) > plots.LARGEST),
+    }
+    told = [
+        f"{int(where.sum())} of {len(where)} values {'is' if where.sum() == 1 else 'are'} {kind}, "
+        f"first at step {int(curve.steps[where][0])}"
+        for kind, where in kinds.items()
+        if where.any()
+    ]
+    return f"{run.name}: {'; '.join(told)}: gaps in its line." if told else ""
+
+
+def _phases(ranks: Sequence[Rank]) -> list[str]:
+    return [*dict.fromkeys(phase for rank in ranks for phase in rank.seconds)]
+
+
+def times(runs: Sequence[Seen]) -> str:
+    """For each run, how long each phase took on each rank, as a map and in numbers."""
+    found, rows = [], []
+    phases = _phases([rank for run in runs for rank in run.ranks])
+    for number, run in enumerate(runs):
+        if not run.ranks:
+            continue
+        medians = {rank.number: [_median(rank, phase) for phase in phases] for rank in run.ranks}
+        told = "; ".join(f"rank {name}: {', '.join(_named(phases, of))}" for name, of in [*medians.items()][:FOLDED])
+        alt = f"Seconds of each phase by rank and step, {plain(run.name)}. Medians: {told}"
+        unread = sum(rank.unread for rank in run.ranks)
+        lost = f"Lines of the trace that cannot be read: {unread}." if unread else ""
+        found.append(page.figure(plots.heat(f"times-{number}", alt, run.ranks, phases), run.name, lost))
+        rows += [
+            [run.name, str(rank.number), rank.host, str(len(rank.steps))]
+            + [plots.duration(median) for median in medians[rank.number]]
+            + [measured.size(rank.memory)]
+            for rank in run.ranks
+        ]
+    head = ["run", "rank", "host", "steps", *phases, "peak memory"]
+    table = page.table("Median time of each phase of a step, and memory", head, rows)
+    legend = "A row is a rank. Bright is slow; the colours end at two to four times the median."
+    return page.section(
+        "Time by rank",
+        page.paragraph(legend if found else "", kind="note"),
+        page.pictures(found),
+        page.folded(f"All {len(rows)} ranks", table) if len(rows) > FOLDED else table,
+    )
+
+
+def _median(rank: Rank, phase: str) -> float:
+    values = rank.seconds.get(phase, np.empty(0))
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else 0.0
+
+
+def _named(phases: Sequence[str], medians: Sequence[float]) -> list[str]:
+    return [f"{plain(phase)} {plots.duration(median)}" for phase, median in zip(phases, medians, strict=True)]
+
+
+def memory(runs: Sequence[Seen]) -> str:
+    """The most memory that a rank held, for each run."""
+    known = [(run.name, run.memory) for run in runs if run.memory]
+    if not known:
+        return ""
+    said = [f"{name}: {measured.size(held)}" for name, held in known]
+    if len(known) == 1:
+        return page.section("Peak memory", page.paragraph(f"{said[0]}, on the rank that held most."))
+    unit = 2**30 if max(held for _, held in known) >= 2**30 else 2**20
+    rows = [Bar(measured.short(name), held / unit, held / unit, held / unit) for name, held in known]
+    alt = f"Peak memory. {plain('; '.join(said))}"
+    svg = plots.bars("memory", alt, rows, "GiB" if unit == 2**30 else "MiB")
+    return page.section("Peak memory", page.pictures([page.figure(svg, "On the rank that held most")]))
+
+
+def divergence(runs: Sequence[Seen], pens: Sequence[Pen]) -> str:
+    """Where runs part from the first one that logged as many steps, and how far their losses part."""
+    rows, drawn, marks = [], [], []
+    for number, run in enumerate(runs):
+        first = next((each for each in runs[:number] if _as_long(each, run)), None)
+        if first is None:
+            continue
+        apart = np.abs(_loss(run).values - _loss(first).values)
+        place = bits.first_place(first, run)
+        differing = np.flatnonzero((apart != 0) & ~_both_nan(run, first))
+        if place is None and not len(differing):
+            continue
+        step = place.step if place else int(_loss(run).steps[differing[0]])
+        where = str(place) if place else f"step {step}, loss (no trace of both tells more)"
+        rows.append([run.name, first.name, where, *(_said(apart, of) for of in (np.nanmax, _last))])
+        marks.append((float(step), pens[number]))
+        if (np.isfinite(apart) & (apart > 0)).any():
+            drawn.append((run, Line(Curve(_loss(run).steps, np.where(apart > 0, apart, np.nan)), pens[number])))
+    if not rows:
+        return ""
+    alt = "Distance of the losses over steps. " + " ".join(
+        f"{plain(run)} and {plain(first)} part at {plain(where)}; the largest distance is {largest}."
+        for run, first, where, largest, _ in rows
+    )
+    pictures, legend = [], ""
+    if drawn:
+        legend = page.key([run.name for run, _ in drawn], [(line.pen.colour, line.pen.dash) for _, line in drawn])
+        svg = plots.lines("divergence", alt, [line for _, line in drawn], steps_of(runs), marks=marks, logarithmic=True)
+        notes = "A vertical line marks the first difference. Where two losses are equal, nothing is drawn."
+        pictures.append(page.figure(svg, "Distance of the losses, |difference|", notes))
+    head = ["run", "compared with", "first difference", "largest distance of loss", "last"]
+    return page.section(
+        "Where the runs part",
+        legend,
+        page.pictures(pictures),
+        page.table("First difference of runs of one length", head, rows),
+    )
+
+
+def _loss(run: Seen) -> Curve:
+    """Its loss; of a run that logs none, what it logs first."""
+    return run.curves.get(LOSS) or next(iter(run.curves.values()))
+
+
+def _as_long(one: Seen, other: Seen) -> bool:
+    return bool(one.curves and other.curves) and np.array_equal(_loss(one).steps, _loss(other).steps)
+
+
+def _both_nan(one: Seen, other: Seen) -> Any:
+    return np.isnan(_loss(one).values) & np.isnan(_loss(other).values)
+
+
+def _last(values: Numbers) -> float:
+    return float(values[-1])
+
+
+def _said(apart: Numbers, of: Any) -> str:
+    known = apart[np.isfinite(apart)]
+    return f"{of(known):.3g}" if len(known) else "not finite"

@@ -1,0 +1,171 @@
+"""What other verbs measured, for a report: the noise floor, the cost of determinism, the checklist."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...base.files import read_json
+from ...base.shape import plain
+from . import page, plots, public
+from .plots import Band, Bar
+
+NUMBER = (float, None, re.compile("-?inf|nan"))
+COST = {"strict": NUMBER, "relaxed": NUMBER, "cost_pct": NUMBER, "low": NUMBER, "high": NUMBER, "told_from_zero": bool}
+NOISE_FILE = {
+    "groups": {...: {"metrics": {...: {"mean": NUMBER, "deviation": NUMBER}}}},
+    "verdicts?": list,
+}
+COST_FILE = {
+    "device": str,
+    "rows": [{"switch": str, "seconds": (COST, None), "memory?": (COST, None)}],
+    "determinism_cost_pct": NUMBER,
+}
+DOCTOR_FILE = [{"area": str, "name": str, "state": str, "seen": str, "fix": str}]
+BANDS = ("relaxed", "seeds")  # groups of a noise floor: what is drawn of it
+LONGEST = 26  # letters of a name beside a bar
+SIDES, ENDS, SURE = ("strict", "relaxed"), ("cost_pct", "low", "high"), {True: "yes", False: "no"}
+SIGNS = {"ok": "✓", "warning": "!", "FAULT": "✗", "unknown": "?"}
+
+
+def read(path: Path | None, shape: Any, verb: str) -> Any:
+    """What a verb wrote with --json; None where no file is given.
+
+    Raises:
+        Refused: it is missing, or of another form.
+    """
+    return read_json(path, shape, f"A file is wanted as `repro {verb} --json` prints it") if path else None
+
+
+def number(held: Any) -> float:
+    """A number, NaN where there is none."""
+    return math.nan if held is None else float(held)
+
+
+def bands(noise: Mapping[str, Any] | None, metric: str) -> list[Band]:
+    """The noise floor of a metric: its mean and a deviation to either side, for each group that has it."""
+    found = []
+    for group in BANDS:
+        of = ((noise or {"groups": {}})["groups"].get(group) or {"metrics": {}})["metrics"].get(metric)
+        mean, deviation = (number(of[name]) for name in ("mean", "deviation")) if of else (math.nan, math.nan)
+        if math.isfinite(mean) and math.isfinite(deviation) and abs(mean) + abs(deviation) < plots.LARGEST:
+            found.append(Band(group, mean - deviation, mean + deviation))
+    return found
+
+
+def noise_section(noise: Mapping[str, Any] | None, drawn: Iterable[str]) -> str:
+    """The table of the noise floor, and the verdicts on it."""
+    if not noise:
+        return ""
+    rows = [
+        [metric, group, *(_plainly(of[name]) for name in ("mean", "deviation")), _values(of)]
+        for group, held in noise["groups"].items()
+        for metric, of in held["metrics"].items()
+    ]
+    names = {row[0] for row in rows}
+    left = sorted(names - {*drawn})
+    verdicts = [each if isinstance(each, str) else _sentence(each) for each in noise.get("verdicts", [])]
+    return page.section(
+        "Noise floor",
+        *(page.paragraph(public.words(each)) for each in verdicts),
+        page.table("Metrics of repeated runs", ["metric", "group", "mean", "deviation", "values"], rows),
+        page.paragraph(f"Not logged by these runs: {', '.join(left)}." if left else "", kind="note"),
+    )
+
+
+def _plainly(held: Any) -> str:
+    return f"{number(held):.4g}" if math.isfinite(number(held)) else "unknown"
+
+
+def _values(of: Mapping[str, Any]) -> str:
+    values = of.get("values")
+    return f"{len(values)}" if isinstance(values, list) else "unknown"
+
+
+def _sentence(verdict: Any) -> str:
+    held = verdict.get("sentence") if isinstance(verdict, dict) else None
+    return held if isinstance(held, str) else json.dumps(verdict, sort_keys=True)
+
+
+def cost_section(cost: Mapping[str, Any] | None) -> str:
+    """What determinism costs: bars with intervals, and the numbers behind them."""
+    if not cost:
+        return ""
+    pictures, tables = [], []
+    for quantity, unit in (("seconds", _seconds), ("memory", size)):
+        rows = [(row["switch"], row[quantity]) for row in cost["rows"] if row.get(quantity)]
+        drawn = [Bar(short(name), *ends, of["told_from_zero"]) for name, of in rows if (ends := _ends(of))]
+        if drawn:
+            alt = f"Cost of each switch in {quantity}: " + "; ".join(f"{bar.name} {bar.value:+.3g} %" for bar in drawn)
+            svg = plots.bars(f"cost-{quantity}", plain(alt), drawn, f"{quantity} of strict above relaxed, in percent")
+            told = "" if all(bar.sure for bar in drawn) else "Hollow: not told from zero."
+            pictures.append(page.figure(svg, f"Cost in {quantity}", "The thin line is the interval.", told))
+        cells = [
+            [
+                name,
+                *(unit(of[part]) for part in SIDES),
+                *(_percent(of[part]) for part in ENDS),
+                SURE[of["told_from_zero"]],
+            ]
+            for name, of in rows
+        ]
+        head = ["switch", "strict", "relaxed", "cost", "low", "high", "told from zero"]
+        tables.append(page.table(f"Cost of each switch in {quantity}", head, cells))
+    whole = number(cost["determinism_cost_pct"])
+    said = f"all switches together cost {whole:+.3g} %" if math.isfinite(whole) else "the cost of all is not known"
+    return page.section(
+        "Cost of determinism",
+        page.paragraph(f"On {public.words(cost['device'])}, {said}."),
+        page.pictures(pictures),
+        *tables,
+    )
+
+
+def _ends(of: Mapping[str, Any]) -> tuple[float, float, float] | None:
+    """A cost and its interval, where they can be drawn."""
+    value = number(of["cost_pct"])
+    low, high = (number(of[name]) for name in ("low", "high"))
+    if not abs(value) < plots.LARGEST:
+        return None
+    return value, low if abs(low) < plots.LARGEST else value, high if abs(high) < plots.LARGEST else value
+
+
+def short(name: str) -> str:
+    """A name that fits beside a bar."""
+    text = plain(name)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _percent(held: Any) -> str:
+    return f"{number(held):+.3g} %" if math.isfinite(number(held)) else "unknown"
+
+
+def _seconds(held: Any) -> str:
+    return plots.duration(number(held)) if math.isfinite(number(held)) else "unknown"
+
+
+def size(held: Any) -> str:
+    """Bytes in a unit that fits."""
+    amount = number(held)
+    if not math.isfinite(amount):
+        return "unknown"
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(amount) >= factor:
+            return f"{amount / factor:.3g} {unit}" if abs(amount) < 1000 * factor else f"{amount / factor:.0f} {unit}"
+    return f"{amount:.0f} B"
+
+
+def doctor_section(rows: list[Mapping[str, str]] | None) -> str:
+    """The checklist as `repro doctor` told it."""
+    if rows is None:
+        return ""
+    cells = [
+        [f"{row['area']}: {row['name']}", f"{SIGNS.get(row['state'], '')} {row['state']}".strip()]
+        + [public.words(" ".join(row[part].split())) for part in ("seen", "fix")]
+        for row in rows
+    ]
+    faults = sum(row["state"] == "FAULT" for row in rows)
+    said = f"{faults} of {len(rows)} checks found a fault." if faults else f"{len(rows)} checks found no fault."
+    return page.section("Checklist", page.table(said, ["check", "state", "seen", "next step"], cells))

@@ -1,0 +1,270 @@
+"""results.lock: the expected results of a run, and the comparison with a finished one.
+
+results.lock is YAML: `tolerance` by metric, and `results`, one row per (content address, environment
+class) with the SHA-256 of the weights, the metrics, and where they come from. `perturbation`, if it is there, says by
+metric how far a change of one ULP may move it, and `trial` how far a new default may move things.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from ..address import manifest
+from ..address.address import content_address, fields
+from ..base.files import read_json
+from ..base.project import Project
+from ..base.shape import shown
+from ..base.text import differences, some
+from ..config.settings import Settings
+from ..config.yaml_file import read_yaml
+from ..core.errors import Failure, Refused
+from ..guards.stages import require_own
+from ..record.classes import promises
+from ..record.names import ADDRESS, METRICS, WEIGHTS
+from ..record.reading import NUMBER
+from ..record.receipt import Receipt, read
+from . import outputs
+from .beside import is_stated, other_metrics
+from .outputs import OUTPUTS
+
+RESULTS = "results.lock"
+EVALUATION = "evaluation.json"  # what the stage of that name finds of the weights beside it
+ROW = {
+    "source": str,
+    "address": str,
+    "parts": {...: str},
+    "environment": str,
+    "weights": str,
+    "metrics": {...: NUMBER},
+}
+RANGE = [(float, None)]  # from, to; None is no bound
+TRIAL = {"same_bits": bool, "seconds": RANGE, "memory": RANGE, "metrics": {...: RANGE}}
+SHAPE = {
+    "tolerance": (dict, None),
+    "perturbation?": (dict, None),
+    "trial?": TRIAL,
+    "results": ([ROW], None),
+}
+STEPS = "steps"  # a metric that the machinery counts, and that no run of one content address can vary
+SHOWN = 4  # differences that a sentence names
+AGAIN = "Train again: make repro, or dvc repro --force where DVC sees no change"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the outcome is the expected one, and the sentence that says how that was decided."""
+
+    holds: bool
+    sentence: str
+
+
+def check(project: Project, config: Settings, out: Path) -> list[Verdict]:
+    """Whether a finished run is one of the project as it stands, and gave what results.lock and dvc.lock expect.
+
+    `config` is what the project asks for now. dvc.lock counts where DVC made the run.
+
+    Raises:
+        Refused: no finished run in `out`, a lock is missing, or the code is another project's.
+        Failure: the receipt of the run was altered.
+    """
+    require_own(project, "repro check is asked")
+    run = _finished(out)
+    rows = lock(project)["results"] or []
+    if faults := [*_foreign(out, run), *_stale(project, config, out, run)]:
+        return faults
+    locked = outputs.stages(project)
+    by_dvc = outputs.made_by_dvc(project, locked, out)
+    left = _left_over(out, run, outputs.left_over(project, locked) if by_dvc else [])
+    committed = [*left, *([Verdict(*outputs.committed(project, locked))] if by_dvc else [])]
+    same_address = [row for row in rows if row["address"] == run.stated["address"]]
+    same_class = [row for row in same_address if row["environment"] == run.stated["environment"]["class"]]
+    if same_class and promises(run.stated["environment"]["class"]):
+        return [_bits(run, same_class[0]), *committed]
+    if same_address:
+        return [_metrics(project, run, same_address[0]), *left]
+    return [Verdict(True, _unknown(run, rows)), *committed]
+
+
+def _finished(out: Path) -> Receipt:
+    try:
+        return read(out)
+    except Refused as refused:
+        raise Refused(f"{refused}. {AGAIN}") from None
+
+
+def _foreign(out: Path, run: Receipt) -> list[Verdict]:
+    """The verdict on files that are not those of the run whose receipt lies beside them, where there are any.
+
+    DVC and git bring back single files of an earlier run, such as its weights, and leave the later one's receipt.
+    """
+    foreign = [name for name in (WEIGHTS, METRICS, ADDRESS) if not is_stated(run, name)]
+    if not foreign:
+        return []
+    said = f"FOREIGN: {some(foreign)} in {out}: not of the run whose {run.path.name} lies there: missing, altered, or "
+    return [Verdict(False, f"{said}brought back by DVC or git from another run. {AGAIN}")]
+
+
+def _stale(project: Project, config: Settings, out: Path, run: Receipt) -> list[Verdict]:
+    """The verdict on a run that the project as it stands would not make; none on one that it would make."""
+    there = run.stated["preimage"]
+    data = manifest.require_sound(config.data)  # prepared with other keys: a difference to name
+    here = content_address(project, config, data, there.get("world_size", 1)).preimage
+    environment = {key: run.stated.get("config", {}).get(key) for key in config.environment()}
+    found = differences(fields(there) | environment, fields(here) | config.environment())
+    if not found:
+        return []
+    shown = some([f"{d.field}: {_short(d.one)} then, {_short(d.other)} now" for d in found], SHOWN)
+    said = f"STALE: {out} is not a run of the project as it stands now ({shown}). {AGAIN}"
+    return [Verdict(False, f"{said}. If you trained with --set, give check the same --set")]
+
+
+def _short(value: Any, most: int = 24) -> str:
+    text = "absent" if value is None else str(value)
+    text = text.removesuffix(".0") if isinstance(value, float) else text  # as a receipt writes it
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _left_over(out: Path, run: Receipt, locked: list[str]) -> list[Verdict]:
+    """The verdict on an evaluation of other weights than the run's; dvc.lock knows such files, or the file says so."""
+    path = out / EVALUATION
+    held = read_json(path, remedy="Evaluate again: make repro") if path.is_file() else {}
+    of = str(held.get("weights")) if isinstance(held, dict) else ""
+    if not (left := locked or ([str(path)] if re.fullmatch("[0-9a-f]{64}", of) and of != run.weights else [])):
+        return []
+    said = f"STALE: {some(left)}: left from an older run, made from other weights or data than lie there now"
+    return [Verdict(False, f"{said}. Evaluate again: make repro, or the stage evaluate with --out {out}")]
+
+
+def _differing(run: Receipt, row: dict[str, Any]) -> str:
+    """The weights, or else the metrics, where they are not the expected ones; empty where they are."""
+    if run.weights != row["weights"]:
+        return f"weights {run.weights}, expected {row['weights']}"
+    return other_metrics(run.stated["metrics"], row["metrics"], "seen", "expected")
+
+
+def _bits(run: Receipt, row: dict[str, Any]) -> Verdict:
+    if not (differing := _differing(run, row)):
+        return Verdict(True, f"reproduced bit for bit: {row['source']} (weights {row['weights']})")
+    return Verdict(
+        False,
+        f"DIFFERS: {differing}: {row['source']}. "
+        f"Same content address, same environment class ({row['environment']}): this breaks the contract",
+    )
+
+
+def within_tolerance(project: Project, seen: dict[str, Any], expected: dict[str, Any]) -> tuple[bool, str]:
+    """Whether metrics are as near to the expected ones as results.lock tolerates, and both in words.
+
+    Raises:
+        Refused: the run, the expected result and the tolerance are not of the same metrics, or one is no number.
+    """
+    tolerance = lock(project)["tolerance"] or {}
+    names = [sorted({*metrics} - {STEPS}) for metrics in (tolerance, seen, expected)]
+    if names[0] != names[1] or names[0] != names[2] or not names[0]:
+        wanted, have, other = (some(each, 9) or "none" for each in names)
+        raise Refused(
+            f"{RESULTS}: metrics cannot be compared: tolerance is of {wanted}; the run has {have}, the expected result "
+            f"{other}. Name the same metrics in each"
+        )
+    if wrong := [name for name in names[0] if not isinstance(tolerance[name], int | float)]:
+        raise Refused(f"{RESULTS}: tolerance of {wrong[0]}: {tolerance[wrong[0]]!r} seen, a number wanted")
+    pairs = {name: (float(seen[name]), float(expected[name])) for name in names[0]}
+    holds = all(abs(one - other) <= tolerance[name] for name, (one, other) in pairs.items())
+    shown = (f"{name} {one:.4f} (expected {other:.4f} +- {tolerance[name]:g})" for name, (one, other) in pairs.items())
+    return holds, ", ".join(shown)
+
+
+def accepted_change(project: Project) -> tuple[str, dict[str, float]]:
+    """How far a change of one ULP may move each metric, and the key that says so: `perturbation`, or `tolerance`.
+
+    Raises:
+        Refused: results.lock is missing, neither key names a metric, or a value is no number from 0 on.
+    """
+    held = lock(project)
+    key = "perturbation" if held.get("perturbation") is not None else "tolerance"
+    if not (accepted := held[key]):
+        raise Refused(f"{RESULTS}: {key} names no metric; say how far each may move, as in `{key}: {{accuracy: 0.02}}`")
+    for name, value in accepted.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise Refused(f"{RESULTS}: {key} of {shown(name)}: {shown(value)} seen, a number from 0 on wanted")
+    return key, {str(name): float(value) for name, value in accepted.items()}
+
+
+def _metrics(project: Project, run: Receipt, row: dict[str, Any]) -> Verdict:
+    holds, shown = within_tolerance(project, run.stated["metrics"], row["metrics"])
+    verdict = "metrics within tolerance" if holds else "METRICS DIFFER"
+    return Verdict(
+        holds,
+        f"{verdict}: {shown}. Equal bits are not guaranteed here: this machine is of class "
+        f"{run.stated['environment']['class']}, the result of class {row['environment']}. "
+        f"The expected outputs' lock comes back with: git checkout {OUTPUTS}",
+    )
+
+
+def accept(project: Project, out: Path, source: str) -> str:
+    """Make the outcome of a finished run what is expected of its content address in its environment class.
+
+    Returns what was done, in a sentence.
+
+    Raises:
+        Refused: no finished run in `out`.
+        Failure: its files are not those of its receipt, or something else is expected there already.
+    """
+    run = _finished(out)
+    if foreign := _foreign(out, run):
+        raise Failure(foreign[0].sentence)
+    address, environment = run.stated["address"], run.stated["environment"]["class"]
+    expected = _read(project, "rt")
+    expected["results"] = expected["results"] or []  # that nobody has accepted any is no fault
+    for row in expected["results"]:
+        if (row["address"], row["environment"]) == (address, environment):
+            if not (differing := _differing(run, row)):
+                return f"{RESULTS} expects these weights and metrics already: {row['source']}"
+            raise Failure(
+                f"{RESULTS} expects another outcome of this content address in this environment class ({differing}): "
+                f"this breaks the contract. If the row is wrong, remove it and accept again"
+            )
+    expected["results"].append(
+        {
+            "source": source,
+            "address": address,
+            "parts": run.stated["parts"],
+            "environment": environment,
+            "weights": run.weights,
+            "metrics": run.stated["metrics"],
+        }
+    )
+    lines = YAML()
+    lines.indent(mapping=2, sequence=4, offset=2)
+    lines.width = 1000
+    with (project.root / RESULTS).open("w") as file:
+        lines.dump(expected, file)
+    return f"{RESULTS} expects weights {run.weights} of content address {address}; commit it"
+
+
+def _unknown(run: Receipt, rows: list[dict[str, Any]]) -> str:
+    sentence = f"content address {run.stated['address'][:16]} has no expected result in {RESULTS}"
+    if not rows:
+        return sentence
+    other = [name for name, part in rows[0]["parts"].items() if part != run.stated["parts"].get(name)]
+    return f"{sentence}; another {' and '.join(other)} than {rows[0]['source']}"
+
+
+def lock(project: Project) -> dict[str, Any]:
+    """What results.lock holds.
+
+    Raises:
+        Refused: it is missing, or has another shape.
+    """
+    return dict(_read(project))
+
+
+def _read(project: Project, kind: str = "safe") -> Any:
+    path, remedy = project.root / RESULTS, f"Restore it with: git checkout {RESULTS}"
+    if not path.is_file():
+        raise Refused(f"{path}: missing. {remedy}")
+    return read_yaml(path, SHAPE, remedy, kind)

@@ -1,0 +1,58 @@
+"""What a record of others brings along: its code is shown, and run only where the user allows it."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..base.git import GitFailed, git, is_repository
+from ..base.project import Project
+from ..core.errors import Failure, Refused
+from ..record.code_state import code_state
+from ..record.signature import standing
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What the user allows: code signed by a key in the file `signers`, or `run_patch`: code of anyone."""
+
+    signers: Path | None = None
+    run_patch: bool = False
+
+
+def require_trusted(
+    project: Project, receipt: Path, patch: Path | None, trust: Trust, tell: Callable[[str], None]
+) -> None:
+    """Show the patch that is to be run with a record, and who signed its receipt; refuse it if nobody answers for it.
+
+    A record without a patch runs a commit of this repository. A patch that is, to the byte, what this work tree
+    holds uncommitted is the user's own.
+
+    Raises:
+        Refused: the patch is another one, and neither signed nor allowed; or the signature is missing.
+        Failure: the receipt is not signed by one of the signers.
+    """
+    own = patch is None or hashlib.sha256(patch.read_bytes()).hexdigest() == code_state(project)[0]["patch"]
+    if trust.signers or not own:
+        tell(f"{receipt}: {standing(receipt, trust.signers)}")
+    if patch is None or own:
+        return
+    tell("\n".join([f"{patch}, uncommitted code that is run with it:", *_shown(project, patch)]))
+    if not (trust.signers or trust.run_patch):
+        raise Refused(
+            f"{patch}: code that this work tree does not hold, not run: read it, then allow it with --run-patch, or "
+            f"with --signers FILE of the keys that you trust"
+        )
+
+
+def _shown(project: Project, patch: Path) -> list[str]:
+    """A line per file: how many lines are added and removed. git reads the patch, as it does to apply it."""
+    # in a folder below the top, git would leave out the files of others
+    inside = is_repository(project.root)
+    top = Path(git(project.root, "rev-parse", "--show-toplevel").decode().strip()) if inside else project.root
+    try:
+        listed = git(top, "apply", "--numstat", str(patch.absolute())).decode(errors="replace")
+    except GitFailed as failed:
+        raise Failure(f"{patch}: no patch that git can read: {failed}") from None
+    rows = (line.split("\t", 2) for line in listed.splitlines())
+    return [f"  {name}: {'binary' if added == '-' else f'+{added} -{removed}'}" for added, removed, name in rows]

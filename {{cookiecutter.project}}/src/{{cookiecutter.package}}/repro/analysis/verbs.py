@@ -1,0 +1,264 @@
+"""The verbs of the `repro` command that ask the lab. cli.py loads them when one is asked for, and no run does."""
+
+import json
+import os
+import shutil
+import sys
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+
+from ..base.files import rename
+from ..base.shape import plain
+from ..config.params import load
+from ..core.errors import Refused
+from ..start.launch import overriding
+from . import measure
+from .options import Folder, Ours, as_json_option, run_patch_option, signers_option
+
+
+@click.command()
+@overriding
+@as_json_option
+@click.pass_obj
+def doctor(ours: Ours, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Look for what would make a run fail, or not be repeatable: a checklist.
+
+    Code, packages, data, environment, random numbers, hardware, services. It ends with 1 if a check finds a FAULT.
+    """
+    from ..core import flags
+    from .doctor.doctor import examine, healthy, summary
+
+    settings, rows = load(ours.schema, overrides=overrides), []
+    with suppress(Refused):  # the check of the switches tells it
+        flags.set_environment(settings.determinism)
+    for row in examine(ours.project, settings):
+        rows.append(row)
+        if not as_json:
+            click.echo("\n".join(row.lines()))
+    click.echo(json.dumps([row.stated() for row in rows], indent=2) if as_json else summary(rows))
+    sys.exit(0 if healthy(rows) else 1)
+
+
+@click.command()
+@overriding
+@click.pass_obj
+def smoke(ours: Ours, overrides: tuple[str, ...]) -> None:
+    """Train a short run on one process and evaluate it: does the whole way work? Seconds.
+
+    `verify.shorten` in params.yaml makes it short. It is written into build/smoke, and is not tracked.
+    """
+    from ..record.receipt import read
+    from ..start import trainings
+    from .verify import shortened
+
+    settings, asked, _ = shortened(ours.schema, overrides)
+    trainings.prepared(ours.project, settings, click.echo)
+    out = ours.project.root / "build" / "smoke"
+    shutil.rmtree(out, ignore_errors=True)
+    for stage in ("train", "evaluate"):
+        words = trainings.command(ours.project, f".{stage}", {"tracking.enabled": False, **asked}, "--out", out)
+        said = trainings.run(ours.project, words).strip().splitlines()
+        click.echo(f"{stage}: {said[-1].strip() if stage == 'evaluate' else f'weights {read(out).weights}'}")
+
+
+@click.command()
+@click.argument("one")
+@click.argument("other")
+@click.option("--values", is_flag=True, help="Make the step again in both, and say by how much the tensors differ.")
+@signers_option
+@run_patch_option
+@click.pass_obj
+def diff(ours: Ours, one: str, other: str, values: bool, signers: Path | None, run_patch: bool) -> None:
+    """Find where two runs first differ, and the likely causes.
+
+    It names the step, the phase and the tensor. ONE and OTHER are run directories, receipts or MLflow run ids.
+    --values runs the uncommitted code of a run if this work tree holds the same, its receipt is signed by one of
+    --signers, or --run-patch is given.
+    """
+    from . import diff
+    from .sources import located
+
+    with located(one, ours.tracking_uri) as this, located(other, ours.tracking_uri) as that:
+        sides = diff.load(this, one), diff.load(that, other)
+        equal, lines = diff.report(*sides)
+        click.echo("\n".join(lines))
+        place = diff.first_place(*sides) if values and not equal else None
+        if place:
+            from .trust import Trust
+            from .values import report
+
+            trust = Trust(signers, run_patch)
+            click.echo("\n".join(report(ours.project, (this, that), place.step, place.phase, trust, click.echo)))
+    sys.exit(0 if equal else 1)
+
+
+@click.command()
+@click.argument("run", type=Folder, default="artifacts")
+@overriding
+@click.pass_obj
+def check(ours: Ours, run: Path, overrides: tuple[str, ...]) -> None:
+    """Compare a run with the project and with its locks.
+
+    A run that the project as it stands would not make is STALE. Otherwise its weights and metrics must be those that
+    results.lock expects; where DVC made the run, its outputs must be those of the committed dvc.lock.
+    """
+    from . import results
+
+    verdicts = results.check(ours.project, load(ours.schema, overrides=overrides), run)
+    for verdict in verdicts:
+        click.echo(verdict.sentence)
+    sys.exit(0 if all(verdict.holds for verdict in verdicts) else 1)
+
+
+@click.command()
+@overriding
+@click.option("--ranks", type=click.IntRange(min=1), help="At most so many ranks; else one per GPU, or 4 on a CPU.")
+@click.option("--only", multiple=True, metavar="NAME", help="Compare this way alone with one process; repeatable.")
+@click.pass_obj
+def verify(ours: Ours, overrides: tuple[str, ...], ranks: int | None, only: tuple[str, ...]) -> None:
+    """Train in many ways that must give identical weights.
+
+    It reports EQUAL or DIFFERS for each way, by its NAME, or why it was not tried. The trainings are shortened as
+    `verify.shorten` in params.yaml says.
+    """
+    from ..start.trainings import prepared
+    from .verify import chosen, places_here, shortened, starting, train_in_all_ways
+
+    ways, (settings, asked, vary) = chosen(only), shortened(ours.schema, overrides)
+    prepared(ours.project, settings, click.echo)
+    places, verdicts = ranks or places_here(settings.device), []
+    with starting(ours.project, settings.determinism) as start:
+        for row in train_in_all_ways(ours.project, settings, places, start, asked, click.echo, ways, vary):
+            verdicts.append(row.verdict)
+            click.echo(f"{row.name:30}  {row.weights[:16]:16}  {(row.trace or '')[:16]:16}  {row.verdict}")
+    tried = [verdict for verdict in verdicts if not verdict.startswith("not tried")]
+    holds = all(verdict == "EQUAL" for verdict in tried) and len(tried) > 1
+    said = "EQUAL" if holds else "NOT COMPARED" if tried == ["EQUAL"] else "DIFFERS"
+    click.echo(f"{said}: {tried.count('EQUAL')} of {len(tried)} trainings")
+    sys.exit(0 if holds else 1)
+
+
+@click.command("verify-receipt")
+@click.argument("receipt", type=Path, default="artifacts")
+@signers_option
+@click.pass_obj
+def verify_receipt(ours: Ours, receipt: Path, signers: Path | None) -> None:
+    """Check a receipt: in itself, with the files beside it, and its signature.
+
+    RECEIPT is a file, or a run directory that holds one. Only a signature by a key that you trust, given with
+    --signers, tells who wrote it; without one, all of it may be made up.
+    """
+    from .verify_receipt import report
+
+    click.echo("\n".join(report(ours.project, receipt, signers)))
+
+
+@click.command()
+@click.argument("run", type=Folder, default="artifacts")
+@click.option("--source", required=True, help="Where the result comes from, in words for those who compare with it.")
+@click.pass_obj
+def accept(ours: Ours, run: Path, source: str) -> None:
+    """Make a run's outcome the expected one in results.lock."""
+    from . import results
+
+    click.echo(results.accept(ours.project, run, source))
+
+
+@click.command()
+@click.argument("source", metavar="RECEIPT|RUN|MLFLOW_RUN_ID", default="artifacts")
+@click.option("--out", default="artifacts-replay", show_default=True, type=Folder, help="The new run directory.")
+@click.option("--ranks", type=click.IntRange(min=1), help="The world size; any gives the same bits.")
+@signers_option
+@run_patch_option
+@click.pass_obj
+def replay(ours: Ours, source: str, out: Path, ranks: int | None, signers: Path | None, run_patch: bool) -> None:
+    """Make a recorded run again and compare the bits.
+
+    Its commit, its data and its config are taken from the record, in a work tree that is removed afterwards. Its
+    uncommitted code is run if this work tree holds the same, the receipt is signed by one of --signers, or
+    --run-patch is given.
+    """
+    from .replay import replay
+    from .sources import located
+    from .trust import Trust
+
+    with located(source, ours.tracking_uri) as path:
+        sys.exit(0 if replay(ours.project, path, out, ranks, click.echo, Trust(signers, run_patch)) else 1)
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--noise", type=Path, help="The noise floor, as `repro noise --json` prints it.")
+@click.option("--cost", type=Path, help="The cost of determinism, as `repro cost --json` prints it.")
+@click.option("--doctor", type=Path, help="The checklist, as `repro doctor --json` prints it.")
+@click.option("--out", type=Path, default=Path("build", "report.html"), show_default=True, help="The page.")
+@click.option("--log", is_flag=True, help="Add the page to the MLflow run of each RUN, too.")
+@click.pass_obj
+def report(
+    ours: Ours, runs: tuple[str, ...], noise: Path | None, cost: Path | None, doctor: Path | None, out: Path, log: bool
+) -> None:
+    """Write one HTML page on runs: bits, curves, times.
+
+    RUN is a run directory, a receipt or an MLflow run id, of a finished run or not. The page needs no other file and no
+    network.
+    """
+    _load_matplotlib()
+    from .report import measured
+    from .report.publish import publish
+    from .report.report import Extras
+
+    extras = Extras(
+        measured.read(noise, measured.NOISE_FILE, "noise"),
+        measured.read(cost, measured.COST_FILE, "cost"),
+        measured.read(doctor, measured.DOCTOR_FILE, "doctor"),
+    )
+    for line in publish(runs, cache(ours.tracking_uri), extras, out, log):
+        click.echo(line)
+
+
+def _load_matplotlib() -> None:
+    """Load matplotlib with the fonts that it brings, in place of a list of this machine's that an earlier process left.
+
+    To look for these can take long, which it says on standard error.
+    """
+    with TemporaryDirectory() as empty:
+        os.environ |= {"MPLCONFIGDIR": empty, "MPL_IGNORE_SYSTEM_FONTS": "1"}
+        import_module("matplotlib.font_manager")
+    del os.environ["MPLCONFIGDIR"]
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, type=Folder, metavar="RUN...")
+@click.option("--out", default="bundle.tar", show_default=True, type=Path, help="The archive.")
+@click.option("--weights", is_flag=True, help="Put the weights in, too.")
+@click.pass_obj
+def bundle(ours: Ours, runs: tuple[Path, ...], out: Path, weights: bool) -> None:
+    """Pack finished runs for an artifact evaluation, in one archive.
+
+    It holds their receipts, report, locks, data manifests as Croissant, a citation file, and an appendix that says how
+    to check each claim. The same runs give the same bytes. `repro replay`, `diff` and `compare` take it as a run.
+    """
+    from .bundle.bundle import bundled
+
+    if out.suffix != ".tar":
+        raise Refused(f"--out {plain(str(out))}: a name that ends with .tar wanted")
+    _load_matplotlib()
+    from .report.publish import paged
+    from .report.report import Extras
+
+    page, _ = paged([str(run) for run in runs], ours.tracking_uri, Extras())
+    beside = out.with_name(f"{out.name}.part")
+    beside.write_bytes(bundled(ours.project, runs, page, weights))
+    rename(beside, out)
+    click.echo(f"{plain(str(out))}: {out.stat().st_size / 1000:.0f} kB on {len(runs)} run{'s' * (len(runs) > 1)}")
+
+
+VERBS: dict[str, click.Command] = {
+    str(verb.name): verb
+    for verb in (accept, bundle, check, diff, doctor, replay, report, smoke, verify, verify_receipt, *measure.VERBS)
+}

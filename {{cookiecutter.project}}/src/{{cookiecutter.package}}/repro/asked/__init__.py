@@ -1,1 +1,0 @@
-"""What was asked for: settings, content address, data manifest. These files load without torch, in a blink."""

@@ -1,0 +1,86 @@
+"""Files written whole, and read with care: a reader meets what was written, or a line that says what is wrong."""
+
+import json
+import os
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import Refused
+from .shape import Shape, faults, unreadable
+
+REMEDY = "It was truncated or altered: restore it, or begin anew in another folder with --out"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write beside, then rename: a reader sees the old file or the new one, never half of one."""
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+    rename(beside, path)
+
+
+def rename(beside: Path, path: Path) -> None:
+    """Give a file its name once its bytes are on the disk, so that a power failure leaves no empty file."""
+    sync(beside)
+    beside.replace(path)
+    sync(path.parent)
+
+
+def read_json(path: Path, shape: Shape = object, remedy: str = REMEDY) -> Any:
+    """What `write_json` wrote.
+
+    Raises:
+        Refused: the file is missing, no JSON, or of another shape than `shape` (see `shape.faults`).
+    """
+    return parse_json(read_text(path, remedy), str(path), shape, remedy)
+
+
+def parse_json(text: str, place: str, shape: Shape = object, remedy: str = REMEDY) -> Any:
+    """The value in a text that was read at `place`.
+
+    Raises:
+        Refused: as `read_json`.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise Refused(f"{place}: not JSON: {error}. {remedy}") from None
+    except RecursionError:
+        raise Refused(f"{place}: not JSON that can be read: it is nested too deep. {remedy}") from None
+    require(value, place, shape, remedy)
+    return value
+
+
+def require(value: Any, place: str, shape: Shape, remedy: str) -> None:
+    """Refuse a parsed value that cannot be worked with, or is of another shape."""
+    if fault := unreadable(value) or next(faults(value, shape), None):
+        raise Refused(f"{place}: {fault}. {remedy}")
+
+
+def read_text(path: Path, remedy: str = REMEDY) -> str:
+    """The text in a file.
+
+    Raises:
+        Refused: it is missing, or not UTF-8.
+    """
+    try:
+        return path.read_text("utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise Refused(f"{path}: missing. {remedy}") from None
+    except UnicodeDecodeError as error:
+        raise Refused(f"{path}: not text in UTF-8: {error}. {remedy}") from None
+
+
+def free(path: Path) -> Path:
+    """The path; where something is there, the first of path-2, path-3 … at which nothing is."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(each for each in chain([path], numbered) if not os.path.lexists(each))
+
+
+def sync(path: Path) -> None:
+    """Have the kernel put a file's bytes, or a folder's entries, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

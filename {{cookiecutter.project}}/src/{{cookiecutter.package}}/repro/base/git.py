@@ -1,0 +1,53 @@
+"""git, as the project asks it. Where it refuses the folder of another user, that is told with the remedy."""
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..core.errors import Failure, Refused
+
+REFUSED = "safe.directory "  # in git's own words before the folder that it wants to be named
+
+
+class GitFailed(Failure):
+    """git is not installed, or ended with an exit code that nobody wanted: this is no repository, or lacks a commit."""
+
+
+def git(folder: Path, *words: str, index: Path | None = None, given: bytes = b"", ends: Sequence[int] = (0,)) -> bytes:
+    """What git prints in `folder`, where it ends with one of these exit codes; `index` stands for its own.
+
+    Raises:
+        Refused: the folder belongs to another user, and git reads nothing there.
+        GitFailed: git cannot do it.
+    """
+    env = os.environ | {"LC_ALL": "C"} | ({"GIT_INDEX_FILE": str(index)} if index else {})
+    try:
+        # a session of its own has no terminal that git, or what it starts, could ask for a password
+        done = subprocess.run(
+            ["git", *words], cwd=folder, env=env, input=given, capture_output=True, start_new_session=True
+        )
+    except FileNotFoundError:
+        raise GitFailed("git is not installed") from None
+    if done.returncode in ends:
+        return done.stdout
+    said = done.stderr.decode(errors="replace").strip()
+    if REFUSED in said:
+        place = said.rpartition(REFUSED)[2]
+        raise Refused(
+            f"{place}: it belongs to another user, so git reads nothing there, and no receipt could name the code. If "
+            f"you trust that user: git config --global --add safe.directory {place}"
+        )
+    raise GitFailed(f"git {' '.join(words)}: {' '.join(said.split())}")
+
+
+def is_repository(folder: Path) -> bool:
+    """Whether git knows `folder`, or one above it.
+
+    Raises:
+        Refused: it belongs to another user.
+    """
+    try:
+        return bool(git(folder, "rev-parse", "--git-dir"))
+    except GitFailed:
+        return False

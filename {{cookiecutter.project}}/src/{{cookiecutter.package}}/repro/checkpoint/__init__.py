@@ -1,0 +1,1 @@
+"""Checkpoints: written in the background, verified to the last byte before use."""

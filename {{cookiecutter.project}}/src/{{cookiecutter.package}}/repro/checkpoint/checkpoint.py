@@ -1,0 +1,196 @@
+"""Checkpoints: one folder each, written aside and renamed, verified to the last byte before use.
+
+    checkpoints/000000120-1f0c…/      120 steps done, and the first digits of the manifest's SHA-256
+        model.safetensors             weights and buffers
+        optimizer.safetensors         the optimizer's tensors
+        others.safetensors            tensors of buffers that are not persistent, and of the loop's own objects
+        state.json                    all other values, the step, whose state it is; a digest of each tensor, and of all
+        manifest.json                 size and SHA-256 of the others
+
+Where ranks hold shards of weights or of the optimizer's state, and see one folder, each writes its own beside them,
+such as model-00001.safetensors (see `stored`). The digest of all, `content`, is the same however many hold the state.
+
+The folder's name seals the manifest and the manifest seals the files, so no byte can change unnoticed. No
+loader or generator state is kept: the step is all that randomness depends on.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..address import manifest
+from ..base.files import sync, write_json
+from ..base.text import some
+from ..core.errors import Failure, Refused
+from ..core.ranks import ALONE, World
+from ..core.snapshot import GROUPS, VALUES, Snapshot
+from ..record.removal import remove_checkpoint
+from . import stored
+
+NAME = re.compile(r"(\d{9})-([0-9a-f]{16})")
+STATE = "state.json"
+SET_ASIDE = "damaged-"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Whose state a checkpoint holds: digests of the content address and of the numeric environments of a run."""
+
+    address: str
+    environment: str
+    earlier: tuple[str, ...] = ()  # environments in which the run was before it was resumed here
+
+    def require(self, path: Path, state: Mapping[str, Any]) -> None:
+        """Refuse the checkpoint `path`, of this `state`, unless it is this run's."""
+        wanted = {"address": [self.address], "environment": [self.environment, *self.earlier]}
+        for name, allowed in wanted.items():
+            if (seen := state.get(name)) not in allowed:
+                raise Refused(
+                    f"{path}: made by another run: {name} {str(seen)[:16]} seen, {allowed[-1][:16]} wanted. Another "
+                    f"run's weights are never used. Move it away, or begin in another folder with --out"
+                )
+
+
+def write(snapshot: Snapshot, folder: Path, origin: Origin, keep: int) -> Path:
+    """Write a snapshot and its `origin` durably into `folder`, and only then drop all but the newest `keep`.
+
+    A crash at any instant leaves the older checkpoints whole: the new one appears by a rename, after its
+    bytes are on the disk.
+
+    Raises:
+        OSError: the disk is full, for example; what was written of the new one is removed.
+    """
+    clear(folder)
+    aside = beside(folder, snapshot.step)
+    try:
+        return seal(aside, write_part(snapshot, aside, origin, ALONE), keep)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def beside(folder: Path, step: int) -> Path:
+    """Where a checkpoint is written before it has its name."""
+    return folder / f".{step:09d}.part"
+
+
+def clear(folder: Path) -> None:
+    """Remove what a crash has left."""
+    for left in folder.glob(f".{'[0-9]' * 9}.part"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def write_part(snapshot: Snapshot, aside: Path, origin: Origin | None, world: World) -> list[dict[str, Any]]:
+    """Write durably what this rank has to: its shards; and the lead, which knows the `origin`, all else.
+
+    Returns:
+        The files as a manifest states them.
+    """
+    aside.mkdir(parents=True, exist_ok=True)
+    written = [path for group in GROUPS for path in stored.save(getattr(snapshot, group), aside, group, world)]
+    if origin:
+        snapshot = snapshot if snapshot.digests else snapshot.digested()
+        whose = {"address": origin.address, "environment": origin.environment}
+        told = {"digests": snapshot.digests, "content": snapshot.content, **snapshot.values}
+        written.append(aside / STATE)
+        write_json(written[-1], {"step": snapshot.step, **whose, **told})
+    for path in written:
+        sync(path)
+    return manifest.stated(written)
+
+
+def seal(aside: Path, stated: list[dict[str, Any]], keep: int) -> Path:
+    """Give a checkpoint, whose files are `stated`, its manifest and its name; drop all but the newest `keep`."""
+    folder, step = aside.parent, aside.name[1:10]
+    files = {"files": sorted(stated, key=lambda file: file["path"])}
+    (aside / manifest.NAME).write_text(json.dumps(files, indent=2) + "\n")
+    sync(aside / manifest.NAME)
+    sync(aside)
+    digest = manifest.sha256_file(aside / manifest.NAME)[:16]
+    final = folder / f"{step}-{digest}"
+    if final.exists():
+        shutil.rmtree(aside)  # the same state was saved before
+    else:
+        aside.rename(final)
+    sync(folder)
+    sync(folder.parent)  # for the entry of `folder` itself
+    for old in found(folder)[:-keep]:
+        remove_checkpoint(old)
+    return final
+
+
+def found(folder: Path) -> list[Path]:
+    """The checkpoints in `folder`, oldest first, not yet verified."""
+    return sorted(path for path in folder.glob("*") if path.is_dir() and NAME.fullmatch(path.name))
+
+
+def read(path: Path, origin: Origin, share: tuple[int, int] = (0, 1)) -> Snapshot:
+    """A snapshot of the run that `origin` names, after checking it; its tensors are read as they are used.
+
+    `share` is a rank and how many there are: each checks every byte of some of the files.
+
+    Raises:
+        Damaged: a byte differs from what was written, or is missing.
+        Refused: it is whole, and another run's.
+    """
+    try:
+        named = NAME.fullmatch(path.name)
+        if not named or manifest.sha256_file(path / manifest.NAME)[:16] != named[2]:
+            raise Failure(f"{path / manifest.NAME}: its SHA-256 does not begin as the folder's name says")
+        stated = manifest.read(path)["files"]
+        seen, wanted = {file.name for file in path.iterdir()}, {manifest.NAME, *(file["path"] for file in stated)}
+        if odd := sorted(seen ^ wanted):
+            raise Failure(f"{path}: {some(odd, 3)}: {'missing' if odd[0] in wanted else 'added later'}")
+        for file in stated[share[0] :: share[1]]:
+            manifest.require(path / file["path"], file["sha256"], remedy="", check=None)
+        state = json.loads((path / STATE).read_text())  # its bytes are known, so it may be as deep and long as it is
+        if state["step"] != int(named[1]):
+            raise Failure(f"{path}: holds step {state['step']}")
+    except (Failure, OSError, ValueError) as error:
+        raise Damaged(str(error)) from None
+    origin.require(path, state)
+    values = {key: state[key] for key in VALUES}
+    model, optimizer, others = (stored.read(path, group) for group in GROUPS)
+    return Snapshot(state["step"], model, optimizer, others, values, state["digests"])
+
+
+def from_lead(snapshot: Snapshot | None, world: World) -> Snapshot:
+    """The lead's snapshot, on every rank; all have to read its tensors together."""
+    step, values, digests = world.from_lead(snapshot and (snapshot.step, snapshot.values, snapshot.digests))
+    groups = [getattr(snapshot, group, None) for group in GROUPS]
+    model, optimizer, others = (stored.from_lead(group, world) for group in groups)
+    return Snapshot(step, model, optimizer, others, values, digests)
+
+
+class Damaged(Failure):
+    """A checkpoint is not what was written."""
+
+
+def newest(
+    folder: Path, origin: Origin | None, tell: Callable[[str], None], world: World = ALONE, shared: bool = True
+) -> Snapshot | None:
+    """The newest valid checkpoint, on every rank; damaged ones are told, set aside and skipped.
+
+    Where `shared`, all ranks see the folder: then each checks its share of the files, and reads for itself.
+
+    Raises:
+        Refused: it is another run's.
+    """
+    share = (world.rank, world.size) if shared else (0, 1)
+    origin = world.from_lead(origin)
+    for name in reversed(world.from_lead([path.name for path in found(folder)] if origin else [])):
+        path = folder / name
+        try:
+            there = world.together(partial(read, path, origin, share) if shared or world.leads else lambda: None)
+            return there if shared else from_lead(there, world)
+        except Damaged as damage:
+            if world.leads:
+                remove_checkpoint(folder / (SET_ASIDE + name))  # of an earlier time
+                path.rename(folder / (SET_ASIDE + name))
+                tell(f"checkpoint {name} is damaged and set aside as {SET_ASIDE}{name}: {damage}")
+    return None

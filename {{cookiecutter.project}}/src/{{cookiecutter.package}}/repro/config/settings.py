@@ -1,0 +1,262 @@
+"""The typed config behind params.yaml: the keys that the machinery reads.
+
+Every key must stand in params.yaml; there are no hidden defaults. A key is one of three kinds, and
+only the first enters the content address:
+
+- ordinary: asks for other numbers
+- `ENVIRONMENT`: its effect is read back and recorded in the numeric environment
+- `NEUTRAL`: must not change a bit
+"""
+
+from collections.abc import Iterator
+from math import isfinite
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError, to_jsonable_python
+
+from ..base.text import flatten
+
+
+class Kind:
+    """Marks a key that stays out of the content address; see the module's docstring."""
+
+
+NEUTRAL, ENVIRONMENT = Kind(), Kind()
+
+
+LARGEST = 2**53 - 1  # and its negative: canonical JSON (RFC 8785), of which receipts are, holds no larger whole number
+SECONDS = 10**6  # the longest time: some of the clocks that wait count milliseconds in 32 bits
+
+
+class Section(BaseModel):
+    """A group of keys: unknown ones are refused, receipts can hold all numbers, values do not change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _numbers_that_a_receipt_holds(cls, value: Any) -> Any:
+        for number in _numbers(to_jsonable_python(value, inf_nan_mode="constants")):
+            if isinstance(number, int) and abs(number) > LARGEST:
+                raise PydanticCustomError("too_large", f"whole numbers from -{LARGEST} to {LARGEST} wanted")
+            if not isfinite(number):
+                raise PydanticCustomError("finite_number", "finite numbers wanted")
+        return value
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """The numbers in a JSON-compatible value."""
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(inner)
+
+
+Check = Literal["remembered", "every_byte"]
+
+
+class Data(Section):
+    """The dataset (a file or a folder), its SHA-256, how that is checked, and where the prepared splits lie."""
+
+    raw: Annotated[str, NEUTRAL]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    check: Annotated[Check, NEUTRAL]
+    prepared: Annotated[str, NEUTRAL]
+
+
+class Parallel(Section):
+    """How a global batch is split and its gradients are summed."""
+
+    global_batch: Annotated[int, Field(gt=0, le=2**20)]  # whose samples a host holds at once
+    micro_batches: PositiveInt
+    reduce: Literal["tree", "ddp"]
+    shard: Annotated[Literal["none", "optimizer", "full"], NEUTRAL]
+    replicas: Annotated[PositiveInt, NEUTRAL]
+    timeout_seconds: Annotated[int, Field(gt=0, le=SECONDS), NEUTRAL]
+
+    @model_validator(mode="after")
+    def _only_the_tree_is_sharded(self) -> Self:
+        if self.shard != "none" and self.reduce == "ddp":
+            raise ValueError(f"shard={self.shard} needs reduce=tree; set shard=none with ddp")
+        return self
+
+    @model_validator(mode="after")
+    def _micro_batches_divide_the_batch(self) -> Self:
+        if self.global_batch % self.micro_batches:
+            wanted = f"micro_batches={self.micro_batches}"
+            raise ValueError(f"global_batch={self.global_batch} does not divide into {wanted} equal parts")
+        return self
+
+
+class Compute(Section):
+    """Arithmetic other than plain float32; asking for it leaves the portable class of environments."""
+
+    precision: Literal["float32", "bfloat16"]
+    compile: bool
+
+    @property
+    def plain(self) -> bool:
+        """Whether the arithmetic keeps to what was proved portable."""
+        return self.precision == "float32" and not self.compile
+
+
+class Determinism(Section):
+    """The CPU arithmetic, and the switches that are left off for measurements."""
+
+    cpu: Literal["portable", "native"]
+    relax: tuple[str, ...]
+
+
+Name = Annotated[str, Field(min_length=1)]
+
+
+class Unhashed(Section):
+    """Top-level modules, and files of the project, that a run may use although no hash covers them."""
+
+    modules: tuple[Name, ...]
+    files: tuple[Name, ...]
+
+
+class Checkpoint(Section):
+    """How often the state is saved, how many saves are kept, and whether a failed save ends the run."""
+
+    every: PositiveInt
+    keep: PositiveInt
+    on_error: Literal["stop", "continue"]
+
+
+class Integrity(Section):
+    """How often ranks compare their weights and recompute a micro-batch; 0: never."""
+
+    compare_every: NonNegativeInt
+    recompute_every: NonNegativeInt
+
+
+class Trace(Section):
+    """How much of a step is written down."""
+
+    level: Literal["off", "step", "tensor"]
+    values: Annotated[int, Field(ge=-1)]
+
+
+class Record(Section):
+    """The fate of a finished run whose directory a run of another content address is to have."""
+
+    finished: Literal["keep", "replace", "refuse"]
+
+
+class Receipt(Section):
+    """The ssh key that signs the receipts of runs: a private one's file, or a public one's for ssh-agent."""
+
+    key: str
+
+
+class Loader(Section):
+    """DataLoader settings that change speed only."""
+
+    workers: Annotated[int, Field(ge=0, le=1024)]
+
+
+class Tracking(Section):
+    """Where MLflow records the run, and how long the end of a run waits for the upload."""
+
+    enabled: bool
+    uri: str
+    experiment: str
+    model: bool
+    system_seconds: Annotated[int, Field(ge=0, le=SECONDS)]
+    wait_seconds: Annotated[int, Field(ge=0, le=SECONDS)]
+
+    @model_validator(mode="after")
+    def _keep_credentials_out_of_files(self) -> Self:
+        if found := [mark for mark in "@?" if mark in self.uri]:
+            raise ValueError(
+                f"uri holds {found[0]!r}, before or after which a user or a password may stand, and files are no place "
+                f"for them; wanted a URI without @ and ?. Set the environment variable MLFLOW_TRACKING_URI instead"
+            )
+        return self
+
+
+class Verify(Section):
+    """How `repro verify` makes a training short, and varies neutral keys: overrides of other keys, as `KEY=VALUE`."""
+
+    shorten: tuple[str, ...]
+    vary: tuple[str, ...]
+
+
+class Settings(Section):
+    """The keys the machinery reads. A project's `Config` adds its own."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**53)]  # below 2**53 so that canonical JSON holds it exactly
+    device: Annotated[Literal["auto", "cpu", "cuda"], ENVIRONMENT]
+    data: Data
+    parallel: Parallel
+    compute: Compute
+    unhashed: Unhashed
+    determinism: Annotated[Determinism, ENVIRONMENT]
+    checkpoint: Annotated[Checkpoint, NEUTRAL]
+    integrity: Annotated[Integrity, NEUTRAL]
+    trace: Annotated[Trace, NEUTRAL]
+    record: Annotated[Record, NEUTRAL]
+    receipt: Annotated[Receipt, NEUTRAL]
+    loader: Annotated[Loader, NEUTRAL]
+    tracking: Annotated[Tracking, NEUTRAL]
+    verify: Annotated[Verify, NEUTRAL]
+
+    @model_validator(mode="after")
+    def _only_the_tree_recomputes(self) -> Self:
+        if self.integrity.recompute_every and self.parallel.reduce == "ddp":
+            raise ValueError("integrity.recompute_every needs parallel.reduce=tree; set it to 0 with ddp")
+        return self
+
+    @model_validator(mode="after")
+    def _no_compiled_units(self) -> Self:
+        if self.compute.compile and self.parallel.shard == "full":
+            raise ValueError("compute.compile=true works with parallel.shard=none or optimizer; full seen")
+        return self
+
+    @classmethod
+    def sections(cls) -> list[str]:
+        """The top-level keys that are not neutral: a change of one asks for another run."""
+        return [name for name, field in cls.model_fields.items() if NEUTRAL not in field.metadata]
+
+    def addressed(self) -> dict[str, Any]:
+        """The numerics-relevant part, without the seed: nested and JSON-compatible."""
+        return {key: value for key, value in addressed(self).items() if key != "seed"}
+
+    def environment(self) -> dict[str, Any]:
+        """The keys marked ENVIRONMENT as `section.key`, JSON-compatible."""
+        return flatten(_marked(self, ENVIRONMENT))
+
+    def flat(self) -> dict[str, Any]:
+        """Every key as `section.key`, JSON-compatible."""
+        return flatten(self.model_dump(mode="json"))
+
+
+def addressed(section: BaseModel) -> dict[str, Any]:
+    """The keys of a section that enter the content address, nested and JSON-compatible."""
+    return _marked(section, None)
+
+
+def _marked(section: BaseModel, wanted: Kind | None) -> dict[str, Any]:
+    """The keys of one kind (None: ordinary ones), nested and JSON-compatible; a marked section is one key."""
+    dumped = section.model_dump(mode="json")
+    kept = {}
+    for name, field in type(section).model_fields.items():
+        kind = next((mark for mark in field.metadata if isinstance(mark, Kind)), None)
+        value = getattr(section, name)
+        if kind is None and isinstance(value, BaseModel):
+            kept[name] = _marked(value, wanted)
+        elif kind is wanted:
+            kept[name] = dumped[name]
+    return kept

@@ -1,0 +1,157 @@
+"""The state of a training after a step: taken, and given back, bit by bit."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..base.text import some
+from .digest import held_digests
+from .errors import Failure, Refused
+from .optimizers import Optimizers
+from .shards import Held, Shard, extras, load_weights, weights
+from .trees import Stateful, copied, leaves, pack, realized, unpack
+
+GROUPS = "model", "optimizer", "others"  # of tensors
+VALUES = "optimizer", "model", "state"  # what is no tensor: of the optimizers, beside weights, of the loop's objects
+NONE: Mapping[str, Stateful] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a later step depends on.
+
+    Attributes:
+        step: how many steps are done.
+        model, optimizer, others: tensors by name, `Held` where they were taken, `Stored` where they were read.
+        values: what is no tensor.
+        digests: of each tensor, in hex, by group and name; none where they are not known yet.
+    """
+
+    step: int
+    model: Mapping[str, Any]
+    optimizer: Mapping[str, Any]
+    others: Mapping[str, Any]
+    values: Mapping[str, Any]
+    digests: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def content(self) -> str:
+        """A digest of all, in hex."""
+        told = {"step": self.step, "digests": self.digests, **self.values}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+    def digested(self) -> "Snapshot":
+        """With digests; where ranks hold shards, all have to ask together."""
+        return replace(self, digests={group: _digests(getattr(self, group)) for group in GROUPS})
+
+    def changed(self, change: Callable[[Any], Held | None]) -> "Snapshot":
+        """With other tensors in place of these; without those for which there are none."""
+        groups: dict[str, Any] = {
+            group: {name: new for name, held in getattr(self, group).items() if (new := change(held)) is not None}
+            for group in GROUPS
+        }
+        return replace(self, **groups)
+
+
+def _digests(tensors: Mapping[str, Held]) -> dict[str, str]:
+    found = held_digests([[held] for held in tensors.values()])
+    return {name: f"{int(digest) % 2**64:016x}" for name, digest in zip(tensors, found, strict=True)}
+
+
+def copy(held: Held) -> Held:
+    """A copy on the CPU of what this rank holds."""
+    return held.of(copied(held.local)) if isinstance(held, Shard) else copied(held)
+
+
+def look(step: int, model: nn.Module, optimizer: Stateful, objects: Mapping[str, Stateful] = NONE) -> Snapshot:
+    """The state after `step` steps, with `objects` of the loop's own. Later steps change its tensors: `changed(copy)`.
+
+    Raises:
+        Refused: the state of an object holds what a checkpoint cannot.
+    """
+    tensors: dict[str, Held] = {}
+    others: dict[str, Held] = {}
+    held = {name: {"state": each.state_dict(), **_beside(each)} for name, each in objects.items()}
+    values = {
+        "optimizer": pack(optimizer.state_dict(), "optimizer", tensors),
+        "model": pack({"extra": extras(model), **_beside(model)}, "model", others),
+        "state": pack(held, "state", others),
+    }
+    return Snapshot(step, weights(model), tensors, others, values)
+
+
+def put(snapshot: Snapshot, model: nn.Module, optimizer: Optimizers, objects: Mapping[str, Stateful] = NONE) -> None:
+    """Give model, optimizer and objects the state of a snapshot.
+
+    Raises:
+        Refused: the snapshot is of other objects; nothing is loaded then.
+        Failure: the state is not the one that was saved.
+    """
+    beside, held = (realized(unpack(snapshot.values[of], snapshot.others)) for of in ("model", "state"))
+    state = unpack(snapshot.values["optimizer"], snapshot.optimizer)
+    if held.keys() != objects.keys():
+        seen, wanted = (", ".join(sorted(names)) or "none" for names in (held, objects))
+        raise Refused(f"the checkpoint holds these objects of the loop: {seen}; run.steps(state=...) names: {wanted}")
+    shapes = [{name: tuple(each.shape) for name, each in side.items()} for side in (snapshot.model, weights(model))]
+    if odd := sorted(name for name in shapes[0] | shapes[1] if shapes[0].get(name) != shapes[1].get(name)):
+        raise Refused(
+            f"the model: {some(odd, 3)}: shape {shapes[1].get(odd[0], 'none')} here, {shapes[0].get(odd[0], 'none')} "
+            f"in the checkpoint. Build the model that the run began with, or begin in another folder with --out"
+        )
+    optimizer.require(state)
+    load_weights(model, snapshot.model, beside["extra"])
+    for name, other in objects.items():
+        other.load_state_dict(held[name]["state"])
+        _put_beside(other, held[name])
+    _put_beside(model, beside)
+    optimizer.load_state_dict(state)
+    if snapshot.digests:
+        _require_restored(snapshot, look(snapshot.step, model, optimizer, objects).digested())
+
+
+def _require_restored(wanted: Snapshot, seen: Snapshot) -> None:
+    """Compare all that was saved with what the objects give after loading."""
+    saved, here = (
+        {f"model {name}": digest for name, digest in each.digests["model"].items()}
+        | {name: digest for group in ("optimizer", "others") for name, digest in each.digests[group].items()}
+        | {way: value for of in VALUES for way, value in leaves(each.values[of], of)}
+        for each in (wanted, seen)
+    )
+    if differing := [name for name in saved.keys() | here.keys() if saved.get(name) != here.get(name)]:
+        raise Failure(
+            f"the checkpoint after step {wanted.step}: {some(sorted(differing), 3)}: other bits after loading than "
+            f"were saved. load_state_dict changed or lost them, such as their dtype, or this hardware did"
+        )
+
+
+def _beside(held: object) -> dict[str, Any]:
+    """What a module's `state_dict` leaves out: buffers, and which of its modules are in evaluation mode."""
+    if not isinstance(held, nn.Module):
+        return {}
+    evaluating = [name for name, module in held.named_modules() if not module.training]
+    return {"buffers": _not_persistent(held), "evaluating": evaluating}
+
+
+def _put_beside(held: object, beside: Mapping[str, Any]) -> None:
+    """Give back what `_beside` gave."""
+    if not isinstance(held, nn.Module):
+        return
+    evaluating = set(beside["evaluating"])
+    for name, module in held.named_modules():
+        module.training = name not in evaluating
+    with torch.no_grad():
+        for name, buffer in _not_persistent(held).items():
+            if name in beside["buffers"]:  # what is missing is found when all is compared
+                buffer.copy_(beside["buffers"][name])
+
+
+def _not_persistent(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that the model's `state_dict` leaves out."""
+    persistent = model.state_dict()
+    return {name: buffer for name, buffer in model.named_buffers() if name not in persistent}

@@ -1,0 +1,34 @@
+"""Which way of summing gradients a run has."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from torch import nn
+
+from ..config.settings import Parallel
+from .accumulate import Accumulation
+from .ddp import Stock
+from .fsdp import Full
+from .optimizers import Optimizers
+from .ranks import World
+from .shardable import require_elementwise, units_of
+from .sharded import Owned
+
+
+def gradients_of(
+    module: nn.Module,
+    settings: Parallel,
+    world: World,
+    optimizers: Optimizers | None = None,
+    units: Sequence[nn.Module] = (),
+) -> Accumulation | Stock:
+    """The way that `parallel.reduce` and `parallel.shard` name; alone, a rank has nothing to share."""
+    if settings.reduce == "ddp":
+        return Stock(module, settings, world)
+    if settings.shard == "none" or world.size == 1 or optimizers is None:
+        return Accumulation(module, settings, world)
+    for optimizer in optimizers.all:
+        world.together(partial(require_elementwise, optimizer))
+    if settings.shard == "optimizer":
+        return Owned(module, settings, world, optimizers)
+    return Full(module, settings, world, optimizers, units or units_of(module))

@@ -1,0 +1,144 @@
+"""The numeric environment: the libraries, the hardware and the settings in force here that may change bits."""
+
+import ctypes
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from ..base.redact import SECRET, without_credentials
+from ..config.settings import Compute, Determinism
+from ..core.flags import effective, is_portable
+from ..record.classes import PORTABLE, class_of, described
+from .canary import arithmetic_canary
+from .compiler import COMPILED, compiler
+
+# Only these variables are read: no other one may reach a record.
+PREFIXES = (
+    "ATEN_", "CUBLAS_", "CUDNN_", "DNNL_", "GLOO_", "KMP_", "MKL_", "NCCL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_",
+    "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TRITON_",
+)  # fmt: skip
+NAMES = ("CUDA_LAUNCH_BLOCKING", "GLIBC_TUNABLES", "NVIDIA_TF32_OVERRIDE", "PYTHONHASHSEED")
+# These change no bit: where files lie, how much is logged, which network card is used, on which cores threads run.
+UNRELATED = re.compile(
+    r"_(HOME|DIR|PATH|LOGS?|DEBUG\w*|VERBOSE|IFNAME|HCA|GID_INDEX|ASYNC_ERROR_HANDLING)$|_CACHE|_LOG_|^OMP_(PROC_BIND|PLACES)$"
+)
+
+
+def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The listed variables that may change bits, by name; values that look like secrets are hidden."""
+    return {
+        name: "(hidden)" if SECRET.search(name) else without_credentials(value)
+        for name, value in sorted(environ.items())
+        if (name.startswith(PREFIXES) or name in NAMES) and not UNRELATED.search(name)
+    }
+
+
+def numeric_environment(determinism: Determinism, device: torch.device) -> dict[str, Any]:
+    """The preimage of the environment's digest; call it after the switches are applied."""
+    cuda = device.type == "cuda"
+    relaxed = {"relaxed": sorted(determinism.relax)} if determinism.relax else {}
+    return relaxed | {
+        "torch": {"version": torch.__version__, "git": torch.version.git_version},
+        "cuda": _cuda(device) if cuda else None,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+        "libc": " ".join(platform.libc_ver()),  # the mathematics of Python, and NumPy's random numbers
+        "image": os.environ.get("REPRO_IMAGE"),
+        "device": device.type,
+        "cpu": {
+            "machine": platform.machine(),
+            "instruction_set": torch.backends.cpu.get_cpu_capability(),
+            "arithmetic": arithmetic_canary(),
+            # The portable pins make the model irrelevant for proven operations; without them it decides bits.
+            "model": None if is_portable(determinism) else _cpu_model(),
+            "unproven": [],  # operations that the run calls; see `with_unproven`
+        },
+        "threads": torch.get_num_threads(),
+        "switches": effective(),
+        "variables": variables(),
+    }
+
+
+def environment_class(environment: dict[str, Any], compute: Compute) -> str:
+    """The name of the group of numeric environments that are known to share bits with this one."""
+    return class_of(environment, compute.plain)
+
+
+def is_promised(environment: dict[str, Any], compute: Compute) -> bool:
+    """Whether every CPU of the portable class gives the bits that are computed here."""
+    return environment_class(environment, compute).startswith(PORTABLE)
+
+
+def with_unproven(environment: dict[str, Any], operations: Collection[str]) -> dict[str, Any]:
+    """The environment of a run that calls operations whose bits may depend on the CPU: with the CPU's model.
+
+    Where code is compiled among them, the compiler belongs to it, too.
+    """
+    found = environment | {"cpu": environment["cpu"] | {"model": _cpu_model(), "unproven": sorted(operations)}}
+    return found | {"compiler": compiler()} if COMPILED in operations else found
+
+
+def record(environment: dict[str, Any], compute: Compute, **facts: Any) -> dict[str, Any]:
+    """What `environment.json` holds; `facts` join the informational ones."""
+    return described(environment, compute.plain) | {"informational": informational() | facts}
+
+
+def informational() -> dict[str, Any]:
+    """Facts that help a reader and change no bit."""
+    return {
+        "host": platform.node(),
+        "system": platform.platform(),
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found.group(1) if found else platform.processor() or "unknown"
+
+
+def _cuda(device: torch.device) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "runtime": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "cublas": _loaded_cublas(),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
+        "gpu": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "driver": _driver(),
+    }
+
+
+def _loaded_cublas() -> str | None:
+    """The version that the cuBLAS in this process's memory says it has; None before it is loaded."""
+    torch.ones(1, 1, device="cuda").mm(torch.ones(1, 1, device="cuda"))  # loads it
+    found = re.search(r"\S*/libcublas\.so\S*", Path("/proc/self/maps").read_text())
+    if not found:
+        return None
+    library, parts = ctypes.CDLL(found.group()), []
+    for kind in range(3):  # libraryPropertyType: major, minor, patch
+        value = ctypes.c_int()
+        library.cublasGetProperty(kind, ctypes.byref(value))
+        parts.append(str(value.value))
+    return ".".join(parts)
+
+
+def _driver() -> str | None:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.split("\n")[0].strip() or None
+    except (OSError, subprocess.TimeoutExpired):
+        return None

@@ -1,0 +1,61 @@
+"""The numeric environment of a run, and the operations that may take it out of the portable class."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from ..base.text import flatten, some
+from ..config.settings import Settings
+from ..core.ranks import World
+from . import environment
+from .agreement import require_agreement
+from .compiler import COMPILED
+from .watch import Operations
+
+
+class Promise:
+    """Whether every CPU gives the bits of a run. It is known for good when the first step is done.
+
+    Attributes:
+        environment: the numeric environment (what its digest is made of).
+        promised: whether the class is the portable one so far.
+        watch: sees the operations that the run calls, if it is, and what is compiled in any case.
+        unproven: those whose bits may depend on the CPU, each with a line on its first call.
+    """
+
+    def __init__(self, config: Settings, world: World) -> None:
+        self._compute, self._world = config.compute, world
+        self.environment = environment.numeric_environment(config.determinism, world.device)
+        self.promised = environment.is_promised(self.environment, config.compute)
+        self.watch = Operations(self.promised)
+        self.unproven: Mapping[str, str] = {}
+
+    def meet(self, unproven: Mapping[str, str]) -> None:
+        """The run calls these operations: the CPU's model belongs to its environment, and no rank has another.
+
+        Outside the portable class that is known already, and only compiled code adds to it.
+
+        Raises:
+            Disagreement: the ranks have different CPUs.
+        """
+        self.unproven = {name: line for name, line in unproven.items() if self.promised or name == COMPILED}
+        if self.unproven:
+            self.environment = self.calling(self.unproven)
+            said = f"bits of {some(list(self.unproven), 3)} may depend on the CPU, and the ranks have different ones:"
+            require_agreement(flatten(self.environment), self._world, said)
+
+    def calling(self, unproven: Mapping[str, str]) -> dict[str, Any]:
+        """The environment here of a run that calls these operations."""
+        return environment.with_unproven(self.environment, unproven) if unproven else self.environment
+
+    def judge(self, model: nn.Module) -> None:
+        """Gather the non-portable operations that the ranks have called until now; stop recording."""
+        seen = self.watch.unproven(model)
+        self.watch.end()
+        self.meet({name: line for rank in self._world.gather(seen)[::-1] for name, line in rank.items()})
+
+    def record(self) -> dict[str, Any]:
+        """What environment.json holds."""
+        facts = {"world_size": self._world.size, "unproven": self.unproven}
+        return environment.record(self.environment, self._compute, **facts)

@@ -1,0 +1,69 @@
+"""The updates of a run: by the optimizers that checkpoints hold, and each with the gradients of its step."""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..core.errors import Refused
+from ..core.optimizers import Optimizers
+from .holders import require_saved
+
+
+class Updates:
+    """Watches all optimizers of this process until `end`.
+
+    Attributes:
+        ready: whether the gradients of the step under way are in place.
+        made: whether an optimizer of the run has used them.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Optimizers, objects: Mapping[str, object]) -> None:
+        require_saved(optimizers, objects)
+        self._model, self._optimizers = model, optimizers
+        self._given = [weakref.ref(parameter) for parameter in model.parameters()]
+        self.begin()
+        self._watch = register_optimizer_step_pre_hook(self._check)
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.ready = self.made = False
+
+    def end(self) -> None:
+        """The last step is done: from here on nothing is watched."""
+        self._watch.remove()
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether there are gradients that nothing has used."""
+        return self.ready and not self.made and any(p.grad is not None for p in self._optimizers.parameters)
+
+    def _check(self, optimizer: torch.optim.Optimizer, words: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if optimizer not in self._optimizers.all:
+            given = {id(parameter) for reference in self._given if (parameter := reference()) is not None}
+            if len(_foreign(self._model, held)) < len(held) or any(id(parameter) in given for parameter in held):
+                raise Refused(
+                    "optimizer.step(): this optimizer is not among those that run.steps() was given; no checkpoint "
+                    "would hold its state. Give run.steps() all of them: run.steps(model, [one, another], ...)"
+                )
+            return
+        if any(closure is not None for closure in (*words[1:2], named.get("closure"))):
+            raise Refused(
+                "optimizer.step(closure): a closure makes backward passes of its own, whose gradients no rank sums. "
+                "Call optimizer.step() after step.backward(...)"
+            )
+        if not self.ready or all(parameter.grad is None for parameter in held):
+            raise Refused(
+                "optimizer.step() came without gradients: call step.backward(...) before it, in each step. "
+                "optimizer.zero_grad() is not needed"
+            )
+        self.made = True
+
+
+def _foreign(model: nn.Module, held: Sequence[Tensor]) -> list[Tensor]:
+    known = {id(parameter) for parameter in model.parameters()}
+    return [parameter for parameter in held if id(parameter) not in known]

@@ -1,0 +1,116 @@
+"""Rows of digests in a file, each with a hash over all rows before it, so that two files are compared by bisection.
+
+The trace writes two such files: one row per step (`STEP`), and one row per step with a digest of each tensor.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import Failure, Refused
+
+LINK = 24  # bytes of a row's hash
+HAS_WEIGHTS = 1  # a flag of a step: its row holds a digest of the weights
+STEP = np.dtype(
+    [("step", "<u4"), ("flags", "<u4"), ("batch", "<u8"), ("loss", "<u8"), ("gradient", "<u8"), ("weights", "<u8")]
+)
+
+
+class Chain:
+    """A file of rows, each `width` bytes followed by 24 bytes of SHA-256 over the hash before it and those bytes.
+
+    Two chains that are equal in one row are equal in all before it, so the first difference is found by
+    bisection. Opened at a position, rows that are there already must come again as they are.
+    """
+
+    def __init__(self, path: Path, width: int, position: int = 0) -> None:
+        self.path, self.width, self.position = path, width, position
+        path.touch()
+        whole = path.stat().st_size // (width + LINK)
+        os.truncate(path, whole * (width + LINK))  # a row torn by a crash
+        if position > whole:
+            raise Refused(
+                f"{path}: {whole} steps seen, {position} wanted, to go on with: the trace was off before, or rows "
+                f"are lost. Begin the run anew in another folder with --out"
+            )
+        self._there = whole
+        self._file = path.open("r+b", buffering=0)
+        self._link = self._linked(position)
+
+    def _linked(self, position: int) -> bytes:
+        """The hash after so many rows, each of which is checked.
+
+        Raises:
+            Refused: a row is not what was written.
+        """
+        link = bytes(LINK)
+        for number in range(position):
+            row = self._file.read(self.width + LINK)
+            link = hashlib.sha256(link + row[: self.width]).digest()[:LINK]
+            if row[self.width :] != link:
+                raise Refused(
+                    f"{self.path}: row {number} is not what was written: the trace is damaged. Begin the run anew in "
+                    f"another folder with --out"
+                )
+        return link
+
+    @property
+    def root(self) -> str:
+        """The hash (hex) of all rows so far."""
+        return self._link.hex()
+
+    def append(self, row: bytes) -> None:
+        """Add a row, or find it there already.
+
+        Raises:
+            Failure: another row is there.
+        """
+        self._link = hashlib.sha256(self._link + row).digest()[:LINK]
+        if self.position < self._there:
+            if self._file.read(self.width + LINK) != row + self._link:
+                raise Failure(
+                    f"step {self.position}: the digests in {self.path} are others than before the interruption: "
+                    f"the resumed run is not the same run. What differs: repro diff"
+                )
+        else:
+            self._file.write(row + self._link)
+        self.position += 1
+
+    def sync(self) -> None:
+        """Return once all rows are on the disk."""
+        os.fsync(self._file.fileno())
+
+
+def rows(path: Path, fields: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """The whole rows of a chain, memory-mapped: `fields` and their `link`."""
+    row = np.dtype([*((name, fields[name]) for name in fields.names or ()), ("link", f"V{LINK}")])
+    count = path.stat().st_size // row.itemsize
+    return np.memmap(path, row, "r", shape=(count,)) if count else np.empty(0, row)
+
+
+def root(path: Path, width: int) -> str | None:
+    """The hash (hex) of all rows of a chain, computed anew; None where a row and its hash do not agree."""
+    content, link = path.read_bytes(), bytes(LINK)
+    for start in range(0, len(content), width + LINK):
+        row, there = content[start : start + width], content[start + width : start + width + LINK]
+        link = hashlib.sha256(link + row).digest()[:LINK]
+        if there != link:
+            return None
+    return link.hex()
+
+
+def first_difference(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> int | None:
+    """The first row in which two chains differ, by bisection over the links; None if the shorter begins the longer."""
+    low, high = 0, min(len(one), len(other))
+    if not high or one["link"][high - 1] == other["link"][high - 1]:
+        return None
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if one["link"][middle - 1] == other["link"][middle - 1]:
+            low = middle
+        else:
+            high = middle
+    return low

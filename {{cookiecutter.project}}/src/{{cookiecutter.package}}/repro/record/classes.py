@@ -1,0 +1,63 @@
+"""The class of a numeric environment: a function of what is recorded of it, for those who write it and who read it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..address.address import digest
+
+PORTABLE = "cpu-portable"
+RELAXED, MIXED = "relaxed", "mixed"  # in these, a run need not repeat
+# Every x86-64 CPU with AVX2 gives this digest with torch 2.13.0, NumPy 2.4.6 and the mathematics of glibc, while all
+# portable pins are in force.
+RELEASED = "c7c6a0ea250fcd71f8926fc2fb058efa6e74db09888b18d6d0f686b5eaaa24ec"
+RELEASED_WITH = "2.13.0"
+# Builds that gave the bits of their release, as the template's `tools/portability.py --builds` measured. Any other is a
+# class of its own, though its canary is the same.
+RELEASES = {"2.13.0+cpu": "2.13.0", "2.13.0+cu130": "2.13.0"}
+
+
+def described(environment: Mapping[str, Any], plain: bool, before: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """What a record holds of the environment of a run, and of those that it was in `before` it was resumed in this one.
+
+    `plain` says that the arithmetic keeps to what was proved portable (see `Compute.plain`).
+    """
+    whole = [*before, environment]
+    name = class_of(environment, plain)
+    if any(class_of(each, plain) != name for each in before):
+        name = f"{MIXED}/{digest(whole)[:16]}"
+    stated = {"environment": digest(whole if before else environment), "class": name, "preimage": environment}
+    return stated | ({"before": list(before)} if before else {})
+
+
+def class_of(environment: Mapping[str, Any], plain: bool, arithmetic: str = RELEASED) -> str:
+    """The name of the group of numeric environments that are known to share bits with this one.
+
+    Outside the portable class, a numeric environment is a class of its own.
+    """
+    cpu = environment.get("cpu")
+    cpu = cpu if isinstance(cpu, Mapping) else {}
+    relaxed, device, torch = (environment.get(name) for name in ("relaxed", "device", "torch"))
+    portable = (
+        plain
+        and device == "cpu"
+        and cpu.get("arithmetic") == arithmetic
+        and environment.get("threads") == 1
+        and not cpu.get("unproven")
+        and not relaxed
+    )
+    if portable and isinstance(torch, Mapping):
+        version = str(torch.get("version"))
+        return f"{PORTABLE}/torch-{RELEASES.get(version, version)}"
+    return f"{RELAXED if relaxed else device}/{digest(environment)[:16]}"
+
+
+def could_be(environment: Mapping[str, Any], plain: bool) -> str:
+    """The class of an environment whose release of torch has another arithmetic, which is not known here."""
+    cpu, torch = ({} if not isinstance(each := environment.get(name), Mapping) else each for name in ("cpu", "torch"))
+    known = str(torch.get("version")).partition("+")[0] == RELEASED_WITH
+    return class_of(environment, plain, RELEASED if known else str(cpu.get("arithmetic")))
+
+
+def promises(name: str) -> bool:
+    """Whether runs of one content address have equal bits in the class of this name."""
+    return not name.startswith((f"{RELAXED}/", f"{MIXED}/"))

@@ -1,0 +1,278 @@
+"""The receipt of a finished run: its content address, its numeric environment and its outcome, in one statement.
+
+An in-toto Statement (https://in-toto.io/Statement/v1) whose subject is the weights, in canonical JSON (RFC 8785):
+the SHA-256 of its bytes is its name.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import rfc8785
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+
+from ..address.address import digest
+from ..address.manifest import sha256_file
+from ..address.release import machinery
+from ..base.files import rename
+from ..base.project import Project
+from ..base.shape import unreadable
+from ..base.text import flatten, some
+from ..core.errors import Failure, Refused
+from .classes import could_be, described
+from .names import ADDRESS, ENVIRONMENT, METRICS, PATCH, RECEIPT, RUN, WEIGHTS
+from .reading import read_record
+from .record import now
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+PREDICATE = "https://github.com/org/repro-template/receipt/v1"
+SCHEMA = 1
+OTHERWISE = "or another version of the template made it"
+Commit = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Form(BaseModel):
+    """The form of a part of a record. Others may have written it: commands are made of it, and paths."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Code(Form):
+    """Its commit and the SHA-256 of its patch."""
+
+    commit: Commit | None
+    patch: Sha256 | None
+
+
+class File(Form):
+    """A prepared file."""
+
+    path: str
+    sha256: Sha256
+
+
+class Data(Form):
+    """The manifest of the prepared data."""
+
+    files: list[File]
+
+
+class Preimage(Form):
+    """What the content address is made of."""
+
+    config: dict[str, Any]
+    code: dict[str, str]
+    data: Data
+    lock: dict[str, str]
+    seed: int
+    world_size: PositiveInt | None = None
+
+
+class Made(Form):
+    """That from which a run is made again."""
+
+    code: Code
+    config: dict[str, Any]
+    preimage: Preimage
+    parts: dict[str, Sha256]
+
+
+class Begun(Form):
+    """The name that a run has from its beginning."""
+
+    id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+
+
+class Environment(Form):
+    """The numeric environment and its class."""
+
+    environment: Sha256
+    name: Annotated[str, Field(alias="class")]
+    preimage: dict[str, Any]
+    before: list[dict[str, Any]] = []
+
+
+class Informational(Form):
+    """What changes no bit: after how many steps the run was resumed."""
+
+    resumed: list[int]
+
+
+class Stated(Made):
+    """The predicate of a receipt."""
+
+    address: Sha256
+    environment: Environment
+    metrics: dict[str, int | float | Annotated[str, Field(pattern="^(-?inf|nan)$")]]
+    trace: Annotated[str, Field(pattern="^[0-9a-f]{48}$")] | None
+    informational: Informational
+
+
+def require_form(form: type[Form], value: Any, path: Path) -> None:
+    """Refuse what a file holds if it does not have the form, naming the first key that is wrong."""
+    try:
+        form.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise Refused(f"{path}: {key}: invalid value {first['input']!r:.80}: {first['msg']}") from None
+
+
+def statement(project: Project, folder: Path, weights: str, trace: str | None) -> dict[str, Any]:
+    """The receipt of the run in a directory; `weights` is their SHA-256, `trace` the trace root."""
+    facts, environment = read_record(folder, RUN), read_record(folder, ENVIRONMENT)
+    ended = now()
+    return {
+        "_type": STATEMENT,
+        "subject": _subject(weights),
+        "predicateType": PREDICATE,
+        "predicate": {
+            "schema": SCHEMA,
+            **read_record(folder, ADDRESS),
+            "environment": {name: value for name, value in environment.items() if name != "informational"},
+            "config": facts["config"],
+            "code": facts["code"],
+            "machinery": machinery(project).stated(),
+            "metrics": {name: _exact(value) for name, value in read_record(folder, METRICS).items()},
+            "trace": trace,
+            "informational": environment["informational"]
+            | {
+                "started": facts["started"],
+                "ended": ended,
+                "seconds": (ended - facts["started"]) / 1000,
+                "resumed": facts.get("resumed", []),
+            },
+        },
+    }
+
+
+def _subject(weights: str) -> list[dict[str, Any]]:
+    """The one thing that a receipt is of."""
+    return [{"name": WEIGHTS, "digest": {"sha256": weights}}]
+
+
+def _exact(value: float) -> float | str:
+    """JSON has no infinity and no NaN."""
+    return value if math.isfinite(value) else repr(value)
+
+
+def write(folder: Path, receipt: dict[str, Any]) -> str:
+    """Write the receipt into a run directory and return its name.
+
+    Raises:
+        Refused: it holds a number that JSON cannot hold exactly.
+    """
+    beside = folder / f"{RECEIPT}.part"
+    try:
+        beside.write_bytes(rfc8785.dumps(receipt))
+    except rfc8785.CanonicalizationError as error:
+        raise Refused(f"{folder / RECEIPT}: cannot be written: a record in {folder} was altered: {error}") from None
+    rename(beside, folder / RECEIPT)
+    return sha256_file(folder / RECEIPT)
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A receipt that was read and found whole. Its name is its SHA-256."""
+
+    name: str
+    path: Path
+    weights: str  # SHA-256
+    stated: dict[str, Any]  # the predicate
+
+    @property
+    def patch(self) -> Path | None:
+        """The patch of uncommitted code that the receipt names; see `patch_beside`."""
+        return patch_beside(self.path, self.stated["code"]["patch"])
+
+
+def patch_beside(path: Path, wanted: str | None) -> Path | None:
+    """The patch of uncommitted code beside a record, which names its SHA-256; None where there was none.
+
+    Raises:
+        Failure: it is lost, or another one.
+    """
+    if not wanted:
+        return None
+    patch = path.with_name(PATCH)
+    if not patch.is_file() or sha256_file(patch) != wanted:
+        raise Failure(f"{patch}: missing or altered; the {path.stem} is of uncommitted code and names SHA-256 {wanted}")
+    return patch
+
+
+def read(path: Path) -> Receipt:
+    """The receipt in a file, or in a run directory.
+
+    Raises:
+        Refused: there is none, or a key of it is none that a run writes.
+        Failure: it is not as it was written.
+    """
+    path = path / RECEIPT if path.is_dir() else path
+    if not path.is_file():
+        raise Refused(f"{path}: missing; the receipt of a finished run is wanted")
+    content = path.read_bytes()
+    try:
+        statement = json.loads(content, parse_int=_integer)
+        if statement["_type"] != STATEMENT or statement["predicateType"] != PREDICATE:
+            raise Refused(f"{path}: {statement['predicateType']} seen, {PREDICATE} wanted")
+        stated = statement["predicate"]
+        if stated["schema"] != SCHEMA:
+            raise Refused(f"{path}: schema {stated['schema']} seen, {SCHEMA} wanted; use the template's other version")
+        if fault := unreadable(statement):
+            raise ValueError(fault)
+        require_form(Stated, stated, path)
+        hashes = {
+            "address": (stated["address"], digest(stated["preimage"])),
+            **{f"parts.{name}": (stated["parts"][name], digest(part)) for name, part in stated["preimage"].items()},
+        }
+        asked = flatten(stated["preimage"]["config"]) | {"seed": stated["preimage"]["seed"]}
+        others = [key for key, value in asked.items() if stated["config"].get(key) != value]
+        faults = _faults_of_environment(stated["environment"], asked, stated["config"].get("determinism.relax"))
+        if stated["parts"].keys() != stated["preimage"].keys():
+            faults.append("its parts are not those of its preimage")
+        altered = [
+            *(f"{name} is not the hash of its preimage" for name, (seen, wanted) in hashes.items() if seen != wanted),
+            *(f"its config states another {key} than its preimage" for key in others),
+            *faults,
+            *(["it is not canonical JSON"] if rfc8785.dumps(statement) != content else []),
+        ]
+        if altered:
+            raise Failure(f"{path}: altered: {altered[0]}")
+        weights = statement["subject"][0]["digest"]["sha256"]
+        if statement["subject"] != _subject(weights):
+            seen = some([str(subject["name"]) for subject in statement["subject"]])
+            raise Failure(f"{path}: subjects {seen!r} seen, {WEIGHTS} alone with its SHA-256 wanted: altered")
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise Failure(f"{path}: altered, or no receipt: {type(error).__name__}: {error}") from None
+    return Receipt(sha256_file(path), path, weights, stated)
+
+
+def _faults_of_environment(stated: dict[str, Any], asked: dict[str, Any], relax: Any) -> list[str]:
+    """In what a receipt's environment does not follow from its own preimages, and from the config `asked` for."""
+    environment, before = stated["preimage"], stated.get("before", [])
+    plain = asked.get("compute.precision", "float32") == "float32" and not asked.get("compute.compile")
+    derived = described(environment, plain, before)
+    faults = []
+    if stated["environment"] != derived["environment"]:
+        faults.append("environment is not the hash of its preimage")
+    if stated["class"] not in (derived["class"], derived["class"] if before else could_be(environment, plain)):
+        faults.append(f"environment.class is {stated['class']}, {derived['class']} follows from it, {OTHERWISE}")
+    if sorted(relax or ()) != (environment if not before else before[0]).get("relaxed", []):
+        faults.append(f"its config relaxes other switches than its environment, {OTHERWISE}")
+    return faults
+
+
+def _integer(text: str) -> float:
+    """A whole number as it was written: canonical JSON writes 1e20, too, without a point."""
+    number = int(text)
+    return number if abs(number) < 2**53 else float(number)
+
+
+def resumes(folder: Path) -> tuple[int, ...]:
+    """After how many steps the run in a directory was resumed, each time."""
+    if (folder / RUN).is_file():
+        return tuple(read_record(folder, RUN).get("resumed", ()))
+    return tuple(read(folder).stated["informational"]["resumed"])

@@ -1,0 +1,123 @@
+"""The local record of a run. The run writes only this; tracking reads it from another process."""
+
+import json
+import os
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from ..base.files import read_text, write_json
+from ..core.errors import Failure, Refused
+from . import names
+from .reading import metric_rows, read_record
+
+
+def now() -> int:
+    """Milliseconds since 1970, as MLflow counts."""
+    return time.time_ns() // 1_000_000
+
+
+def as_number(name: str, value: Any) -> float:
+    """A metric as JSON holds it: whole numbers below 2**53 stay whole, a tensor of one number is that number.
+
+    Raises:
+        Refused: it is no number.
+    """
+    try:
+        return int(value) if isinstance(value, int) and abs(value) < 2**53 else float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        seen = f"a tensor of shape {tuple(value.shape)}" if hasattr(value, "shape") else repr(value)
+        raise Refused(f"metric {name}: {seen} given, one number wanted") from None
+
+
+class Record:
+    """`run.json` says what the run is; `metrics.jsonl` grows by a row per logged step.
+
+    A row is {"step", "time" (ms), "metrics": {name: number}}. The time is fixed here, once, so that a row
+    uploaded twice is the same row. A resumed run that repeats a recorded step must get the same
+    numbers; they are not recorded twice.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._known: dict[tuple[int, str], float] = {}
+
+    @property
+    def environments(self) -> tuple[str, ...]:
+        """Digests of the numeric environments that the run has been in, this one included."""
+        return tuple(self._facts["environments"])
+
+    def unfinished(self) -> bool:
+        """Whether the folder holds the record of a run that did not come to its end."""
+        path = self.folder / names.RUN
+        return path.is_file() and read_record(self.folder, names.RUN)["status"] != "FINISHED"
+
+    def resume(self, environment: str) -> None:
+        """Go on with the folder's record in this numeric environment; a row torn by a crash is cut off."""
+        self._facts = read_record(self.folder, names.RUN) | {"status": "RUNNING"}
+        rows = metric_rows(self.folder)
+        self._facts["environments"] = list(dict.fromkeys([*self._facts.get("environments", []), environment]))
+        write_json(self.folder / names.RUN, self._facts)
+        path = self.folder / names.METRIC_ROWS
+        whole, newline, _ = read_text(path).rpartition("\n")
+        os.truncate(path, len((whole + newline).encode()))  # in place: a crash here loses no row
+        for row in rows:
+            self._known |= {(row["step"], name): value for name, value in row["metrics"].items()}
+        self._rows = path.open("a", buffering=1)
+
+    def change_environment(self, before: str, after: str) -> None:
+        """The first step has shown that the environment `before` is another one."""
+        there = [after if each == before else each for each in self.environments]
+        self._facts["environments"] = list(dict.fromkeys(there))
+        self._facts["tags"] = self._facts["tags"] | {"repro.environment": after}
+        write_json(self.folder / names.RUN, self._facts)
+
+    def went_on(self, done: int) -> None:
+        """Note that the run was resumed after `done` steps."""
+        self.describe(resumed=[*self._facts.get("resumed", []), done])
+
+    def describe(self, **facts: Any) -> None:
+        """Note what the run turned out to be."""
+        self._facts |= facts
+        write_json(self.folder / names.RUN, self._facts)
+
+    def begin(self, patch: bytes = b"", **facts: Any) -> None:
+        """Start a new record in place of an older one; `patch` holds the uncommitted changes of the code."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in names.REMOVED:
+            (self.folder / name).unlink(missing_ok=True)
+        (self.folder / names.METRIC_ROWS).touch()
+        if patch:
+            (self.folder / names.PATCH).write_bytes(patch)
+        self._facts = {"id": uuid.uuid4().hex, "started": now(), "status": "RUNNING", **facts}
+        write_json(self.folder / names.RUN, self._facts)
+        self._rows = (self.folder / names.METRIC_ROWS).open("a", buffering=1)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Append one row.
+
+        Raises:
+            Failure: an earlier attempt at this run recorded another number for the same step.
+        """
+        for name, value in metrics.items():
+            before = self._known.get((step, name), value)
+            if before != value and not (before != before and value != value):  # a NaN is equal to none
+                raise Failure(
+                    f"step {step}: {name} was {before!r} before the interruption and is {value!r} now: "
+                    f"the resumed run is not the same run"
+                )
+        news = {name: value for name, value in metrics.items() if (step, name) not in self._known}
+        if news:
+            self._rows.write(json.dumps({"step": step, "time": now(), "metrics": news}) + "\n")
+
+    def sync(self) -> None:
+        """Return once all rows are on the disk."""
+        os.fsync(self._rows.fileno())
+
+    def end(self, status: str, tags: dict[str, str]) -> None:
+        """Close the record with MLflow's word for how the run went, FINISHED or FAILED, and the last tags."""
+        self.sync()
+        self._rows.close()
+        self._facts |= {"status": status, "ended": now(), "tags": self._facts["tags"] | tags}
+        write_json(self.folder / names.RUN, self._facts)

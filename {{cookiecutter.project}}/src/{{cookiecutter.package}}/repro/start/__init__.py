@@ -1,0 +1,1 @@
+"""How a process starts: arguments and environment before torch loads; ranks; trainings that other commands start."""

@@ -1,0 +1,1 @@
+"""The trace: one row of digests per step."""

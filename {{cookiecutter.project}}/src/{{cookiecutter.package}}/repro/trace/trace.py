@@ -1,0 +1,243 @@
+"""The trace: a chain of digests, one row per step, that says what happened.
+
+    trace/steps.bin       a row per step: batch, loss, gradient and, now and then, weights
+    trace/tensors.bin     level `tensor`: a row per step with a digest for each column of tensors.json
+    trace/rank0000.jsonl  what differs between ranks by nature: host, time spent in each phase; and, at level
+                          `tensor` for rank 0, numbers to look at: mean, deviation and largest of the weights
+    trace/values.safetensors  the tensors of the one step that `trace.values` names, as the lead saw them
+
+Every quantity in a row is the same on any world size: it is summed over micro-batches as an integer, or computed
+from what all ranks hold. So is the trace root, the hash at the end of the last row of steps.bin.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ..base.files import write_json
+from ..core.digest import combined_digests, held_digests, mix, tensor_digest
+from ..core.optimizers import Optimizers
+from ..core.ranks import World
+from ..core.shards import Held, gradient_of, moved, whole
+from ..core.shards import weights as weights_of
+from ..record import names
+from ..record.chain import HAS_WEIGHTS, STEP, Chain
+from .tensors import Kept
+from .timings import Timings
+
+WEIGHTS_EVERY = 10  # steps between weights digests: a constant, so that no setting can change the root
+
+
+class Trace:
+    """Turns what happens in each step into rows. Level `off` makes none.
+
+    In a step: `batch` for each micro-batch, `gradients` once they are reduced. Then `contribution` is summed over the
+    ranks and handed to `step`, when the optimizer is done. Digests are read from the device one step late.
+    """
+
+    def __init__(self, level: str, folder: Path, world: World, values: int = -1) -> None:
+        self.level, self.folder, self.world = level, folder, world
+        self.kept = Kept(values if level != "off" else -1, folder / names.VALUES)
+        self._modules: list[str] = []
+        self._hooks: list[RemovableHandle] = []
+        self._steps: Chain | None = None
+        self._tensors: Chain | None = None
+        self._pending: Callable[[], None] | None = None
+
+    def begin(self, model: nn.Module, optimizers: Optimizers, done: int, outputs: bool, sharded: bool = False) -> None:
+        """Start the trace, or go on with it after `done` steps; at level `tensor` with the modules' `outputs`, too.
+
+        Where gradients, and perhaps more, are `sharded` over the ranks, all ranks work at the digests together.
+
+        Raises:
+            Refused: the trace of those steps is not there.
+        """
+        self._model, self._optimizers, self._sharded = model, optimizers, sharded
+        if self.level == "off":
+            return
+        if outputs and (self.level == "tensor" or self.kept.step >= 0):
+            watched, self._hooks = _watch(model, self._output)
+            self._modules = watched if self.level == "tensor" else []
+        (self.folder / names.TRACE).mkdir(parents=True, exist_ok=True)
+        self._timings = Timings(self.folder / names.rank_rows(self.world.rank), self.world.rank, self.world.device)
+        if self.world.leads:
+            self._steps = Chain(self.folder / names.STEP_ROWS, STEP.itemsize, done)
+            if self.level == "tensor":
+                named = [name for name, _ in model.named_parameters()]
+                columns = [
+                    *(f"output {name}" for name in self._modules),
+                    *(f"gradient {name}" for name in named),
+                    *(f"weights {name}" for name in weights_of(model)),
+                    *(f"optimizer {name}" for name in named),
+                ]
+                write_json(self.folder / names.TENSOR_COLUMNS, columns)
+                self._tensors = Chain(self.folder / names.TENSOR_ROWS, 8 * len(columns), done)
+        self._begin_step(done)
+
+    def _begin_step(self, step: int) -> None:
+        self._sums = torch.zeros(1 + len(self._modules), dtype=torch.int64, device=self.world.device)
+        self._outputs: dict[str, list[Tensor]] = {}
+        self._values: dict[str, list[Tensor]] = {}
+        self._batches: dict[int, Sequence[Tensor]] = {}
+        self._timings.begin()
+        self.kept.begin(step)
+
+    def _output(self, name: str | None, value: Tensor | None) -> None:
+        if name is None:
+            self._outputs, self._values = {}, {}  # the model begins, perhaps for the second time for this micro-batch
+        elif value is not None:
+            if self.level == "tensor":
+                self._outputs.setdefault(name, []).append(tensor_digest(value))
+            if self.kept.active:
+                # a copy: the next module may work in place
+                self._values.setdefault(name, []).append(value.detach().clone())
+
+    def batch(self, micro_batch: int, tensors: Sequence[Tensor]) -> None:
+        """Take in the tensors of a micro-batch that the model is about to see."""
+        if self.level == "off":
+            return
+        self._take_outputs()
+        self._timings.ends("load")
+        self._micro_batch = micro_batch
+        self._batches[micro_batch] = tensors  # digested together at the end of the step
+        self.kept.take({f"batch {place}, micro-batch {micro_batch}": tensor for place, tensor in enumerate(tensors)})
+
+    def _take_outputs(self) -> None:
+        for place, name in enumerate(self._modules, start=1):
+            for call, digest in enumerate(self._outputs.get(name, []), start=1):
+                self._sums[place] += mix(mix(digest, call), self._micro_batch + 1)
+        for name, values in self._values.items():
+            output = f"output {name}, micro-batch {self._micro_batch}"
+            shown = {f"{output}, call {n}": value for n, value in enumerate(values, 1)}
+            self.kept.take(shown)
+        self._outputs, self._values = {}, {}
+
+    def gradients(self, loss: Tensor) -> None:
+        """Take in the reduced gradients and the mean loss (float64, a scalar); the same on every rank."""
+        if self.level == "off":
+            return
+        self._take_outputs()
+        self._timings.ends("compute")
+        digests = combined_digests(list(self._batches.values()))
+        places = torch.tensor([micro_batch + 1 for micro_batch in self._batches]).to(digests.device, non_blocking=True)
+        self._sums[0] = mix(digests, places).sum()
+        if self.kept.active:
+            self.kept.take({"loss": loss} | _whole(self._gradients_by_name(), "gradient"))
+        if self.world.leads or self._sharded:
+            gradients = list(self._gradients_by_name().values())
+            self._loss, (self._gradient,) = loss.detach().view(torch.int64), held_digests([gradients])
+            if self.level == "tensor":
+                self._gradients = self._gradient_digests()
+
+    def contribution(self) -> Tensor:
+        """This rank's terms of the digests that are summed over the ranks: a vector of int64."""
+        return self._sums if self.level != "off" else torch.zeros(0, dtype=torch.int64)
+
+    def step(self, step: int, sums: Sequence[int], last: bool) -> None:
+        """End a step; `sums` are the ranks' contributions added up.
+
+        Raises:
+            Failure: the step before it was recorded with other digests, before an interruption.
+        """
+        if self.level == "off":
+            return
+        self.flush()
+        looked = self._tensors and not self._sharded  # a rank that holds shards would tell numbers of these alone
+        groups = {"groups": [_numbers(group["params"]) for group in self._optimizers.param_groups]} if looked else {}
+        self._timings.write(step, **groups)
+        if self.kept.active and (self.world.leads or self._sharded):
+            self.kept.take(_whole(weights_of(self._model), "weights"))
+            if self.world.leads:
+                self.kept.save()
+        if self.world.leads or self._sharded:
+            weights = step % WEIGHTS_EVERY == 0 or last
+            digests = [self._loss, self._gradient]
+            digests += held_digests([list(weights_of(self._model).values())]) if weights else []
+            if self.level == "tensor":
+                digests += [*self._gradients.values(), *self._state_digests().values()]
+            if self._steps:
+                self._pending = partial(self._write, step, sums, weights, torch.stack(digests))
+        self._begin_step(step + 1)
+
+    def end(self) -> None:
+        """The last step is done: the modules' outputs are not looked at any more."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _gradients_by_name(self) -> dict[str, Held]:
+        found = {name: gradient_of(parameter) for name, parameter in self._model.named_parameters()}
+        return {name: gradient for name, gradient in found.items() if gradient is not None}
+
+    def _gradient_digests(self) -> dict[str, Tensor]:
+        found = {f"gradient {name}": gradient_of(parameter) for name, parameter in self._model.named_parameters()}
+        return self._digests({name: [] if gradient is None else [gradient] for name, gradient in found.items()})
+
+    def _state_digests(self) -> dict[str, Tensor]:
+        weights = {f"weights {name}": [held] for name, held in weights_of(self._model).items()}
+        named = self._model.named_parameters()
+        return self._digests(weights | {f"optimizer {name}": self._optimizers.state_of(p) for name, p in named})
+
+    def _digests(self, groups: Mapping[str, Sequence[Held]]) -> dict[str, Tensor]:
+        here = [[moved(held, self.world.device) for held in group] for group in groups.values()]
+        return dict(zip(groups, (digest.to(self.world.device) for digest in held_digests(here)), strict=True))
+
+    def _write(self, step: int, sums: Sequence[int], weights: bool, digests: Tensor) -> None:
+        loss, gradient, *rest = (number % 2**64 for number in digests.tolist())
+        weights_digest = rest.pop(0) if weights else 0
+        row = (step, HAS_WEIGHTS * weights, sums[0] % 2**64, loss, gradient, weights_digest)
+        assert self._steps
+        self._steps.append(np.array(row, STEP).tobytes())
+        if self._tensors:
+            self._tensors.append(np.array([*(number % 2**64 for number in sums[1:]), *rest], "<u8").tobytes())
+
+    def flush(self) -> None:
+        """Write the row that is still on the device."""
+        if self._pending:
+            self._pending()
+            self._pending = None
+
+    def sync(self) -> None:
+        """Return once all written rows are on the disk."""
+        for chain in (self._steps, self._tensors):
+            if chain:
+                chain.sync()
+
+    @property
+    def root(self) -> str | None:
+        """The hash of all steps so far; None where none are traced."""
+        return self._steps.root if self._steps else None
+
+
+def _whole(named: Mapping[str, Held], kind: str) -> dict[str, Tensor]:
+    return {f"{kind} {name}": whole(held) for name, held in named.items()}
+
+
+def _numbers(parameters: Sequence[Tensor]) -> dict[str, float]:
+    """Mean, standard deviation and largest magnitude over all numbers of a group of parameters."""
+    flat = torch.cat([parameter.detach().flatten().double() for parameter in parameters])
+    numbers = torch.stack([flat.mean(), flat.std(correction=0), flat.abs().max()]).tolist()
+    return dict(zip(("mean", "std", "max"), numbers, strict=True))
+
+
+def _watch(
+    model: nn.Module, take: Callable[[str | None, Tensor | None], None]
+) -> tuple[list[str], list[RemovableHandle]]:
+    """Have `take` called with (None, None) when the model begins and with each leaf's output; the leaves' names."""
+
+    def begins(module: nn.Module, inputs: Any) -> None:
+        if module.training:
+            take(None, None)
+
+    def ends(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if module.training and isinstance(output, Tensor):
+            take(name, output)
+
+    leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
+    hooks = [module.register_forward_hook(partial(ends, name)) for name, module in leaves]
+    return [name for name, _ in leaves], [model.register_forward_pre_hook(begins), *hooks]

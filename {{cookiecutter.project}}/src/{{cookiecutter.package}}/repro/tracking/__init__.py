@@ -1,0 +1,1 @@
+"""MLflow, from a process of its own that reads the record."""
