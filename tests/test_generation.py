@@ -137,7 +137,7 @@ def test_generation_prints_nothing(baked: BakedProject) -> None:
 
 def test_nothing_is_left_unrendered(baked: BakedProject) -> None:
     jinja = re.compile(r"(?<!\$)\{\{(?!\.)|\{%|\{#|cookiecutter")  # but ${{ }} is GitHub's, {{.Id}} is docker's
-    texts = {name: text for name, text in baked.texts().items() if not name.endswith(".py")}
+    texts = {name: text for name, text in baked.texts().items() if not name.endswith((".py", ".j2"))}
     assert not [name for name in baked.files() if jinja.search(name)]
     assert not [name for name, text in texts.items() if jinja.search(text)]
 

@@ -59,32 +59,29 @@ def test_page_asks_for_nothing_and_runs_nothing(browser: Browser, report: Path) 
     browser.requests()
     browser.open(report)
     others = [url for url in browser.requests() if url != report.as_uri()]
-    assert all(url.startswith("data:image/png;base64,") for url in others), others
+    assert others and all(url.startswith("data:image/") for url in others), others
     assert not browser.has_dialog() and browser.value("document.title") == "2 runs"
     assert browser.value("document.scripts.length") == 0
-    assert browser.value("document.querySelectorAll('img, iframe, object, embed, link, form, a').length") == 0
+    assert browser.value("document.querySelectorAll('iframe, object, embed, link, form, a').length") == 0
+    images = "[...document.querySelectorAll('img')]"
+    assert browser.value(f"{images}.every(e => e.src.startsWith('data:') && e.complete && e.naturalWidth > 0)")
     shown = browser.value("document.body.innerText")
     assert IMAGE in shown and r"$\alpha$ and $x" in shown and "</style><script>document.title='taken'</script>" in shown
-    assert browser.value("new Set([...document.querySelectorAll('[id]')].map(e => e.id)).size") == browser.value(
-        "document.querySelectorAll('[id]').length"
-    )
 
 
 @pytest.mark.parametrize("pixels", [PHONE, DESK])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_page_fits_and_follows_the_scheme(browser: Browser, report: Path, pixels: int, dark: bool) -> None:
-    """No page is wider than its window, nor is a picture; letters stand out from the paper in either scheme."""
+    """No page is wider than its window, nor is a picture; words stand out from the paper in either scheme."""
     browser.open(report, pixels, dark)
     assert width(browser) <= pixels
-    edges = "[...document.querySelectorAll('svg')].map(e => e.getBoundingClientRect().right)"
+    edges = "[...document.querySelectorAll('svg, img')].map(e => e.getBoundingClientRect().right)"
     assert browser.value(f"Math.max(...{edges})") <= pixels
     tables = "[...document.querySelectorAll('.table')]"
     assert browser.value(f"{tables}.length") > 4
     lightness = "(e => getComputedStyle(document.body)[e].match(/\\d+/g).map(Number).reduce((a, b) => a + b) / 765)"
     paper, ink = (browser.value(f"{lightness}('{name}')") for name in ("backgroundColor", "color"))
     assert (paper < 0.2 and ink > 0.8) if dark else (paper > 0.9 and ink < 0.2)
-    letters = "[...new Set([...document.querySelectorAll('svg text')].map(e => getComputedStyle(e).fill))]"
-    assert browser.value(letters) == [browser.value("getComputedStyle(document.body).color")]
 
 
 def test_folded_parts_are_open_in_print(browser: Browser, report: Path) -> None:

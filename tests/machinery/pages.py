@@ -2,33 +2,38 @@
 
 import json
 import re
+from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from click.testing import CliRunner
 from project import PROJECT as OURS
 from project.config import Config
 from project.repro.cli import Ours, main
 
-VOID = {"meta", "wbr"}
+VOID = {"meta", "wbr", "img"}
+IMAGE = re.compile('<img src="data:image/svg\\+xml;base64,([^"]*)"([^>]*)>')
 # All that a page is made of. No element of them loads or runs anything, but for an image that holds its own bytes.
-PLAIN = "html head meta title style body header h1 h2 ul li section p div span details summary figure figcaption footer"
+PLAIN = (
+    "html head meta title style body header h1 h2 ul li section p div span details summary figure figcaption img footer"
+)
 TABLES, DRAWN = "table caption thead tbody tr th td wbr", "svg g path defs clippath rect use text image line"
 ELEMENTS = {*f"{PLAIN} {TABLES} {DRAWN}".split()}
 
 
 class Page(HTMLParser):
-    """A page as a reader, or a browser, takes it."""
+    """A page as a reader, or a browser, takes it: with what its images hold."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.source, self.words, self.open = text, list[str](), list[str]()
-        self.elements, self.ids, self.links, self.styles = set[str](), list[str](), list[str](), list[str]()
+        self.elements, self.links, self.styles = set[str](), list[str](), list[str]()
         self.rows: list[list[str]] = []
         self.alts: list[str] = []
         self.attributes: set[str] = set()
-        self.feed(text)
+        self.feed(drawn(text))
         assert self.open == [], "an element that nothing closes"
 
     @property
@@ -46,9 +51,8 @@ class Page(HTMLParser):
             self.rows[-1].append("")
         for name, value in attrs:
             self.attributes.add(name)
-            self.ids += [value or ""] if name == "id" else []
-            self.alts += [value or ""] if name == "aria-label" and tag == "svg" else []
-            if name in ("href", "src", "action", "clip-path"):
+            self.alts += [value or ""] if name == "alt" else []
+            if name in ("href", "xlink:href", "src", "action", "clip-path"):
                 self.links.append(value or "")
             if name == "style":
                 self.styles.append(value or "")
@@ -76,7 +80,18 @@ class Page(HTMLParser):
         """The figure of this title."""
         figures = re.findall("<figure>.*?</figure>", self.source, re.DOTALL)
         (found,) = [each for each in figures if f"<figcaption>{title}<" in each]
-        return found
+        return drawn(found)
+
+
+def drawn(text: str) -> str:
+    """HTML with the SVG, which is well formed, of each image behind it."""
+    return IMAGE.sub(lambda image: f"<img{image[2]}>{_svg(image[1])}", text)
+
+
+def _svg(code: str) -> str:
+    text = b64decode(code, validate=True).decode()
+    ElementTree.fromstring(text)
+    return text[text.index("<svg") :]
 
 
 def told(*words: str | Path, code: int = 0) -> str:

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from ...base.shape import plain
 from ..statistics import Numbers
-from . import bits, measured, page, plots
+from . import bits, measured, plots
 from .plots import Bar, Line, Pen
 from .seen import Curve, Rank, Seen
+from .svg import Picture
 
 MOST = 60  # pictures of metrics
 FOLDED = 16  # rows of ranks beyond which a table is folded
@@ -29,36 +29,32 @@ def steps_of(runs: Sequence[Seen]) -> float:
     return float(max([1, *ends]))
 
 
-def curves(runs: Sequence[Seen], pens: Sequence[Pen], metrics: Sequence[str], noise: Mapping[str, Any] | None) -> str:
+def curves(
+    runs: Sequence[Seen], pens: Sequence[Pen], metrics: Sequence[str], noise: Mapping[str, Any] | None
+) -> list[Picture]:
+    """A picture of each of the metrics, up to `MOST`."""
     found = []
-    for number, name in enumerate(metrics[:MOST]):
+    for name in metrics[:MOST]:
         having = [(run, pen) for run, pen in zip(runs, pens, strict=True) if name in run.curves]
         bands = measured.bands(noise, name)
-        alt = f"{plain(name)} over steps. " + " ".join(_range(run, run.curves[name]) for run, _ in having)
-        lined = [Line(run.curves[name], pen) for run, pen in having]
-        svg = plots.lines(f"curve-{number}", alt, lined, steps_of(runs), bands)
+        alt = f"{name} over steps. " + " ".join(_range(run, run.curves[name]) for run, _ in having)
+        image = plots.lines([Line(run.curves[name], pen) for run, pen in having], steps_of(runs), bands)
         floor = [
             f"{each.name} ({edge}) {each.low:.4g} to {each.high:.4g}" for each, edge in zip(bands, EDGES, strict=False)
         ]
         notes = [f"Noise floor, mean ± deviation: {', '.join(floor)}." if floor else ""]
         holders = [run for run, _ in having]
         notes += [equal(holders, name), *(gaps(run, name) for run in holders)]
-        found.append(page.figure(svg, name, *notes))
-    more = metrics[MOST:]
-    left = f"{len(more)} more metrics were logged and are not drawn: {', '.join(more)}." if more else ""
-    legend = page.key([run.name for run in runs], [(pen.colour, pen.dash) for pen in pens])
-    nothing = "" if found else page.paragraph("No numbers over steps are recorded.")
-    return page.section(
-        "Loss and metrics over steps", legend if found else "", page.pictures(found), page.paragraph(left), nothing
-    )
+        found.append(Picture(image, name, " ".join(filter(None, notes)), alt))
+    return found
 
 
 def _range(run: Seen, curve: Curve) -> str:
     known = curve.values[np.isfinite(curve.values)]
     if not len(known):
-        return f"{plain(run.name)}: no finite value."
+        return f"{run.name}: no finite value."
     ends = f"from {known[0]:.4g} to {known[-1]:.4g}, smallest {known.min():.4g}, largest {known.max():.4g}"
-    return f"{plain(run.name)}: {ends}."
+    return f"{run.name}: {ends}."
 
 
 def equal(runs: Sequence[Seen], name: str) -> str:
@@ -91,34 +87,24 @@ def _phases(ranks: Sequence[Rank]) -> list[str]:
     return [*dict.fromkeys(phase for rank in ranks for phase in rank.seconds)]
 
 
-def times(runs: Sequence[Seen]) -> str:
+def times(runs: Sequence[Seen]) -> dict[str, Any]:
     """For each run, how long each phase took on each rank, as a map and in numbers."""
     found, rows = [], []
     phases = _phases([rank for run in runs for rank in run.ranks])
-    for number, run in enumerate(runs):
-        if not run.ranks:
-            continue
+    for run in [run for run in runs if run.ranks]:
         medians = {rank.number: [_median(rank, phase) for phase in phases] for rank in run.ranks}
         told = "; ".join(f"rank {name}: {', '.join(_named(phases, of))}" for name, of in [*medians.items()][:FOLDED])
-        alt = f"Seconds of each phase by rank and step, {plain(run.name)}. Medians: {told}"
+        alt = f"Seconds of each phase by rank and step, {run.name}. Medians: {told}"
         unread = sum(rank.unread for rank in run.ranks)
         lost = f"Lines of the trace that cannot be read: {unread}." if unread else ""
-        found.append(page.figure(plots.heat(f"times-{number}", alt, run.ranks, phases), run.name, lost))
+        found.append(Picture(plots.heat(run.ranks, phases), run.name, lost, alt))
         rows += [
             [run.name, str(rank.number), rank.host, str(len(rank.steps))]
             + [plots.duration(median) for median in medians[rank.number]]
             + [measured.size(rank.memory)]
             for rank in run.ranks
         ]
-    head = ["run", "rank", "host", "steps", *phases, "peak memory"]
-    table = page.table("Median time of each phase of a step, and memory", head, rows)
-    legend = "A row is a rank. Bright is slow; the colours end at two to four times the median."
-    return page.section(
-        "Time by rank",
-        page.paragraph(legend if found else "", kind="note"),
-        page.pictures(found),
-        page.folded(f"All {len(rows)} ranks", table) if len(rows) > FOLDED else table,
-    )
+    return {"pictures": found, "head": ["run", "rank", "host", "steps", *phases, "peak memory"], "rows": rows}
 
 
 def _median(rank: Rank, phase: str) -> float:
@@ -128,27 +114,25 @@ def _median(rank: Rank, phase: str) -> float:
 
 
 def _named(phases: Sequence[str], medians: Sequence[float]) -> list[str]:
-    return [f"{plain(phase)} {plots.duration(median)}" for phase, median in zip(phases, medians, strict=True)]
+    return [f"{phase} {plots.duration(median)}" for phase, median in zip(phases, medians, strict=True)]
 
 
-def memory(runs: Sequence[Seen]) -> str:
-    """The most memory that a rank held, for each run."""
+def memory(runs: Sequence[Seen]) -> dict[str, Any]:
+    """The most memory that a rank held, for each run: a picture, or a sentence of one run."""
     known = [(run.name, run.memory) for run in runs if run.memory]
-    if not known:
-        return ""
     said = [f"{name}: {measured.size(held)}" for name, held in known]
-    if len(known) == 1:
-        return page.section("Peak memory", page.paragraph(f"{said[0]}, on the rank that held most."))
+    if len(known) < 2:
+        return {"pictures": [], "sentence": f"{said[0]}, on the rank that held most." if said else ""}
     unit = 2**30 if max(held for _, held in known) >= 2**30 else 2**20
     rows = [Bar(measured.short(name), held / unit, held / unit, held / unit) for name, held in known]
-    alt = f"Peak memory. {plain('; '.join(said))}"
-    svg = plots.bars("memory", alt, rows, "GiB" if unit == 2**30 else "MiB")
-    return page.section("Peak memory", page.pictures([page.figure(svg, "On the rank that held most")]))
+    image = plots.bars(rows, "GiB" if unit == 2**30 else "MiB")
+    picture = Picture(image, "On the rank that held most", "", f"Peak memory. {'; '.join(said)}")
+    return {"pictures": [picture], "sentence": ""}
 
 
-def divergence(runs: Sequence[Seen], pens: Sequence[Pen]) -> str:
+def parting(runs: Sequence[Seen], pens: Sequence[Pen]) -> dict[str, Any]:
     """Where runs part from the first one that logged as many steps, and how far their losses part."""
-    rows, drawn, marks = [], [], []
+    rows, lines, marks = [], [], []
     for number, run in enumerate(runs):
         first = next((each for each in runs[:number] if _as_long(each, run)), None)
         if first is None:
@@ -163,26 +147,17 @@ def divergence(runs: Sequence[Seen], pens: Sequence[Pen]) -> str:
         rows.append([run.name, first.name, where, *(_said(apart, of) for of in (np.nanmax, _last))])
         marks.append((float(step), pens[number]))
         if (np.isfinite(apart) & (apart > 0)).any():
-            drawn.append((run, Line(Curve(_loss(run).steps, np.where(apart > 0, apart, np.nan)), pens[number])))
-    if not rows:
-        return ""
-    alt = "Distance of the losses over steps. " + " ".join(
-        f"{plain(run)} and {plain(first)} part at {plain(where)}; the largest distance is {largest}."
-        for run, first, where, largest, _ in rows
-    )
-    pictures, legend = [], ""
-    if drawn:
-        legend = page.key([run.name for run, _ in drawn], [(line.pen.colour, line.pen.dash) for _, line in drawn])
-        svg = plots.lines("divergence", alt, [line for _, line in drawn], steps_of(runs), marks=marks, logarithmic=True)
-        notes = "A vertical line marks the first difference. Where two losses are equal, nothing is drawn."
-        pictures.append(page.figure(svg, "Distance of the losses, |difference|", notes))
-    head = ["run", "compared with", "first difference", "largest distance of loss", "last"]
-    return page.section(
-        "Where the runs part",
-        legend,
-        page.pictures(pictures),
-        page.table("First difference of runs of one length", head, rows),
-    )
+            lines.append((run.name, Line(Curve(_loss(run).steps, np.where(apart > 0, apart, np.nan)), pens[number])))
+    pictures = []
+    if lines:
+        image = plots.lines([line for _, line in lines], steps_of(runs), marks=marks, logarithmic=True)
+        note = "A vertical line marks the first difference. Where two losses are equal, nothing is drawn."
+        alt = "Distance of the losses over steps. " + " ".join(
+            f"{run} and {first} part at {where}; the largest distance is {largest}."
+            for run, first, where, largest, _ in rows
+        )
+        pictures.append(Picture(image, "Distance of the losses, |difference|", note, alt))
+    return {"pictures": pictures, "lines": [(name, line.pen) for name, line in lines], "rows": rows}
 
 
 def _loss(run: Seen) -> Curve:

@@ -9,8 +9,9 @@ from typing import Any
 
 from ...base.files import read_json
 from ...base.shape import plain
-from . import page, plots, public
+from . import plots, public
 from .plots import Band, Bar
+from .svg import Picture
 
 NUMBER = (float, None, re.compile("-?inf|nan"))
 COST = {"strict": NUMBER, "relaxed": NUMBER, "cost_pct": NUMBER, "low": NUMBER, "high": NUMBER, "told_from_zero": bool}
@@ -27,6 +28,7 @@ DOCTOR_FILE = [{"area": str, "name": str, "state": str, "seen": str, "fix": str}
 BANDS = ("relaxed", "seeds")  # groups of a noise floor: what is drawn of it
 LONGEST = 26  # letters of a name beside a bar
 SIDES, ENDS, SURE = ("strict", "relaxed"), ("cost_pct", "low", "high"), {True: "yes", False: "no"}
+HOLLOW = " Hollow: not told from zero."
 SIGNS = {"ok": "✓", "warning": "!", "FAULT": "✗", "unknown": "?"}
 
 
@@ -55,24 +57,18 @@ def bands(noise: Mapping[str, Any] | None, metric: str) -> list[Band]:
     return found
 
 
-def noise_section(noise: Mapping[str, Any] | None, drawn: Iterable[str]) -> str:
+def noise_floor(noise: Mapping[str, Any] | None, drawn: Iterable[str]) -> dict[str, Any] | None:
     """The table of the noise floor, and the verdicts on it."""
     if not noise:
-        return ""
+        return None
     rows = [
         [metric, group, *(_plainly(of[name]) for name in ("mean", "deviation")), _values(of)]
         for group, held in noise["groups"].items()
         for metric, of in held["metrics"].items()
     ]
-    names = {row[0] for row in rows}
-    left = sorted(names - {*drawn})
     verdicts = [each if isinstance(each, str) else _sentence(each) for each in noise.get("verdicts", [])]
-    return page.section(
-        "Noise floor",
-        *(page.paragraph(public.words(each)) for each in verdicts),
-        page.table("Metrics of repeated runs", ["metric", "group", "mean", "deviation", "values"], rows),
-        page.paragraph(f"Not logged by these runs: {', '.join(left)}." if left else "", kind="note"),
-    )
+    left = sorted({row[0] for row in rows} - {*drawn})
+    return {"verdicts": [*map(public.words, verdicts)], "rows": rows, "left": left}
 
 
 def _plainly(held: Any) -> str:
@@ -89,20 +85,20 @@ def _sentence(verdict: Any) -> str:
     return held if isinstance(held, str) else json.dumps(verdict, sort_keys=True)
 
 
-def cost_section(cost: Mapping[str, Any] | None) -> str:
+def costs(cost: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """What determinism costs: bars with intervals, and the numbers behind them."""
     if not cost:
-        return ""
-    pictures, tables = [], []
+        return None
+    pictures, tables = [], {}
     for quantity, unit in (("seconds", _seconds), ("memory", size)):
         rows = [(row["switch"], row[quantity]) for row in cost["rows"] if row.get(quantity)]
         drawn = [Bar(short(name), *ends, of["told_from_zero"]) for name, of in rows if (ends := _ends(of))]
         if drawn:
             alt = f"Cost of each switch in {quantity}: " + "; ".join(f"{bar.name} {bar.value:+.3g} %" for bar in drawn)
-            svg = plots.bars(f"cost-{quantity}", plain(alt), drawn, f"{quantity} of strict above relaxed, in percent")
-            told = "" if all(bar.sure for bar in drawn) else "Hollow: not told from zero."
-            pictures.append(page.figure(svg, f"Cost in {quantity}", "The thin line is the interval.", told))
-        cells = [
+            note = "The thin line is the interval." + ("" if all(bar.sure for bar in drawn) else HOLLOW)
+            image = plots.bars(drawn, f"{quantity} of strict above relaxed, in percent")
+            pictures.append(Picture(image, f"Cost in {quantity}", note, alt))
+        tables[quantity] = [
             [
                 name,
                 *(unit(of[part]) for part in SIDES),
@@ -111,16 +107,9 @@ def cost_section(cost: Mapping[str, Any] | None) -> str:
             ]
             for name, of in rows
         ]
-        head = ["switch", "strict", "relaxed", "cost", "low", "high", "told from zero"]
-        tables.append(page.table(f"Cost of each switch in {quantity}", head, cells))
     whole = number(cost["determinism_cost_pct"])
     said = f"all switches together cost {whole:+.3g} %" if math.isfinite(whole) else "the cost of all is not known"
-    return page.section(
-        "Cost of determinism",
-        page.paragraph(f"On {public.words(cost['device'])}, {said}."),
-        page.pictures(pictures),
-        *tables,
-    )
+    return {"device": public.words(cost["device"]), "whole": said, "pictures": pictures, "tables": tables}
 
 
 def _ends(of: Mapping[str, Any]) -> tuple[float, float, float] | None:
@@ -157,15 +146,12 @@ def size(held: Any) -> str:
     return f"{amount:.0f} B"
 
 
-def doctor_section(rows: list[Mapping[str, str]] | None) -> str:
-    """The checklist as `repro doctor` told it."""
+def checklist(rows: list[Mapping[str, str]] | None) -> list[list[str]] | None:
+    """The checklist as `repro doctor` told it: a row of each check."""
     if rows is None:
-        return ""
-    cells = [
+        return None
+    return [
         [f"{row['area']}: {row['name']}", f"{SIGNS.get(row['state'], '')} {row['state']}".strip()]
         + [public.words(" ".join(row[part].split())) for part in ("seen", "fix")]
         for row in rows
     ]
-    faults = sum(row["state"] == "FAULT" for row in rows)
-    said = f"{faults} of {len(rows)} checks found a fault." if faults else f"{len(rows)} checks found no fault."
-    return page.section("Checklist", page.table(said, ["check", "state", "seen", "next step"], cells))

@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from ...base.shape import plain
 from ..statistics import Numbers
 from .seen import Curve, Rank
-from .svg import INK, RULE, picture
+from .svg import INK, RULE, image
 
 # Okabe and Ito's colours, which colour-blind people tell apart, but for black and the yellow that white swallows; see
 # https://jfly.uni-koeln.de/color/
@@ -98,14 +100,12 @@ def thinned(curve: Curve, most: int = STRETCHES) -> Thin:
 
 
 def lines(
-    prefix: str,
-    alt: str,
-    drawn: Sequence[Line],
+    curves: Sequence[Line],
     steps: float,
     bands: Sequence[Band] = (),
     marks: Sequence[tuple[float, Pen]] = (),
     logarithmic: bool = False,
-) -> str:
+) -> Markup:
     """Curves over so many steps on one pair of axes; `marks` are steps with a vertical line each."""
 
     def draw(figure: Figure) -> None:
@@ -115,7 +115,7 @@ def lines(
             dash = (0, DASHES[number + 1])
             for edge in (band.low, band.high):
                 axes.axhline(edge, color=INK, alpha=0.45, linewidth=0.6, linestyle=dash)
-        for each in drawn:
+        for each in curves:
             thin = thinned(Curve(each.curve.steps, drawable(each.curve.values)))
             marker = "o" if np.isfinite(thin.mean).sum() <= 30 else ""
             if len(thin.steps) < len(each.curve.steps):
@@ -131,7 +131,7 @@ def lines(
         _over_steps(axes)
         axes.set_xlim(-0.015 * steps, 1.015 * steps)
 
-    return picture(prefix, alt, (WIDTH, 2.5), draw)
+    return image((WIDTH, 2.5), draw)
 
 
 def _over_steps(axes: Axes) -> None:
@@ -158,7 +158,7 @@ def _power(value: float, _: int) -> str:
     return "10" + str(round(float(np.log10(value)))).translate(SUPERSCRIPT)
 
 
-def heat(prefix: str, alt: str, ranks: Sequence[Rank], phases: Sequence[str]) -> str:
+def heat(ranks: Sequence[Rank], phases: Sequence[str]) -> Markup:
     """A map of seconds: a panel for each phase, a row for each rank, columns of steps from left to right."""
     panel = min(max(0.16 * len(ranks), 0.3), 1.8)
     gap, below = 0.34, 0.42
@@ -177,7 +177,7 @@ def heat(prefix: str, alt: str, ranks: Sequence[Rank], phases: Sequence[str]) ->
                 extent=(0, end, len(ranks) - 0.5, -0.5),
             )  # fmt: skip
             axes.grid(False)
-            axes.set_title(phase, pad=3)
+            axes.set_title(plain(phase), pad=3)
             axes.spines[:].set_visible(False)
             axes.set_yticks(places := [*range(len(ranks))] if len(ranks) <= 8 else [0, len(ranks) - 1])
             axes.set_yticklabels([str(ranks[place].number) for place in places])
@@ -188,7 +188,7 @@ def heat(prefix: str, alt: str, ranks: Sequence[Rank], phases: Sequence[str]) ->
             _scale(figure, (0.88, bottom, 0.02, panel / height), top)
         figure.text(0.02, (height - gap) / height, "rank", va="bottom")
 
-    return picture(prefix, alt, (WIDTH, height), draw)
+    return image((WIDTH, height), draw)
 
 
 def _scale(figure: Figure, place: tuple[float, float, float, float], top: float) -> None:
@@ -227,7 +227,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 1e-6:.3g} µs"
 
 
-def bars(prefix: str, alt: str, rows: Sequence[Bar], label: str) -> str:
+def bars(rows: Sequence[Bar], label: str) -> Markup:
     """Horizontal bars with their intervals; those not told from zero are hollow."""
     height = 0.21 * len(rows) + 0.5
 
@@ -248,4 +248,4 @@ def bars(prefix: str, alt: str, rows: Sequence[Bar], label: str) -> str:
         axes.grid(axis="x")
         axes.grid(False, axis="y")
 
-    return picture(prefix, alt, (WIDTH, height), draw)
+    return image((WIDTH, height), draw)

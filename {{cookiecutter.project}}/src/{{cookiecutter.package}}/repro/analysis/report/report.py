@@ -1,15 +1,26 @@
 """One HTML page on runs: what was asked, on what, what happened, whether the bits are equal."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from markupsafe import Markup, escape
 
 from ...base.shape import plain
 from ...base.text import differences, flatten
 from .. import diff
-from . import bits, drawn, measured, page, plots, public
+from ..rendering import render
+from . import bits, drawn, measured, plots, public
 from .seen import Seen
 
+TEMPLATE = Path(__file__).with_name("report.html.j2")
+NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?( [%\wµ]{1,3})?$|unknown$|not finite$")
+JOINT = re.compile(r"(?<!\d)[._/](?=\w)")
+DIGEST = re.compile("[0-9a-f]{32,}")
+Fact = tuple[str, Callable[[Seen], str]]  # its name, and what it is of a run
+Table = tuple[str, list[str], list[list[str]]]  # caption, head, rows
 PARTS = {"code": "code", "lock": "lock", "data manifest": "data", "config": "config"}  # of the content address
 
 
@@ -23,91 +34,88 @@ class Extras:
 
 
 def report(runs: Sequence[Seen], extras: Extras = Extras()) -> str:
-    """The page."""
+    """The page. It needs no other file, asks no network and runs no script."""
     word, sentences = bits.judge(runs)
-    pens = [plots.pen(number) for number in range(len(runs))]
-    count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
-    metrics = drawn.metrics_in_order(runs)
-    parts = [
-        _title(count, word, sentences, runs),
-        _asked(runs),
-        _on_what(runs),
-        _happened(runs),
-        drawn.curves(runs, pens, metrics, extras.noise),
-        drawn.times(runs),
-        drawn.memory(runs),
-        drawn.divergence(runs, pens),
-        measured.noise_section(extras.noise, metrics),
-        measured.cost_section(extras.cost),
-        _environments(runs),
-        measured.doctor_section(extras.doctor),
-        "<footer>"
-        + page.paragraph(
-            f"A line of more than {plots.STRETCHES} points shows the means of {plots.STRETCHES} stretches, and a shade",
-            "from the smallest to the largest value of each. This page loads nothing and runs no script.",
-            kind="note",
-        )
-        + "</footer>",
-    ]
-    return page.document(f"{count}: {word}" if word else count, "\n".join(part for part in parts if part))
-
-
-def _title(count: str, word: str, sentences: Sequence[str], runs: Sequence[Seen]) -> str:
-    good = " good" if word in (diff.EQUAL, diff.SO_FAR) else ""
-    said = f'{count}: <span class="word{good}">{word}</span>' if word else count
     doubts = [f"{run.name}: {public.words(doubt)}." for run in runs for doubt in run.doubts]
-    items = "\n".join(f"<li>{page.text(sentence)}</li>" for sentence in [*doubts, *sentences])
-    return f'<header>\n<h1>{said}</h1>\n<ul class="verdict">\n{items}\n</ul>\n</header>'
+    pens, names = [plots.pen(number) for number in range(len(runs))], [run.name for run in runs]
+    metrics = drawn.metrics_in_order(runs)
+    differing, config = _config(runs)
+    return render(
+        TEMPLATE,
+        soft=_soft,
+        kind=_kind,
+        columns=_columns,
+        names=names,
+        count=f"{len(runs)} run{'s' * (len(runs) > 1)}",
+        word=word,
+        good=word in (diff.EQUAL, diff.SO_FAR),
+        sentences=[*doubts, *sentences],
+        differing=differing,
+        config=config,
+        machine=_compared("Code, data and machine", runs, _machine()),
+        outcome=_compared("Outcome", runs, _outcome(runs)),
+        lines=[*zip(names, pens, strict=True)],
+        curves=drawn.curves(runs, pens, metrics, extras.noise),
+        undrawn=metrics[drawn.MOST :],
+        times=drawn.times(runs),
+        fold=drawn.FOLDED,
+        memory=drawn.memory(runs),
+        parting=drawn.parting(runs, pens),
+        noise=measured.noise_floor(extras.noise, metrics),
+        cost=measured.costs(extras.cost),
+        environments=_environments(runs),
+        checklist=measured.checklist(extras.doctor),
+        faults=sum(row["state"] == "FAULT" for row in extras.doctor or ()),
+        stretches=plots.STRETCHES,
+    )
 
 
-def _names(runs: Sequence[Seen]) -> list[str]:
-    return [run.name for run in runs]
+def _soft(cell: str) -> Markup:
+    """A cell that may be broken between the parts of a name."""
+    return Markup(JOINT.sub("\\g<0><wbr>", str(escape(plain(cell)))))
 
 
-def _compared(caption: str, head: str, runs: Sequence[Seen], rows: Sequence[tuple[str, Callable[[Seen], str]]]) -> str:
+def _kind(cell: str, numeric: bool) -> Markup:
+    kind = "number" if numeric else "digest" if DIGEST.search(cell) else "short" if len(cell) <= 12 else ""
+    return Markup(f' class="{kind}"' if kind else "")
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[bool]:
+    """Which columns hold numbers alone."""
+    return [all(NUMBER.match(cell) for cell in column) for column in zip(*rows, strict=True)]
+
+
+def _compared(caption: str, runs: Sequence[Seen], facts: Iterable[Fact]) -> list[Table]:
     """Tables with a row for each fact: one with a column for each run, where they differ, and one of all alike.
 
     Facts that no run has are left out.
     """
-    cells = [[name, *(of(run) for run in runs)] for name, of in rows]
+    cells = [[name, *(of(run) for run in runs)] for name, of in facts]
     known = [row for row in cells if any(row[1:])]
+    names = [run.name for run in runs]
     if len(runs) == 1:
-        return page.table(caption, [head, *_names(runs)], known)
+        return [(caption, ["fact", *names], known)]
     different = [row for row in known if len({*row[1:]}) > 1]
-    alike = [row[:2] for row in known if row not in different]
-    return "\n".join(
-        [
-            page.table(f"{caption}: where the runs differ", [head, *_names(runs)], different),
-            page.table(f"{caption}: the same for all", [head, "all runs"], alike),
-        ]
-    )
+    return [
+        (f"{caption}: where the runs differ", ["fact", *names], different),
+        (f"{caption}: the same for all", ["fact", "all runs"], [row[:2] for row in known if row not in different]),
+    ]
 
 
-def _asked(runs: Sequence[Seen]) -> str:
+def _config(runs: Sequence[Seen]) -> tuple[list[list[str]], list[list[str]]]:
+    """A row for each key in which runs differ, with whether it enters the address; and one for each key."""
     keys = sorted({key for run in runs for key in run.config})
-    if not keys:
-        return page.section("What was asked", page.paragraph("No config is recorded."))
-    different = [key for key in keys if any(run.config.get(key) != runs[0].config.get(key) for run in runs)]
     addressed = {name for run in runs for name in run.addressed}
-
-    def row(key: str) -> list[str]:
-        return [key, *(public.value(key, run.config.get(key)) for run in runs)]
-
-    def enters(key: str) -> str:
-        return "yes" if key in addressed or f"config.{key}" in addressed else "no"
-
-    head = ["key", *_names(runs)]
-    equal = "All keys have the same values." if len(runs) > 1 and not different else ""
-    rows = [[*row(key), enters(key)] for key in different]
-    return page.section(
-        "What was asked",
-        page.paragraph(equal),
-        page.table("Keys in which the runs differ", [*head, "in the content address"], rows),
-        page.folded(f"All {len(keys)} keys", page.table("The whole config", head, map(row, keys))),
-    )
+    rows = {key: [key, *(public.value(key, run.config.get(key)) for run in runs)] for key in keys}
+    differing = [
+        [*row, "yes" if {key, f"config.{key}"} & addressed else "no"]
+        for key, row in rows.items()
+        if any(run.config.get(key) != runs[0].config.get(key) for run in runs)
+    ]
+    return differing, [*rows.values()]
 
 
-def _on_what(runs: Sequence[Seen]) -> str:
+def _machine() -> list[Fact]:
     def within(of: str, *path: str) -> Callable[[Seen], str]:
         def held(run: Seen) -> str:
             value: Any = getattr(run, of)
@@ -121,7 +129,7 @@ def _on_what(runs: Sequence[Seen]) -> str:
         return (run.code.get("patch") or "none") if run.code else ""
 
     told = "informational"
-    rows = [
+    return [
         ("content address", within("address", "address")),
         ("commit", lambda run: (run.code.get("commit") or "none") if run.code else ""),
         ("patch of uncommitted code", patch),
@@ -139,10 +147,9 @@ def _on_what(runs: Sequence[Seen]) -> str:
         ("host", within("environment", told, "host")),
         ("world size", within("environment", told, "world_size")),
     ]
-    return page.section("On what", _compared("Code, data and machine", "fact", runs, rows))
 
 
-def _happened(runs: Sequence[Seen]) -> str:
+def _outcome(runs: Sequence[Seen]) -> list[Fact]:
     def status(run: Seen) -> str:
         return run.status if run.status == "FINISHED" else f"{run.status}: {run.done} steps so far"
 
@@ -153,7 +160,7 @@ def _happened(runs: Sequence[Seen]) -> str:
         return lambda run: repr(run.metrics[name]).removesuffix(".0") if name in run.metrics else ""
 
     names = sorted({name for run in runs for name in run.metrics} - {"steps"})
-    rows = [
+    return [
         ("status", status),
         ("steps", lambda run: str(run.done)),
         ("resumed after steps", lambda run: ", ".join(map(str, run.side.resumed)) if run.side else ""),
@@ -161,23 +168,15 @@ def _happened(runs: Sequence[Seen]) -> str:
         ("trace root", lambda run: run.root or ""),
         ("receipt", lambda run: run.receipt.name if run.receipt else "none"),
         ("files beside the receipt", checked),
-        *((f"metric {plain(name)}", metric(name)) for name in names),
+        *((f"metric {name}", metric(name)) for name in names),
         ("seconds", lambda run: f"{run.seconds:.1f}" if run.seconds is not None else ""),
         ("peak memory", lambda run: measured.size(run.memory) if run.memory else ""),
     ]
-    return page.section("What happened", _compared("Outcome", "fact", runs, rows))
 
 
-def _environments(runs: Sequence[Seen]) -> str:
-    """The fields in which the numeric environments differ."""
-    if len(runs) < 2:
-        return ""
+def _environments(runs: Sequence[Seen]) -> list[list[str]]:
+    """A row for each field in which the numeric environments differ."""
     preimages = [run.environment.get("preimage", {}) for run in runs]
     fields = sorted({each.field for other in preimages[1:] for each in differences(preimages[0], other)})
     flat = [flatten(preimage) for preimage in preimages]
-    rows = [[field, *(public.value(field, each.get(field)) for each in flat)] for field in fields]
-    return page.section(
-        "Differences of the numeric environments",
-        page.table("Fields in which the runs differ", ["field", *_names(runs)], rows),
-        "" if rows else page.paragraph("None: the runs have one numeric environment."),
-    )
+    return [[field, *(public.value(field, each.get(field)) for each in flat)] for field in fields]
