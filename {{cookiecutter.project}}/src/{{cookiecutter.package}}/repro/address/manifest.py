@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.files import read_json
+from ..base.forms import ABSENT, Form
 from ..base.text import differences, named, some
 from ..config.settings import Check, Data, addressed
 from ..core.errors import Refused
@@ -20,10 +21,25 @@ from .hashing import WHOLE, Entries, told
 
 NAME = "manifest.json"
 REMEDY = "Prepare the data again: make repro"
-SHAPE = {"asked?": dict, "files": [{"path": str, "size": int, "sha256": str}], "raw?": bool}
 FEW = 1000  # files that a manifest states one by one
 ALL = "."  # the path that stands for all files of a folder
 ESCAPED = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
+
+
+class File(Form):
+    """A file that is stated."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class Manifest(Form):
+    """What manifest.json holds."""
+
+    asked: dict[str, Any] = ABSENT
+    files: list[File]
+    raw: bool = ABSENT
 
 
 class Unprepared(Refused):
@@ -187,7 +203,7 @@ def read(folder: Path) -> dict[str, Any]:
     """The manifest of `folder`, not yet checked against its files."""
     if not (folder / NAME).is_file():
         raise Unprepared(f"{folder / NAME}: missing. Prepare the data first: make repro")
-    return read_json(folder / NAME, SHAPE, f"It was truncated or altered. {REMEDY}")
+    return read_json(folder / NAME, Manifest, f"It was truncated or altered. {REMEDY}")
 
 
 def require_whole(folder: Path, remedy: str = REMEDY, check: Check | None = None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..base.forms import ABSENT, Form
 from ..base.git import GitFailed, git, is_repository
 from ..base.project import Project
 from ..base.text import some
@@ -15,11 +16,30 @@ from ..core.errors import Refused
 from ..record.names import WEIGHTS
 
 OUTPUTS = "dvc.lock"
-ENTRY = {"path": str, "md5?": str, "hash?": str}
-SHAPE = {"stages": {...: {"deps?": [ENTRY], "outs?": [ENTRY]}}}
 FOLDER = ".dir"  # how DVC ends the MD5 of a folder
 
 Stages = Mapping[str, Any]
+
+
+class Entry(Form):
+    """A file or a folder, and its digest."""
+
+    path: str
+    md5: str = ABSENT
+    hash: str = ABSENT
+
+
+class Locked(Form):
+    """A stage."""
+
+    deps: list[Entry] = ABSENT
+    outs: list[Entry] = ABSENT
+
+
+class Lock(Form):
+    """What dvc.lock holds."""
+
+    stages: dict[str, Locked]
 
 
 def stages(project: Project) -> Stages:
@@ -31,7 +51,7 @@ def stages(project: Project) -> Stages:
     path, remedy = project.root / OUTPUTS, f"Restore it with: git checkout {OUTPUTS}"
     if not path.is_file():
         raise Refused(f"{path}: missing. {remedy}")
-    return dict(read_yaml(path, SHAPE, remedy)["stages"])
+    return dict(read_yaml(path, Lock, remedy)["stages"])
 
 
 def made_by_dvc(project: Project, locked: Stages, out: Path) -> bool:
@@ -58,7 +78,7 @@ def committed(project: Project, locked: Stages) -> tuple[bool, str]:
         if not is_repository(project.root):
             return True, f"no git here, so there is no committed {OUTPUTS} to compare with: run it in a clone"
         return False, f"{OUTPUTS}: not committed, so there is nothing to compare with: git add and commit it"
-    there = parse_yaml(shown, f"{OUTPUTS} as committed", SHAPE, "Write and commit another: dvc repro")
+    there = parse_yaml(shown, f"{OUTPUTS} as committed", Lock, "Write and commit another: dvc repro")
     if there["stages"] != locked:
         return False, (
             f"the outputs are not those of the committed {OUTPUTS}: commit it if you meant that, "

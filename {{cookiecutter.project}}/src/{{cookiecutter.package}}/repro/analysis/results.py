@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 from ..address import manifest
 from ..address.address import content_address, fields
 from ..base.files import read_json
+from ..base.forms import ABSENT, Form
 from ..base.project import Project
 from ..base.shape import shown
 from ..base.text import differences, some
@@ -25,7 +26,7 @@ from ..core.errors import Failure, Refused
 from ..guards.stages import require_own
 from ..record.classes import promises
 from ..record.names import ADDRESS, METRICS, WEIGHTS
-from ..record.reading import NUMBER
+from ..record.reading import Number
 from ..record.receipt import Receipt, read
 from . import outputs
 from .beside import is_stated, other_metrics
@@ -33,25 +34,38 @@ from .outputs import OUTPUTS
 
 RESULTS = "results.lock"
 EVALUATION = "evaluation.json"  # what the stage of that name finds of the weights beside it
-ROW = {
-    "source": str,
-    "address": str,
-    "parts": {...: str},
-    "environment": str,
-    "weights": str,
-    "metrics": {...: NUMBER},
-}
-RANGE = [(float, None)]  # from, to; None is no bound
-TRIAL = {"same_bits": bool, "seconds": RANGE, "memory": RANGE, "metrics": {...: RANGE}}
-SHAPE = {
-    "tolerance": (dict, None),
-    "perturbation?": (dict, None),
-    "trial?": TRIAL,
-    "results": ([ROW], None),
-}
 STEPS = "steps"  # a metric that the machinery counts, and that no run of one content address can vary
 SHOWN = 4  # differences that a sentence names
 AGAIN = "Train again: make repro, or dvc repro --force where DVC sees no change"
+
+
+class Row(Form):
+    """An expected result."""
+
+    source: str
+    address: str
+    parts: dict[str, str]
+    environment: str
+    weights: str
+    metrics: dict[str, Number]
+
+
+class Trial(Form):
+    """The ranges of a trial: from, to; null is no bound."""
+
+    same_bits: bool
+    seconds: list[float | None]
+    memory: list[float | None]
+    metrics: dict[str, list[float | None]]
+
+
+class Lock(Form):
+    """What results.lock holds."""
+
+    tolerance: dict[str, Any] | None
+    perturbation: dict[str, Any] | None = None
+    trial: Trial = ABSENT
+    results: list[Row] | None
 
 
 @dataclass(frozen=True)
@@ -267,4 +281,4 @@ def _read(project: Project, kind: str = "safe") -> Any:
     path, remedy = project.root / RESULTS, f"Restore it with: git checkout {RESULTS}"
     if not path.is_file():
         raise Refused(f"{path}: missing. {remedy}")
-    return read_yaml(path, SHAPE, remedy, kind)
+    return read_yaml(path, Lock, remedy, kind)

@@ -14,6 +14,7 @@ import numpy as np
 from ruamel.yaml import YAML
 
 from ..base.files import rename
+from ..base.forms import Form
 from ..base.project import Project
 from ..base.shape import plain
 from ..config.params import load
@@ -32,6 +33,12 @@ HOLDS, FAILS, UNDECIDED = "holds", "FAILS", "undecided"
 SHEET = "trials.yaml"
 EXAMPLE = "trial: {same_bits: false, seconds: [null, 1.05], memory: [null, 1.05], metrics: {accuracy: [-0.01, null]}}"
 HEAD = ("criterion", "without", "with", "change", "interval", "range", "verdict")
+
+
+class Entry(Form):
+    """A trial on the sheet."""
+
+    verdict: str
 
 
 @dataclass(frozen=True)
@@ -228,7 +235,7 @@ def lines(trial: Trial) -> list[str]:
 def enter(project: Project, trial: Trial) -> str:
     """Append the trial to the sheet of all trials, and return what was done in a sentence."""
     path = project.root / SHEET
-    sheet = read_yaml(path, [{"verdict": str}], f"Restore it with: git checkout {SHEET}") if path.is_file() else []
+    sheet = read_yaml(path, list[Entry], f"Restore it with: git checkout {SHEET}") if path.is_file() else []
     yaml = YAML()
     yaml.width = 1000
     entry = {"commit": code_state(project)[0]["commit"]} | trial.record()

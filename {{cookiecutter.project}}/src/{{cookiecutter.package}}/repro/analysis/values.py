@@ -13,13 +13,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ..base.files import write_json
+from ..base.files import require, write_json
 from ..base.project import Project
 from ..checkpoint import checkpoint
 from ..core.errors import Failure, Preempted, Refused
 from ..record import receipt
 from ..record.names import ADDRESS, CHECKPOINTS, ENVIRONMENT, METRIC_ROWS, RECEIPT, RUN, TRACE, VALUES
-from ..record.reading import read_record
+from ..record.reading import Identity, read_record
 from ..start import trainings
 from .replay import remade
 from .trust import Trust, require_trusted
@@ -30,7 +30,7 @@ WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run that is to be made again: its directory, its id, what `Made` has the form of, and its patch."""
+    """A run that is to be made again: its directory, its id, what its record or its receipt states, and its patch."""
 
     run: Path
     id: str
@@ -48,10 +48,9 @@ def recorded(project: Project, run: Path, trust: Trust, tell: Callable[[str], No
     if not (run / RUN).is_file():
         raise Refused(f"{run / RUN}: missing; the values of a step are made again from a run directory")
     facts = read_record(run, RUN)
-    receipt.require_form(receipt.Begun, facts, run / RUN)
+    require(facts["id"], f"{run / RUN}: id", Identity, "")
     finished = (run / RECEIPT).is_file()
     made = receipt.read(run).stated if finished else facts | read_record(run, ADDRESS)
-    receipt.require_form(receipt.Made, made, run / RUN)
     patch = receipt.patch_beside(run / (RECEIPT if finished else RUN), made["code"]["patch"])
     require_trusted(project, run / RECEIPT, patch, trust, tell)
     return Recorded(run, facts["id"], made, patch)

@@ -213,9 +213,9 @@ def report(
     from .report.report import Extras
 
     extras = Extras(
-        measured.read(noise, measured.NOISE_FILE, "noise"),
-        measured.read(cost, measured.COST_FILE, "cost"),
-        measured.read(doctor, measured.DOCTOR_FILE, "doctor"),
+        measured.read(noise, measured.Noise, "noise"),
+        measured.read(cost, measured.Cost, "cost"),
+        measured.read(doctor, list[measured.Check], "doctor"),
     )
     for line in publish(runs, cache(ours.tracking_uri), extras, out, log):
         click.echo(line)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import Refused
-from .shape import Shape, faults, unreadable
+from .forms import fault, unreadable
 
 REMEDY = "It was truncated or altered: restore it, or begin anew in another folder with --out"
 
@@ -26,16 +26,16 @@ def rename(beside: Path, path: Path) -> None:
     sync(path.parent)
 
 
-def read_json(path: Path, shape: Shape = object, remedy: str = REMEDY) -> Any:
+def read_json(path: Path, form: Any = object, remedy: str = REMEDY) -> Any:
     """What `write_json` wrote.
 
     Raises:
-        Refused: the file is missing, no JSON, or of another shape than `shape` (see `shape.faults`).
+        Refused: the file is missing, no JSON, or not of the `form`, a type.
     """
-    return parse_json(read_text(path, remedy), str(path), shape, remedy)
+    return parse_json(read_text(path, remedy), str(path), form, remedy)
 
 
-def parse_json(text: str, place: str, shape: Shape = object, remedy: str = REMEDY) -> Any:
+def parse_json(text: str, place: str, form: Any = object, remedy: str = REMEDY) -> Any:
     """The value in a text that was read at `place`.
 
     Raises:
@@ -47,14 +47,14 @@ def parse_json(text: str, place: str, shape: Shape = object, remedy: str = REMED
         raise Refused(f"{place}: not JSON: {error}. {remedy}") from None
     except RecursionError:
         raise Refused(f"{place}: not JSON that can be read: it is nested too deep. {remedy}") from None
-    require(value, place, shape, remedy)
+    require(value, place, form, remedy)
     return value
 
 
-def require(value: Any, place: str, shape: Shape, remedy: str) -> None:
-    """Refuse a parsed value that cannot be worked with, or is of another shape."""
-    if fault := unreadable(value) or next(faults(value, shape), None):
-        raise Refused(f"{place}: {fault}. {remedy}")
+def require(value: Any, place: str, form: Any, remedy: str) -> None:
+    """Refuse a parsed value that cannot be worked with, or is not of the `form`."""
+    if wrong := unreadable(value) or fault(value, form):
+        raise Refused(f"{place}: {wrong}. {remedy}".rstrip())
 
 
 def read_text(path: Path, remedy: str = REMEDY) -> str:

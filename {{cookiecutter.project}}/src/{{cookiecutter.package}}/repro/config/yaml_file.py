@@ -7,20 +7,19 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from ..base.files import read_text, require
-from ..base.shape import Shape
 from ..core.errors import Refused
 
 
-def read_yaml(path: Path, shape: Shape, remedy: str, kind: str = "safe") -> Any:
+def read_yaml(path: Path, form: Any, remedy: str, kind: str = "safe") -> Any:
     """What a YAML file holds; of the kind `rt` it can be written again with its comments.
 
     Raises:
-        Refused: the file is missing, not YAML, or of another shape than `shape` (see `shape.faults`).
+        Refused: the file is missing, not YAML, or not of the `form`, a type.
     """
-    return parse_yaml(read_text(path, remedy), str(path), shape, remedy, kind)
+    return parse_yaml(read_text(path, remedy), str(path), form, remedy, kind)
 
 
-def parse_yaml(text: str, place: str, shape: Shape = object, remedy: str = "", kind: str = "safe") -> Any:
+def parse_yaml(text: str, place: str, form: Any = object, remedy: str = "", kind: str = "safe") -> Any:
     """The value in a text that was read at `place`.
 
     Raises:
@@ -32,5 +31,5 @@ def parse_yaml(text: str, place: str, shape: Shape = object, remedy: str = "", k
         raise Refused(f"{place}: not YAML: {' '.join(str(error).split())}. {remedy}".rstrip()) from None
     except RecursionError:
         raise Refused(f"{place}: not YAML that can be read: it is nested too deep. {remedy}".rstrip()) from None
-    require(value, place, shape, remedy)
+    require(value, place, form, remedy)
     return value

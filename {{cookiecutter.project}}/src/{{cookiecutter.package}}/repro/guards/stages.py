@@ -17,6 +17,7 @@ from typing import Any
 from ..address.address import LOCKS, code, locks
 from ..address.loaded import require_kept, require_unchanged
 from ..address.locks import require_installed
+from ..base.forms import ABSENT, Form
 from ..base.project import Project
 from ..base.text import differences, flatten, some
 from ..config.params import PARAMS
@@ -26,12 +27,32 @@ from . import opened
 
 STAGES = "dvc.yaml"
 REMEDY = f"Mend it, or restore it: git checkout {STAGES}"
-PARTS = {f"{part}?": [(str, dict)] for part in ("params", "deps", "outs", "metrics", "plots")}
 VARIABLE = "DVC_STAGE"  # DVC sets it for the commands that it runs
 COMMAND = "repro/cli.py"  # not in the address; `repro train` loads it, and it changes nothing
 KEY = re.compile(r"\$\{([\w.]+)\}")  # of params.yaml, in a path
-SHAPE = {"stages": {...: {"do?": PARTS, **PARTS}}}
 ASIDE = ("tests/", f"{LOCKS}/")  # a test may run a stage in its own process, which has loaded these
+
+
+class Entry(Form):
+    """What a stage reads and writes."""
+
+    params: list[str | dict[str, Any]] = ABSENT
+    deps: list[str | dict[str, Any]] = ABSENT
+    outs: list[str | dict[str, Any]] = ABSENT
+    metrics: list[str | dict[str, Any]] = ABSENT
+    plots: list[str | dict[str, Any]] = ABSENT
+
+
+class Repeated(Entry):
+    """A stage, or one that is made for each of several values."""
+
+    do: Entry = ABSENT
+
+
+class Stages(Form):
+    """What dvc.yaml holds."""
+
+    stages: dict[str, Repeated]
 
 
 @dataclass(frozen=True)
@@ -205,7 +226,7 @@ def _stages(project: Project) -> dict[str, Any]:
 
 def _pipeline(project: Project) -> dict[str, Any]:
     path = project.root / STAGES
-    return read_yaml(path, SHAPE, REMEDY) if path.is_file() else {"stages": {}}
+    return read_yaml(path, Stages, REMEDY) if path.is_file() else {"stages": {}}
 
 
 def _params(project: Project) -> dict[str, Any]:

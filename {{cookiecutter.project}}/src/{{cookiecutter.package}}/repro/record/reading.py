@@ -1,51 +1,150 @@
-"""Reading of the records in a run directory, each held to the shape that its readers rely on."""
+"""Reading of the records in a run directory, each held to the form that its readers rely on."""
 
-import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveInt, StringConstraints
 
 from ..base.files import parse_json, read_json, read_text
+from ..base.forms import ABSENT, Form, NotFinite, Sha256
 from . import names
 
-ENVIRONMENT = {"environment": str, "class": str, "preimage": dict, "before?": [dict], "informational": dict}
-NUMBER = (float, re.compile("-?inf|nan"))  # JSON has no word for the latter; see `receipt`
-CODE = {"commit": (str, None), "patch": (str, None)}
-ADDRESS = {
-    "address": str,
-    "parts": {"data": str, ...: str},
-    "preimage": {
-        "config": dict,
-        "code": dict,
-        "data": {"files": [{"path": str, "sha256": str}]},
-        "lock": dict,
-        "seed": int,
-        "world_size?": int,
-    },
-}
 
-# File -> the keys without which it cannot be used. It may hold more.
-SHAPES = {
-    names.ADDRESS: ADDRESS,
-    names.ENVIRONMENT: ENVIRONMENT,
-    names.RUN: {
-        "id": str,
-        "started": int,
-        "ended?": (int, None),
-        "status": str,
-        "config": dict,
-        "code": CODE,
-        "environments?": [str],
-        "resumed?": [int],
-        "tags": {"repro.address": str},
-        "tracking": {"uri": str, "experiment": str},
-        "dataset": {"name": str, "digest": str},
-        "shapes?": {...: [{"name": str, "dtype": str, "shape": [int]}]},
-    },
-    names.METRICS: {...: float},
-    names.TENSOR_COLUMNS: [re.compile("(output|gradient|weights|optimizer) .*")],
+class Code(Form):
+    """Its commit and the SHA-256 of its patch."""
+
+    commit: Annotated[str, StringConstraints(pattern="^[0-9a-f]{40}$")] | None
+    patch: Sha256 | None
+
+
+class File(Form):
+    """A prepared file."""
+
+    path: str
+    sha256: Sha256
+
+
+class Data(Form):
+    """The manifest of the prepared data."""
+
+    files: list[File]
+
+
+class Preimage(Form):
+    """What the content address is made of."""
+
+    config: dict[str, Any]
+    code: dict[str, str]
+    data: Data
+    lock: dict[str, str]
+    seed: int
+    world_size: PositiveInt | None = None
+
+
+class Parts(Form, extra="allow"):
+    """The digest of each part of a preimage."""
+
+    __pydantic_extra__: dict[str, Sha256] = Field(init=False)
+    data: Sha256
+
+
+class Address(Form):
+    """The content address."""
+
+    address: Sha256
+    parts: Parts
+    preimage: Preimage
+
+
+class Environment(Form):
+    """The numeric environment and its class."""
+
+    environment: Sha256
+    name: str = Field(alias="class")
+    preimage: dict[str, Any]
+    before: list[dict[str, Any]] = ABSENT
+
+
+class Recorded(Environment):
+    """What environment.json holds."""
+
+    informational: dict[str, Any]
+
+
+class Tags(Form):
+    """Those that MLflow shows."""
+
+    address: str = Field(alias="repro.address")
+
+
+class Tracking(Form):
+    """Where the run is tracked."""
+
+    uri: str
+    experiment: str
+
+
+class Dataset(Form):
+    """What MLflow calls the data."""
+
+    name: str
+    digest: str
+
+
+class Tensor(Form):
+    """An input or an output of the network, as MLflow describes it."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+
+
+class Run(Form):
+    """What run.json holds."""
+
+    id: str
+    started: int
+    ended: int | None = None
+    status: str
+    config: dict[str, Any]
+    code: Code
+    environments: list[str] = ABSENT
+    resumed: list[int] = ABSENT
+    tags: Tags
+    tracking: Tracking
+    dataset: Dataset
+    shapes: dict[str, list[Tensor]] = ABSENT
+
+
+class MetricRow(Form):
+    """A line of metrics.jsonl."""
+
+    step: int
+    time: int
+    metrics: dict[str, float]
+
+
+class Upload(Form):
+    """How far an upload came."""
+
+    id: str
+    uri: str
+    rows: int
+    complete: bool
+    run: str = ABSENT
+    where: str = ABSENT
+
+
+Number = float | NotFinite
+Identity = Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]  # of a run: paths are made of it
+Column = Annotated[str, StringConstraints(pattern="^(output|gradient|weights|optimizer) .*$")]
+FORMS = {
+    names.ADDRESS: Address,
+    names.ENVIRONMENT: Recorded,
+    names.RUN: Run,
+    names.METRICS: dict[str, float],
+    names.TENSOR_COLUMNS: list[Column],
 }
-METRIC_ROW = {"step": int, "time": int, "metrics": {...: float}}
-UPLOAD = {"id": str, "uri": str, "rows": int, "complete": bool, "run?": str, "where?": str}
 
 
 def read_record(folder: Path, name: str) -> Any:
@@ -54,7 +153,7 @@ def read_record(folder: Path, name: str) -> Any:
     Raises:
         Refused: it is missing, not JSON, or lacks what its readers need.
     """
-    return read_json(folder / name, SHAPES[name])
+    return read_json(folder / name, FORMS[name])
 
 
 def metric_rows(folder: Path, done: int = 0) -> list[dict[str, Any]]:
@@ -65,6 +164,4 @@ def metric_rows(folder: Path, done: int = 0) -> list[dict[str, Any]]:
     """
     path = folder / names.METRIC_ROWS
     lines = read_text(path).split("\n")[:-1]
-    return [
-        parse_json(line, f"{path}, line {number}", METRIC_ROW) for number, line in enumerate(lines[done:], done + 1)
-    ]
+    return [parse_json(line, f"{path}, line {number}", MetricRow) for number, line in enumerate(lines[done:], done + 1)]

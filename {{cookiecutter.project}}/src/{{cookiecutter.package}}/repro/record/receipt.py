@@ -11,88 +11,25 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import rfc8785
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import StringConstraints
 
 from ..address.address import digest
 from ..address.manifest import sha256_file
 from ..address.release import machinery
-from ..base.files import rename
+from ..base.files import rename, require
+from ..base.forms import Form, unreadable
 from ..base.project import Project
-from ..base.shape import unreadable
 from ..base.text import flatten, some
 from ..core.errors import Failure, Refused
 from .classes import could_be, described
 from .names import ADDRESS, ENVIRONMENT, METRICS, PATCH, RECEIPT, RUN, WEIGHTS
-from .reading import read_record
+from .reading import Address, Code, Environment, Number, read_record
 from .record import now
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://github.com/org/repro-template/receipt/v1"
 SCHEMA = 1
 OTHERWISE = "or another version of the template made it"
-Commit = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-
-
-class Form(BaseModel):
-    """The form of a part of a record. Others may have written it: commands are made of it, and paths."""
-
-    model_config = ConfigDict(strict=True)
-
-
-class Code(Form):
-    """Its commit and the SHA-256 of its patch."""
-
-    commit: Commit | None
-    patch: Sha256 | None
-
-
-class File(Form):
-    """A prepared file."""
-
-    path: str
-    sha256: Sha256
-
-
-class Data(Form):
-    """The manifest of the prepared data."""
-
-    files: list[File]
-
-
-class Preimage(Form):
-    """What the content address is made of."""
-
-    config: dict[str, Any]
-    code: dict[str, str]
-    data: Data
-    lock: dict[str, str]
-    seed: int
-    world_size: PositiveInt | None = None
-
-
-class Made(Form):
-    """That from which a run is made again."""
-
-    code: Code
-    config: dict[str, Any]
-    preimage: Preimage
-    parts: dict[str, Sha256]
-
-
-class Begun(Form):
-    """The name that a run has from its beginning."""
-
-    id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-
-
-class Environment(Form):
-    """The numeric environment and its class."""
-
-    environment: Sha256
-    name: Annotated[str, Field(alias="class")]
-    preimage: dict[str, Any]
-    before: list[dict[str, Any]] = []
 
 
 class Informational(Form):
@@ -101,24 +38,15 @@ class Informational(Form):
     resumed: list[int]
 
 
-class Stated(Made):
+class Stated(Address):
     """The predicate of a receipt."""
 
-    address: Sha256
+    code: Code
+    config: dict[str, Any]
     environment: Environment
-    metrics: dict[str, int | float | Annotated[str, Field(pattern="^(-?inf|nan)$")]]
-    trace: Annotated[str, Field(pattern="^[0-9a-f]{48}$")] | None
+    metrics: dict[str, Number]
+    trace: Annotated[str, StringConstraints(pattern="^[0-9a-f]{48}$")] | None
     informational: Informational
-
-
-def require_form(form: type[Form], value: Any, path: Path) -> None:
-    """Refuse what a file holds if it does not have the form, naming the first key that is wrong."""
-    try:
-        form.model_validate(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise Refused(f"{path}: {key}: invalid value {first['input']!r:.80}: {first['msg']}") from None
 
 
 def statement(project: Project, folder: Path, weights: str, trace: str | None) -> dict[str, Any]:
@@ -223,7 +151,7 @@ def read(path: Path) -> Receipt:
             raise Refused(f"{path}: schema {stated['schema']} seen, {SCHEMA} wanted; use the template's other version")
         if fault := unreadable(statement):
             raise ValueError(fault)
-        require_form(Stated, stated, path)
+        require(stated, str(path), Stated, "")
         hashes = {
             "address": (stated["address"], digest(stated["preimage"])),
             **{f"parts.{name}": (stated["parts"][name], digest(part)) for name, part in stated["preimage"].items()},

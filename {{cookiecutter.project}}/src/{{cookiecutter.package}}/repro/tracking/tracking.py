@@ -22,7 +22,7 @@ from ..base.files import read_json, write_json
 from ..base.redact import without_credentials
 from ..core.errors import Failure, Refused
 from ..record import names
-from ..record.reading import UPLOAD, metric_rows, read_record
+from ..record.reading import Upload, metric_rows, read_record
 from .logged_model import log_model
 
 DEFAULT_URI = "sqlite:///mlflow.db"
@@ -85,7 +85,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     Empty, too, where the file is damaged: the upload then begins anew, and what MLflow has it keeps once.
     """
     try:
-        return read_json(folder / names.UPLOAD, UPLOAD)
+        return read_json(folder / names.UPLOAD, Upload)
     except Refused:
         return {}
 

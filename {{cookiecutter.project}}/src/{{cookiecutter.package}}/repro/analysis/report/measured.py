@@ -2,29 +2,17 @@
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ...base.files import read_json
+from ...base.forms import ABSENT, Form, NotFinite
 from ...base.shape import plain
 from . import plots, public
 from .plots import Band, Bar
 from .svg import Picture
 
-NUMBER = (float, None, re.compile("-?inf|nan"))
-COST = {"strict": NUMBER, "relaxed": NUMBER, "cost_pct": NUMBER, "low": NUMBER, "high": NUMBER, "told_from_zero": bool}
-NOISE_FILE = {
-    "groups": {...: {"metrics": {...: {"mean": NUMBER, "deviation": NUMBER}}}},
-    "verdicts?": list,
-}
-COST_FILE = {
-    "device": str,
-    "rows": [{"switch": str, "seconds": (COST, None), "memory?": (COST, None)}],
-    "determinism_cost_pct": NUMBER,
-}
-DOCTOR_FILE = [{"area": str, "name": str, "state": str, "seen": str, "fix": str}]
 BANDS = ("relaxed", "seeds")  # groups of a noise floor: what is drawn of it
 LONGEST = 26  # letters of a name beside a bar
 SIDES, ENDS, SURE = ("strict", "relaxed"), ("cost_pct", "low", "high"), {True: "yes", False: "no"}
@@ -32,13 +20,73 @@ HOLLOW = " Hollow: not told from zero."
 SIGNS = {"ok": "✓", "warning": "!", "FAULT": "✗", "unknown": "?"}
 
 
-def read(path: Path | None, shape: Any, verb: str) -> Any:
+Number = float | NotFinite | None
+
+
+class Spread(Form):
+    """A metric of a group."""
+
+    mean: Number
+    deviation: Number
+
+
+class Group(Form):
+    """A group of runs."""
+
+    metrics: dict[str, Spread]
+
+
+class Noise(Form):
+    """What `repro noise` prints."""
+
+    groups: dict[str, Group]
+    verdicts: list[Any] = ABSENT
+
+
+class Spent(Form):
+    """What a switch costs."""
+
+    strict: Number
+    relaxed: Number
+    cost_pct: Number
+    low: Number
+    high: Number
+    told_from_zero: bool
+
+
+class Switch(Form):
+    """A switch and its costs."""
+
+    switch: str
+    seconds: Spent | None
+    memory: Spent | None = None
+
+
+class Cost(Form):
+    """What `repro cost` prints."""
+
+    device: str
+    rows: list[Switch]
+    determinism_cost_pct: Number
+
+
+class Check(Form):
+    """A row of what `repro doctor` prints."""
+
+    area: str
+    name: str
+    state: str
+    seen: str
+    fix: str
+
+
+def read(path: Path | None, form: Any, verb: str) -> Any:
     """What a verb wrote with --json; None where no file is given.
 
     Raises:
         Refused: it is missing, or of another form.
     """
-    return read_json(path, shape, f"A file is wanted as `repro {verb} --json` prints it") if path else None
+    return read_json(path, form, f"A file is wanted as `repro {verb} --json` prints it") if path else None
 
 
 def number(held: Any) -> float:
