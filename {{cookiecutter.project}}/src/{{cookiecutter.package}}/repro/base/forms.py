@@ -58,8 +58,9 @@ def _adapter(form: Any) -> TypeAdapter[Any]:
 
 
 def _wanted(error: Any) -> str:
-    words = WANTED.get(error["type"], str(error["msg"]).removeprefix("Input should be "))
-    return words.format(**error.get("ctx", {})) if error["type"] in WANTED else words
+    if error["type"] in WANTED:
+        return WANTED[error["type"]].format_map(error.get("ctx", {}))
+    return str(error["msg"]).removeprefix("Input should be ")
 
 
 def _place(value: Any, keys: tuple[str | int, ...], missing: bool) -> str:

@@ -30,17 +30,18 @@ REMEDY = f"Mend it, or restore it: git checkout {STAGES}"
 VARIABLE = "DVC_STAGE"  # DVC sets it for the commands that it runs
 COMMAND = "repro/cli.py"  # not in the address; `repro train` loads it, and it changes nothing
 KEY = re.compile(r"\$\{([\w.]+)\}")  # of params.yaml, in a path
+Items = list[str | dict[str, Any]]
 ASIDE = ("tests/", f"{LOCKS}/")  # a test may run a stage in its own process, which has loaded these
 
 
 class Entry(Form):
     """What a stage reads and writes."""
 
-    params: list[str | dict[str, Any]] = ABSENT
-    deps: list[str | dict[str, Any]] = ABSENT
-    outs: list[str | dict[str, Any]] = ABSENT
-    metrics: list[str | dict[str, Any]] = ABSENT
-    plots: list[str | dict[str, Any]] = ABSENT
+    params: Items = ABSENT
+    deps: Items = ABSENT
+    outs: Items = ABSENT
+    metrics: Items = ABSENT
+    plots: Items = ABSENT
 
 
 class Repeated(Entry):
