@@ -10,7 +10,7 @@ Each floor imports only from floors below it; `make lint` checks that:
 | training | how the bits are kept: seeds, order, sampling, ranks, sums, agreement, checkpoints, digests, trace |
 | machine; records | what a run runs on: switches, canary, numeric environment; what is written down (no torch) |
 | asked | what was asked for: settings, content address, data manifest, stages (no torch) |
-| project, errors, files, differences, credentials, progress | small parts that every floor may use |
+| project, errors, files, forms, differences, credentials, progress | small parts that every floor may use |
 """
 
 from . import loader as loader  # before any other module is imported

@@ -7,7 +7,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from ...base.shape import plain
 from ..statistics import Numbers
@@ -137,13 +137,7 @@ def lines(
 def _over_steps(axes: Axes) -> None:
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(_step))
-
-
-def _step(value: float, _: int) -> str:
-    """A number of steps, as a tick says it."""
-    unit, size = next((pair for pair in (("M", 1e6), ("k", 1e3)) if abs(value) >= 10 * pair[1]), ("", 1.0))
-    return f"{value / size:.10g}{unit}"
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def _logarithmic(axes: Axes) -> None:
