@@ -324,7 +324,7 @@ def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_older_one
             events.append(("sync", Path(f"/proc/self/fd/{arguments[0]}").readlink().name))
         if name == "os.unlink" and Path(arguments[0]).parent == old:
             events.append(("drop", old.name))
-        if name == "Path.rename done":
+        if name == "Path.replace done":
             events.append(("named", arguments[1].name))
         if name in WRITTEN:
             events.append(("written", WRITTEN[name](arguments)))

@@ -18,6 +18,7 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
+from ..base.files import durable
 from ..core.errors import Refused
 
 MEMORY = Path(__file__).resolve().parents[4] / "build" / "hashes"  # in the project; it may be removed at any time
@@ -150,15 +151,8 @@ def remember(root: Path, held: Entries) -> None:
     text = json.dumps([list(held), *zip(*held.values(), strict=True)]).encode()  # by columns, which are read fast
     with suppress(OSError):
         MEMORY.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=MEMORY, delete=False) as file:
-            beside = Path(file.name)
-            try:
-                file.write(_seal(root, text) + b"\n" + text)
-                file.flush()
-                beside.replace(_place(root))
-            except BaseException:
-                beside.unlink()
-                raise
+        with durable(_place(root), f".{os.getpid()}") as beside:  # another process may remember it, too
+            beside.write_bytes(_seal(root, text) + b"\n" + text)
 
 
 def _seal(root: Path, text: bytes) -> bytes:

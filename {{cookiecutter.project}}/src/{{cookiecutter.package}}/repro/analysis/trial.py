@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 
 from ..base.files import rename
 from ..base.forms import Form
+from ..base.files import durable
 from ..base.project import Project
 from ..base.shape import plain
 from ..config.params import load
@@ -239,8 +240,6 @@ def enter(project: Project, trial: Trial) -> str:
     yaml = YAML()
     yaml.width = 1000
     entry = {"commit": code_state(project)[0]["commit"]} | trial.record()
-    beside = path.with_name(f"{SHEET}.part")
-    with beside.open("w") as file:
+    with durable(path) as beside, beside.open("w") as file:
         yaml.dump([*sheet, entry], file)
-    rename(beside, path)
     return f"{SHEET}: entry {len(sheet) + 1} is written; commit it"

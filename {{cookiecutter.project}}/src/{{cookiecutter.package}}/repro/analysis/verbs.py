@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from ..base.files import rename
+from ..base.files import durable
 from ..base.shape import plain
 from ..config.params import load
 from ..core.errors import Refused
@@ -252,9 +252,8 @@ def bundle(ours: Ours, runs: tuple[Path, ...], out: Path, weights: bool) -> None
     from .report.report import Extras
 
     page, _ = paged([str(run) for run in runs], ours.tracking_uri, Extras())
-    beside = out.with_name(f"{out.name}.part")
-    beside.write_bytes(bundled(ours.project, runs, page, weights))
-    rename(beside, out)
+    with durable(out) as beside:
+        beside.write_bytes(bundled(ours.project, runs, page, weights))
     click.echo(f"{plain(str(out))}: {out.stat().st_size / 1000:.0f} kB on {len(runs)} run{'s' * (len(runs) > 1)}")
 
 

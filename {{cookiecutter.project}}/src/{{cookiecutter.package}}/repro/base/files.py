@@ -1,7 +1,12 @@
-"""Files written whole, and read with care: a reader meets what was written, or a line that says what is wrong."""
+"""Files written durably, and read with care: a reader meets what was written, or a line that says what is wrong.
+
+No other module gives a file its name after writing it, or has the kernel put anything on the disk.
+"""
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -9,18 +14,39 @@ from typing import Any
 from ..core.errors import Refused
 from .forms import fault, unreadable
 
+PART = ".part"  # ends the name of what is still being written
 REMEDY = "It was truncated or altered: restore it, or begin anew in another folder with --out"
 
 
+def part(path: Path, writer: str = "") -> Path:
+    """Where a file or folder is written before it has its name; `writer` tells apart those who write at one time."""
+    return path.with_name(f"{path.name}{writer}{PART}")
+
+
+@contextmanager
+def durable(path: Path, writer: str = "") -> Iterator[Path]:
+    """Write a file inside at the place that this gives; it has its name afterwards, or is gone after an exception.
+
+    A reader sees the old file or the new one, never half of one.
+    """
+    beside = part(path, writer)
+    try:
+        yield beside
+        rename(beside, path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write beside, then rename: a reader sees the old file or the new one, never half of one."""
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
-    rename(beside, path)
+    """Write a JSON-compatible value durably."""
+    with durable(path) as beside:
+        beside.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 def rename(beside: Path, path: Path) -> None:
-    """Give a file its name once its bytes are on the disk, so that a power failure leaves no empty file."""
+    """Give a file or folder its name once it is on the disk, so that a power failure leaves nothing half written."""
     sync(beside)
     beside.replace(path)
     sync(path.parent)
@@ -77,8 +103,10 @@ def free(path: Path) -> Path:
     return next(each for each in chain([path], numbered) if not os.path.lexists(each))
 
 
-def sync(path: Path) -> None:
-    """Have the kernel put a file's bytes, or a folder's entries, on the disk."""
+def sync(path: Path | int) -> None:
+    """Have the kernel put a file's bytes, or a folder's entries, on the disk; a file may be an open descriptor."""
+    if isinstance(path, int):
+        return os.fsync(path)
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ..address import manifest
-from ..base.files import sync, write_json
+from ..base.files import PART, part, rename, sync, write_json
 from ..base.text import some
 from ..core.errors import Failure, Refused
 from ..core.ranks import ALONE, World
@@ -76,12 +76,12 @@ def write(snapshot: Snapshot, folder: Path, origin: Origin, keep: int) -> Path:
 
 def beside(folder: Path, step: int) -> Path:
     """Where a checkpoint is written before it has its name."""
-    return folder / f".{step:09d}.part"
+    return part(folder / f".{step:09d}")
 
 
 def clear(folder: Path) -> None:
     """Remove what a crash has left."""
-    for left in folder.glob(f".{'[0-9]' * 9}.part"):
+    for left in folder.glob(f".{'[0-9]' * 9}{PART}"):
         shutil.rmtree(left, ignore_errors=True)
 
 
@@ -110,14 +110,12 @@ def seal(aside: Path, stated: list[dict[str, Any]], keep: int) -> Path:
     files = {"files": sorted(stated, key=lambda file: file["path"])}
     (aside / manifest.NAME).write_text(json.dumps(files, indent=2) + "\n")
     sync(aside / manifest.NAME)
-    sync(aside)
     digest = manifest.sha256_file(aside / manifest.NAME)[:16]
     final = folder / f"{step}-{digest}"
     if final.exists():
         shutil.rmtree(aside)  # the same state was saved before
     else:
-        aside.rename(final)
-    sync(folder)
+        rename(aside, final)
     sync(folder.parent)  # for the entry of `folder` itself
     for old in found(folder)[:-keep]:
         remove_checkpoint(old)

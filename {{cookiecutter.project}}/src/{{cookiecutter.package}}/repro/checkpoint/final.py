@@ -17,7 +17,7 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 from ..address.manifest import sha256_file
-from ..base.files import rename
+from ..base.files import durable
 from ..core.errors import Failure, Refused
 from ..core.ranks import World
 from ..core.shards import Held, extras, is_extra, local, weights, whole
@@ -62,19 +62,18 @@ def write(model: nn.Module, out: Path) -> None:
     Raises:
         Failure: the disk is full, for example.
     """
-    beside = out / f"{names.WEIGHTS}.part"
     state, tensors = model.state_dict(), dict[str, Held]()
     extra = {name: value for name, value in state.items() if is_extra(name)}
     packed = {EXTRA: json.dumps(pack(extra, EXTRA, tensors))} if extra else None
     held = {name: value for name, value in state.items() if name not in extra}
     held |= {name: copied(local(value)) for name, value in tensors.items()}
-    try:
-        save_model(cast(nn.Module, SimpleNamespace(state_dict=lambda: held)), str(beside), packed)
-        _sort_metadata(beside)
-    except (OSError, SafetensorError) as error:
-        raise Failure(f"{out / names.WEIGHTS} was not written: {error}; the same command tries again") from None
-    shutil.copymode(out / names.ADDRESS, beside)  # safetensors leaves it to its owner alone
-    rename(beside, out / names.WEIGHTS)
+    with durable(out / names.WEIGHTS) as beside:
+        try:
+            save_model(cast(nn.Module, SimpleNamespace(state_dict=lambda: held)), str(beside), packed)
+            _sort_metadata(beside)
+        except (OSError, SafetensorError) as error:
+            raise Failure(f"{out / names.WEIGHTS} was not written: {error}; the same command tries again") from None
+        shutil.copymode(out / names.ADDRESS, beside)  # safetensors leaves it to its owner alone
 
 
 def _sort_metadata(path: Path) -> None:

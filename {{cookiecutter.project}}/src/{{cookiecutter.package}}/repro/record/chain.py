@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.files import sync
 from ..core.errors import Failure, Refused
 
 LINK = 24  # bytes of a row's hash
@@ -81,7 +82,7 @@ class Chain:
 
     def sync(self) -> None:
         """Return once all rows are on the disk."""
-        os.fsync(self._file.fileno())
+        sync(self._file.fileno())
 
 
 def rows(path: Path, fields: np.dtype[Any]) -> np.ndarray[Any, Any]:

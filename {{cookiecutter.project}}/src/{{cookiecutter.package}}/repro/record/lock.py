@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ..base.files import sync
 from ..core.errors import FULL, Failure, Refused
 from .holder import GONE, LIVES, Holder, machine
 from .names import LOCK
@@ -118,7 +119,7 @@ class RunLock:
         self._holder = Holder.this()
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, self._holder.content(), 0)
-        os.fsync(descriptor)  # for other machines to see
+        sync(descriptor)  # for other machines to see
         if kernel == CANNOT:
             time.sleep(CONFIRM)
         self._descriptor = descriptor

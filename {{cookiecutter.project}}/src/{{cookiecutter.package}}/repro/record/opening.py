@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..address.address import ContentAddress, digest
-from ..base.files import free, write_json
+from ..base.files import PART, free, part, write_json
 from ..base.project import Project
 from ..base.text import Difference, differences, named, some
 from ..config.settings import Settings
@@ -49,7 +49,7 @@ def require_run_directory(project: Project, out: Path) -> None:
     if not out.is_dir() or (out / names.RUN).is_file() or (out / names.EARLIER).is_dir():
         return
     written = {path.name for path in stages.outputs(project) if path.parent.resolve() == out.resolve()}
-    ours = written | names.FILES | {f"{name}.part" for name in names.FILES} | {names.EARLIER}
+    ours = written | names.FILES | {f"{name}{PART}" for name in names.FILES} | {names.EARLIER}
     if foreign := sorted(path.name for path in out.iterdir() if path.name not in ours and path.name[0] != "."):
         raise Refused(
             f"{out}: {some(foreign)} seen and no {names.RUN}, an empty folder or a run's wanted: nothing is removed "
@@ -151,7 +151,7 @@ def _clear(
     One that is to be replaced gets a name there by which `removal.drop_replaced` knows it.
     """
     mark = names.REPLACED if finished == "replace" else ""
-    for moved in (out / names.EARLIER).glob(f".*.part/{names.RUN}"):  # a crash came before its last rename
+    for moved in (out / names.EARLIER).glob(f".*{PART}/{names.RUN}"):  # a crash came before its last rename
         _name(moved.parent, mark)
     facts = read_record(out, names.RUN) if (out / names.RUN).is_file() else None
     other = facts and _other(out, facts, address, calling)
@@ -193,7 +193,7 @@ def _other(
 
 def _moved(out: Path, facts: Mapping[str, Any], mark: str) -> Path:
     """Move the finished run in `out` to earlier/; where to. What the owner has put beside its files stays."""
-    beside = out / names.EARLIER / f".{facts['tags']['repro.address'][:16]}-{facts['id'][:8]}.part"
+    beside = part(out / names.EARLIER / f".{facts['tags']['repro.address'][:16]}-{facts['id'][:8]}")
     files = [*traced(out), *(out / name for name in sorted(names.FILES - {names.LOCK, names.RUN}))]
     # run.json last: as long as it is there, a start after a crash goes on with this
     for file in [*files, out / names.RUN]:
@@ -204,8 +204,8 @@ def _moved(out: Path, facts: Mapping[str, Any], mark: str) -> Path:
     return _name(beside, mark)
 
 
-def _name(part: Path, mark: str) -> Path:
-    return part.rename(free(part.with_name(mark + part.name[1 : -len(".part")])))
+def _name(beside: Path, mark: str) -> Path:
+    return beside.rename(free(beside.with_name(mark + beside.name[1 : -len(PART)])))
 
 
 def _require_same_address(out: Path, address: ContentAddress) -> None:

@@ -18,6 +18,7 @@ from ..address.manifest import sha256_file
 from ..address.release import machinery
 from ..base.files import rename, require
 from ..base.forms import Form, unreadable
+from ..base.files import durable
 from ..base.project import Project
 from ..base.text import flatten, some
 from ..core.errors import Failure, Refused
@@ -93,12 +94,12 @@ def write(folder: Path, receipt: dict[str, Any]) -> str:
     Raises:
         Refused: it holds a number that JSON cannot hold exactly.
     """
-    beside = folder / f"{RECEIPT}.part"
     try:
-        beside.write_bytes(rfc8785.dumps(receipt))
+        content = rfc8785.dumps(receipt)
     except rfc8785.CanonicalizationError as error:
         raise Refused(f"{folder / RECEIPT}: cannot be written: a record in {folder} was altered: {error}") from None
-    rename(beside, folder / RECEIPT)
+    with durable(folder / RECEIPT) as beside:
+        beside.write_bytes(content)
     return sha256_file(folder / RECEIPT)
 
 

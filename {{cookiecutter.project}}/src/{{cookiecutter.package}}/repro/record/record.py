@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from ..base.files import read_text, write_json
+from ..base.files import read_text, sync, write_json
 from ..core.errors import Failure, Refused
 from . import names
 from .reading import metric_rows, read_record
@@ -113,7 +113,7 @@ class Record:
 
     def sync(self) -> None:
         """Return once all rows are on the disk."""
-        os.fsync(self._rows.fileno())
+        sync(self._rows.fileno())
 
     def end(self, status: str, tags: dict[str, str]) -> None:
         """Close the record with MLflow's word for how the run went, FINISHED or FAILED, and the last tags."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..base.files import rename
+from ..base.files import durable
 from ..base.project import Project
 from ..core.shards import is_cut
 from ..record import names
@@ -71,16 +71,14 @@ def write(model: nn.Module, project: Project, out: Path) -> str | None:
         return "MLflow gets the weights, but no model that it can load: parallel.shard=full has sharded it"
     import cloudpickle  # takes along a class that the loop's own file defines
 
-    beside = out / f"{names.PICKLED}.part"
     try:
-        with beside.open("wb") as file:
-            torch.save(_on_cpu(model), file, pickle_module=cloudpickle)
-        write_code(project, out / names.CODE)
-        rename(beside, out / names.PICKLED)
+        with durable(out / names.PICKLED) as beside:
+            with beside.open("wb") as file:
+                torch.save(_on_cpu(model), file, pickle_module=cloudpickle)
+            write_code(project, out / names.CODE)
     except Exception as error:  # whatever the classes of a model raise when they are pickled; a full disk
         for name in names.LOGGED:
             (out / name).unlink(missing_ok=True)
-            (out / f"{name}.part").unlink(missing_ok=True)
         said = " ".join(str(error).split())[:200].rstrip(".")
         return (
             f"MLflow gets the weights, but no {type(model).__name__} that it can load: {type(error).__name__}: {said}. "

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..address import address
 from ..address.locks import locks_here
-from ..base.files import rename
+from ..base.files import durable
 from ..base.project import Project
 from ..record import names
 from ..record.code_state import public_files
@@ -28,14 +28,12 @@ def write_code(project: Project, path: Path) -> None:
 
     Files that git ignores, and those that look like secrets, stay here.
     """
-    beside = path.with_name(f"{path.name}.part")
-    with zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as archive:
+    with durable(path) as beside, zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in public_files(project, address.files(project.package)):
             member = zipfile.ZipInfo(f"{project.name}/{name}")  # with a date that never changes
             member.external_attr = 0o644 << 16
             member.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(member, content)
-    rename(beside, path)
 
 
 def log_model(client: Any, experiment: str, run: str, facts: dict[str, Any], folder: Path, locks: Path) -> bool:

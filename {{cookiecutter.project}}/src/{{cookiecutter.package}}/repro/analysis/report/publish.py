@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from ...base.files import rename
+from ...base.files import durable
 from ...base.shape import plain
 from ...core.errors import Refused
 from ...record import names
@@ -26,9 +26,8 @@ def publish(given: Sequence[str], uri: Callable[[], str], extras: Extras, out: P
         raise Refused(f"--out {plain(str(out))}: a name that ends with .html wanted; a record is never written over")
     page, runs = paged(given, uri, extras)
     out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.with_name(f"{out.name}.part")
-    beside.write_text(page, "utf-8")
-    rename(beside, out)
+    with durable(out) as beside:
+        beside.write_text(page, "utf-8")
     yield f"{plain(str(out))}: {len(page.encode()) / 1000:.0f} kB on {len(runs)} run{'s' * (len(runs) > 1)}"
     for name, run in zip(given, runs, strict=True) if log else ():
         yield _logged(name, run, uri, out)
