@@ -54,7 +54,7 @@ class Bisect:
         self, project: Project, words: list[str], ends: Sequence[int] = (0,), environ: Mapping[str, str] | None = None
     ) -> str:
         """What `trainings.run` does, warm."""
-        if "-c" in words:
+        if "config" in words:
             return python(*words[1:], cwd=project.root, env=trainings.environment(project)).stdout
         place = next(number for number, word in enumerate(words) if word.startswith(f"{PACKAGE}."))
         module, arguments = words[place].removeprefix(f"{PACKAGE}."), words[place + 1 :]

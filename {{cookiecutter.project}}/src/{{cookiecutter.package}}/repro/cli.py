@@ -21,7 +21,7 @@ Folder = click.Path(file_okay=False, path_type=Path)
 # What a person wants -> the verbs that do it, in the order of `repro --help`.
 GROUPS = {
     "Train": ("prepare", "train", "evaluate"),
-    "Ask": ("address", "env", "diff"),
+    "Ask": ("config", "address", "env", "diff"),
     "Prove": ("doctor", "smoke", "hash-data", "check-data", "check", "verify", "verify-receipt"),
     "Measure": ("audit", "bisect", "compare", "cost", "noise", "trial"),
     "Hand on": ("accept", "bundle", "replay", "report", "sync"),
@@ -98,6 +98,15 @@ def _stage(name: str, line: str) -> None:
 _stage("prepare", "Write the training and test sets from the dataset.")
 _stage("train", "Train; --ranks N trains on N processes, to the same bits.")
 _stage("evaluate", "Measure a run's weights on the test set.")
+
+
+@main.command()
+@overriding
+@click.pass_obj
+def config(ours: Ours, overrides: tuple[str, ...]) -> None:
+    """Print the value of each key, and which ones enter the content address or choose the numeric environment."""
+    settings = load(ours.schema, overrides=overrides)
+    _print({"config": settings.flat(), "addressed": settings.addressed(), "environment": settings.environment()})
 
 
 @main.command()

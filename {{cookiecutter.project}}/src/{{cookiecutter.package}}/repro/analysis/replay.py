@@ -1,10 +1,8 @@
 """Making of a recorded run again, from its commit, its data and its config, and the comparison of both."""
 
 import json
-import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ from ruamel.yaml import YAML
 
 from ..address import hashing, manifest, pull
 from ..address.release import judged
-from ..base.git import GitFailed, git, is_repository
 from ..base.project import Project
 from ..base.text import differences, flatten, some
 from ..config.params import PARAMS
@@ -24,17 +21,10 @@ from ..start import trainings
 from . import diff, results
 from .beside import other_metrics
 from .trust import Trust, require_trusted
+from .workcopy import work_copy
 
 Tell = Callable[[str], None]
 NOBODY = Trust()
-# Prints the keys that enter the content address of a commit, as its own code says.
-ADDRESSED = """
-import json
-from {package}.config import Config
-from {package}.repro.config.params import load
-from {package}.repro.base.text import flatten
-print(json.dumps([*flatten(load(Config).addressed())]))
-"""
 ENVIRONMENT_KEYS = ("device", "determinism.cpu", "determinism.relax")
 
 
@@ -115,8 +105,8 @@ def _keys(tree: Project, run: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a run that may change bits. No other is taken from a record: others may have written it."""
     preimage, config = run["preimage"], run["config"]
     keys = flatten(preimage["config"])
-    known = json.loads(trainings.run(tree, [sys.executable, "-c", ADDRESSED.format(package=tree.name)]))
-    strange = sorted(keys.keys() ^ known) + [key for key in ENVIRONMENT_KEYS if key not in config]
+    known = flatten(trainings.config_of(tree)["addressed"])
+    strange = sorted(keys.keys() ^ known.keys()) + [key for key in ENVIRONMENT_KEYS if key not in config]
     if strange:
         raise Refused(
             f"the config in the record and the content address of its code differ in the key {strange[0]!r}: no run of "
@@ -130,31 +120,12 @@ def _checked_out(project: Project, name: str, code: Mapping[str, Any], patch: Pa
     commit = code["commit"]
     if not commit:
         raise Refused(f"run {name[:12]}: made outside git, so that nobody knows its code")
-    if not is_repository(project.root):
-        raise Refused(f"{project.root}: no git repository, which has the code of the run; run this in a clone")
-    try:
-        git(project.root, "cat-file", "-e", f"{commit}^{{commit}}")
-    except GitFailed:
-        raise Refused(f"commit {commit}: not in this repository; get it with: git fetch, and run this again") from None
-    tree = project.root / "build" / f"replay-{name[:12]}"
-    try:
-        _remove(project, tree)  # left by one that was killed
-        no_hooks = ("-c", "core.hooksPath=/dev/null")
-        git(project.root, *no_hooks, "worktree", "add", "--quiet", "--detach", str(tree), commit)
+    folder = project.root / "build" / f"replay-{name[:12]}"
+    with work_copy(project, folder, "which has the code of the run; run this in a clone", commit) as copy:
         if patch:
-            git(tree, "apply", "--whitespace=nowarn", str(patch.absolute()))
-        root = tree / git(project.root, "rev-parse", "--show-prefix").decode().strip()
-        (machinery,) = (root / "src").glob("*/repro")
+            copy.git("apply", "--whitespace=nowarn", str(patch.absolute()))
+        (machinery,) = (copy.root / "src").glob("*/repro")
         yield Project(machinery.parent)
-    finally:
-        _remove(project, tree)
-
-
-def _remove(project: Project, tree: Path) -> None:
-    with suppress(GitFailed):  # where there is none
-        git(project.root, "worktree", "remove", "--force", str(tree))
-    shutil.rmtree(tree, ignore_errors=True)
-    git(project.root, "worktree", "prune")
 
 
 def _raw(project: Project, config: Mapping[str, Any], wanted: str, tree: Project, tell: Tell) -> Path:

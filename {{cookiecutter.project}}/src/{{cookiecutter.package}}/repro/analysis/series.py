@@ -14,7 +14,6 @@ from ..base.project import Project
 from ..config.params import load
 from ..config.settings import Settings
 from ..core.errors import Failure
-from ..core.flags import SWITCHES
 from ..record import names
 from ..record.receipt import Receipt, read
 from ..start import trainings
@@ -131,7 +130,7 @@ class Series:
         folder = self.project.root / self.folder / digest(wanted)[:16]
 
         def train(run: Path) -> None:
-            given = [word for text in self.overrides for word in ("--set", text)]
+            given = trainings.sets(self.overrides)
             words = trainings.command(self.project, ".train", settings, "--out", run, *given, ranks=asked.ranks)
             trainings.run(self.project, words, environ=environment(self.project, asked))
 
@@ -173,6 +172,4 @@ def _whole(asked: Asked, folder: Path, wanted: Any) -> Made | None:
 
 def environment(project: Project, asked: Asked) -> dict[str, str]:
     """The variables of a training. Those of switches are its own to set, so that a relaxed one lacks them."""
-    switches = {switch.name for switch in SWITCHES if switch.setting}
-    others = {name: value for name, value in trainings.environment(project).items() if name not in switches}
-    return {**others, **asked.variables}
+    return {**trainings.environment(project, switches=False), **asked.variables}

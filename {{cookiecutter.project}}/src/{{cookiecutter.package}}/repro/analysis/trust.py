@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..base.git import GitFailed, git, is_repository
+from ..base.git import GitFailed, git, git_text, is_repository
 from ..base.project import Project
 from ..core.errors import Failure, Refused
 from ..record.code_state import code_state
@@ -49,7 +49,7 @@ def _shown(project: Project, patch: Path) -> list[str]:
     """A line per file: how many lines are added and removed. git reads the patch, as it does to apply it."""
     # in a folder below the top, git would leave out the files of others
     inside = is_repository(project.root)
-    top = Path(git(project.root, "rev-parse", "--show-toplevel").decode().strip()) if inside else project.root
+    top = Path(git_text(project.root, "rev-parse", "--show-toplevel")) if inside else project.root
     try:
         listed = git(top, "apply", "--numstat", str(patch.absolute())).decode(errors="replace")
     except GitFailed as failed:

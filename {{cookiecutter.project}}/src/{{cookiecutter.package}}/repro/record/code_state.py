@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..base.git import GitFailed, git, is_repository
+from ..base.git import GitFailed, git, git_text, is_repository
 from ..base.project import Project
 from ..base.redact import secret_in
 from ..base.text import some
@@ -28,7 +28,7 @@ def code_state(project: Project) -> tuple[dict[str, Any], bytes]:
         Refused: git does not read a folder of another user.
     """
     try:
-        head = git(project.root, "rev-parse", "HEAD").decode().strip()
+        head = git_text(project.root, "rev-parse", "HEAD")
         patch = _patch(project)
     except (OSError, GitFailed):
         return {"commit": None, "dirty": None, "patch": None}, b""
@@ -78,7 +78,7 @@ def _patch(project: Project) -> bytes:
     prefixes = ("-c", "diff.noprefix=false", "-c", "diff.mnemonicPrefix=false")
     with tempfile.TemporaryDirectory() as folder:
         index = Path(folder, "index")
-        own = project.root / git(project.root, "rev-parse", "--git-path", "index").decode().strip()
+        own = project.root / git_text(project.root, "rev-parse", "--git-path", "index")
         if own.is_file():
             shutil.copyfile(own, index)
         git(project.root, "add", "--intent-to-add", "--", ".", index=index)

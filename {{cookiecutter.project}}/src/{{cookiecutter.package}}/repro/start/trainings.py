@@ -1,4 +1,4 @@
-"""Trainings that the lab starts, in processes of their own, as a user does."""
+"""Trainings that the lab starts, in processes of their own, as a user does. No other module of it starts Python."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from ..base.project import Project
 from ..config.params import load
 from ..config.settings import Settings
 from ..core.errors import Failure
+from ..core.flags import SWITCHES
 from ..guards.stages import VARIABLE as STAGE
 
 
@@ -42,15 +43,40 @@ class Ended(Failure):
         super().__init__("\n".join([" ".join(words), f"ended with {code}:", *said]))
         self.code, self.said = code, said
 
+    @property
+    def last(self) -> str:
+        """The last few of those lines."""
+        return "\n".join(self.said[-LAST:])
+
+
+# Trainings that are told to do more than train, by the module that a process runs in place of `.train`. Its first
+# arguments are that module's own; the others are those of `train`.
+TRAIN, PERTURBED, AUDITED = ".train", ".repro.analysis.noise.perturbed", ".repro.analysis.audit.audited"
+WARM = ".repro.start.warm"  # forks trainings
+LINES, LAST = 12, 6  # of what a failed command has said: all that are kept, and a few
+# Prints what the verb `config` does, for a release that lacks it.
+READ = """
+import json, sys
+from {package}.config import Config
+from {package}.repro.config.params import load
+config = load(Config, overrides=sys.argv[1:])
+print(json.dumps({{"config": config.flat(), "addressed": config.addressed(), "environment": config.environment()}}))
+"""
+
 
 def texts(settings: Mapping[str, Any]) -> list[str]:
     """`KEY=VALUE` for keys and their JSON-compatible values."""
     return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
 
 
+def sets(overrides: Sequence[str]) -> list[str]:
+    """`--set` arguments for texts KEY=VALUE."""
+    return [word for text in overrides for word in ("--set", text)]
+
+
 def overrides(settings: Mapping[str, Any]) -> list[str]:
     """`--set` arguments for keys and their JSON-compatible values."""
-    return [word for text in texts(settings) for word in ("--set", text)]
+    return sets(texts(settings))
 
 
 def command(
@@ -63,10 +89,14 @@ def command(
     return [sys.executable, "-m", *launcher, f"{project.name}{module}", *map(str, arguments), *overrides(settings)]
 
 
-def environment(project: Project) -> dict[str, str]:
-    """The variables of a process that runs the code of `project`, installed or not; no server and no stage of DVC."""
+def environment(project: Project, switches: bool = True) -> dict[str, str]:
+    """The variables of a process that runs the code of `project`, installed or not; no server and no stage of DVC.
+
+    Without those of `switches`, a training sets them itself, and a relaxed one stays unset.
+    """
     paths = [str(project.root / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    kept = {name: value for name, value in os.environ.items() if name not in ("MLFLOW_TRACKING_URI", STAGE)}
+    dropped = {"MLFLOW_TRACKING_URI", STAGE, *(each.name for each in SWITCHES if each.setting and not switches)}
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return kept | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
@@ -76,6 +106,15 @@ def start(project: Project, words: Sequence[str], log: Path) -> "subprocess.Pope
         return subprocess.Popen(
             words, cwd=project.root, env=environment(project), stdout=said, stderr=said, start_new_session=True
         )
+
+
+def piped(project: Project, words: Sequence[str], environ: Mapping[str, str]) -> "subprocess.Popen[str]":
+    """Start a command in `project` that is asked by its standard input and answers by its output, line by line."""
+    pipe = subprocess.PIPE
+    # in a session of its own, where Ctrl-C does not reach it
+    return subprocess.Popen(
+        words, cwd=project.root, env=environ, stdin=pipe, stdout=pipe, text=True, start_new_session=True
+    )
 
 
 def run(
@@ -91,8 +130,28 @@ def run(
     environ = environment(project) if environ is None else environ
     done = subprocess.run(words, cwd=project.root, env=environ, capture_output=True, text=True, errors="replace")
     if done.returncode not in ends:
-        raise Ended(words, done.returncode, (done.stderr.strip() or done.stdout.strip()).splitlines()[-12:])
+        raise Ended(words, done.returncode, (done.stderr.strip() or done.stdout.strip()).splitlines()[-LINES:])
     return done.stdout
+
+
+def config_of(project: Project, overrides: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """The config of a project as its own code reads it, which may be another release's.
+
+    Returns:
+        "config": the value of each key; "addressed": the part in the content address, as a tree; "environment": the
+        keys that choose the numeric environment.
+
+    Raises:
+        Ended: it does not take these overrides.
+    """
+    try:
+        said = run(project, [*command(project, "", {}, "config"), *sets(overrides)])
+    except Ended as ended:
+        if not any("No such command" in line for line in ended.said):
+            raise
+        said = run(project, [sys.executable, "-c", READ.format(package=project.name), *overrides])
+    found: dict[str, dict[str, Any]] = json.loads(said)
+    return found
 
 
 def prepared(project: Project, config: Settings, tell: Callable[[str], None]) -> dict[str, Any]:

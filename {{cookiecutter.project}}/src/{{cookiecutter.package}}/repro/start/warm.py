@@ -12,7 +12,6 @@ import json
 import os
 import runpy
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from typing import Any, NoReturn, Self
 
 from ..base.project import Project
 from ..core.errors import Failure
+from . import trainings
 from .ranks import GRACE, STOPPED, end_with_launcher, exit_code
 
 LATE = "torch._dynamo", "torch.distributed.fsdp"  # what the first optimizer, and shards of weights, import
@@ -40,15 +40,9 @@ class Warm:
         self._project, self._environ = project, environ
 
     def __enter__(self) -> Self:
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", f"{self._project.name}.repro.start.warm"],
-            cwd=self._project.root,
-            env=self._environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for who asked; forks end as soon as this process does
-        )
+        # forks end as soon as this process does
+        words = trainings.command(self._project, trainings.WARM, {})
+        self._server = trainings.piped(self._project, words, self._environ)
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         return self
 

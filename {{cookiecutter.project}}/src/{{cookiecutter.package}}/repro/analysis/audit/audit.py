@@ -4,7 +4,6 @@ Operations are seen in a child (`audited.py`), which makes the first step of a t
 """
 
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +34,6 @@ ENDS = (0, Preempted.exit_code)
 GROUPS = ("Operations", "Portability", "Code")
 ANOTHER = "deterministic by another kernel alone, which the switch deterministic_debug_mode chooses"
 RELAXED = "not deterministic: the switch deterministic_debug_mode is relaxed"
-LAST = 6  # lines of a failed training that are told
 
 
 @dataclass(frozen=True)
@@ -142,18 +140,19 @@ def _one_step(project: Project, settings: Settings, overrides: Sequence[str]) ->
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     report = folder / "step.json"
-    asked = [word for override in overrides for word in ("--set", override)]
-    words = trainings.command(
-        project, ".repro.analysis.audit.audited", ONE_STEP, report, "--out", folder / "run", *asked
-    )
+    asked, failed = trainings.sets(overrides), ""
+    words = trainings.command(project, trainings.AUDITED, ONE_STEP, report, "--out", folder / "run", *asked)
     environ = trainings.environment(project) | told_variables(settings.determinism)
     try:
-        done = subprocess.run(words, cwd=project.root, env=environ, capture_output=True, text=True, errors="replace")
-        said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-LAST:])
+        said = "the training did not begin"
+        try:
+            trainings.run(project, words, ENDS, environ)
+        except trainings.Ended as ended:
+            said = ended.last or f"{said}: exit code {ended.code}"
+            failed = f"the step did not end, exit code {ended.code}:\n{ended.last}"
         step = read_json(report) if report.is_file() else {"calls": 0}
         if not step["calls"]:
-            raise Refused(said or f"the training did not begin: exit code {done.returncode}")
-        failed = "" if done.returncode in ENDS else f"the step did not end, exit code {done.returncode}:\n{said}"
+            raise Refused(said)
         return step, failed
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,10 +1,5 @@
-"""Trainings of other commits, in a clone of the repository below build/: the user's own work tree is never touched."""
+"""Trainings of other commits, in a work copy below build/: the user's own work tree is never touched."""
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,7 +8,7 @@ from typing import Any
 
 from ...address.address import LEFT_BEHIND, OUTSIDE_THE_RUN, code, digest, locks
 from ...base.files import write_json
-from ...base.git import GitFailed, git, is_repository
+from ...base.git import GitFailed, git_text
 from ...base.project import Project
 from ...base.shape import plain, shown
 from ...base.text import flatten, some
@@ -21,22 +16,14 @@ from ...config.params import PARAMS
 from ...core.errors import Failure, Refused
 from ...start import trainings
 from ..series import Asked, Made, environment, kept
+from ..workcopy import WorkCopy, work_copy
 from .bisect import Verdict
 from .suspects import Setup, Side
 
 PLACES = ("data.raw", "data.prepared")  # where the user has the data, not the commit
-# Prints the config of a commit and the kinds of its keys, as its own code reads them.
-READ = """
-import json, sys
-from {package}.config import Config
-from {package}.repro.config.params import load
-config = load(Config, overrides=sys.argv[1:])
-print(json.dumps([config.flat(), config.addressed(), config.environment()]))
-"""
 FIRST = "is the first bad commit"
 SKIPPED = "There are only 'skip'ped commits left to test."
-# Of each command in the clone: no hook of anybody runs, and no other repository is taken for it.
-QUIET = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "advice.detachedHead=false")
+ONLY_SKIPPED = 2  # the exit code of git bisect with those words
 
 
 @dataclass(frozen=True)
@@ -60,7 +47,7 @@ def resolve(project: Project, name: str) -> str:
     """
     words = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     try:
-        return git(project.root, *words).decode().strip()
+        return git_text(project.root, *words)
     except GitFailed:
         raise Refused(f"{shown(name)}: no such commit in this repository; git log lists those there are") from None
 
@@ -98,44 +85,21 @@ class There:
 
 @contextmanager
 def cloned(project: Project, folder: Path) -> Iterator["Clone"]:
-    """A clone of the user's repository in a folder, which is gone afterwards.
+    """A work copy of the user's repository in a folder, which is gone afterwards.
 
     Raises:
         Refused: the project is in no repository.
     """
-    if not is_repository(project.root):
-        raise Refused(f"{project.root}: no git repository, so there are no commits; git init begins one")
-    place = _run(project.root, "rev-parse", "--show-toplevel", "--show-prefix")
-    top, prefix = place.stdout.split("\n")[:2]
-    try:
-        shutil.rmtree(folder, ignore_errors=True)  # left by one that was killed
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        done = _run(
-            folder.parent,
-            *QUIET,
-            "clone",
-            "--quiet",
-            "--shared",
-            "--no-checkout",
-            "--template=",
-            "--",
-            top,
-            str(folder),
-        )
-        if done.returncode:
-            raise Failure(f"{folder}: git cannot clone the repository: {' '.join(done.stderr.split())}")
-        package = folder / prefix / project.package.relative_to(project.root)
-        yield Clone(folder, Project(package), project, prefix)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with work_copy(project, folder, "so there are no commits; git init begins one") as copy:
+        yield Clone(copy, project.package.relative_to(project.root))
 
 
 class Clone:
-    """The repository's commits, to be trained: `project` lies in it, `own` is the user's."""
+    """The repository's commits, to be trained; `project` lies in the work copy, its `package` as in the user's."""
 
-    def __init__(self, top: Path, project: Project, own: Project, prefix: str) -> None:
-        self.top, self.project, self.own = top, project, own
-        self._package = f"{prefix}{project.package.relative_to(project.root).as_posix()}"
+    def __init__(self, copy: WorkCopy, package: Path) -> None:
+        self.project, self._copy = Project(copy.root / package), copy
+        self._package = f"{copy.prefix}{package.as_posix()}"
         self._prepared = ""  # for what the data there were prepared
 
     def check_out(self, commit: str, files: Sequence[str] = (), of: str = "") -> None:
@@ -144,24 +108,21 @@ class Clone:
         Raises:
             Failure: git cannot, or the commit has no such package.
         """
-        self._git("checkout", "--quiet", "--force", "--detach", commit)
-        self._clean()
+        self._copy.check_out(commit)
+        self._prepared = ""
         for name in files:
             path = f"{self._package}/{name}"
-            if self._git("cat-file", "-e", f"{of}:{path}", check=False).returncode:
-                (self.project.package / name).unlink(missing_ok=True)
+            if self._copy.holds("cat-file", "-e", f"{of}:{path}"):
+                self._copy.git("checkout", "--quiet", of, "--", f":(literal){path}")
             else:
-                self._git("checkout", "--quiet", of, "--", f":(literal){path}")
+                (self.project.package / name).unlink(missing_ok=True)
         if not self.project.machinery.is_dir():
             raise Failure(f"commit {commit[:12]}: it has no {self._package}/repro")
 
-    def _clean(self) -> None:
-        self._git("clean", "--quiet", "-ffdx")  # bytecode too: a file of the same size and second would be taken for it
-        self._prepared = ""
-
     def differing(self, a: str, b: str) -> list[str]:
         """The files of the package, without those that no run reads, in which two commits differ."""
-        listed = self._git("diff", "--name-only", "--no-renames", "-z", a, b, "--", f":(literal){self._package}").stdout
+        words = ("diff", "--name-only", "--no-renames", "-z", a, b, "--", f":(literal){self._package}")
+        listed = self._copy.git(*words)
         inside = [name.removeprefix(f"{self._package}/") for name in listed.split("\0") if name]
         outside = tuple(each for each in OUTSIDE_THE_RUN if each.endswith("/"))
         return [
@@ -176,10 +137,10 @@ class Clone:
         Raises:
             Failure: it does not take these overrides.
         """
-        words = [sys.executable, "-c", READ.format(package=self.project.name), *overrides]
-        flat, addressed, environ = json.loads(trainings.run(self.project, words))
-        neutral = flat.keys() - flatten(addressed).keys() - environ.keys() - {"seed"}
-        return Side(flat, frozenset(neutral), ranks, variables or {}, self._git("rev-parse", "HEAD").stdout.strip())
+        read = trainings.config_of(self.project, overrides)
+        flat = read["config"]
+        neutral = flat.keys() - flatten(read["addressed"]).keys() - read["environment"].keys() - {"seed"}
+        return Side(flat, frozenset(neutral), ranks, variables or {}, self._copy.git("rev-parse", "HEAD"))
 
     def make(self, setup: Setup, number: int, folder: Path, places: Mapping[str, Any]) -> Made:
         """Train what is checked out; a training that is kept in `folder` is not made again.
@@ -211,23 +172,18 @@ class Clone:
         Raises:
             Refused: `good` does not come before `bad`.
         """
-        if self._git("merge-base", "--is-ancestor", good, bad, check=False).returncode:
+        if not self._copy.holds("merge-base", "--is-ancestor", good, bad):
             raise Refused(
                 f"commit {good[:12]} does not come before {bad[:12]}, so no commit between them is searched for"
             )
         words = {Verdict.EQUAL: "good", Verdict.DIFFERS: "bad", Verdict.UNRESOLVED: "skip"}
         paths = [f":(literal){self._package}/{name}" for name in files]
-        self._git("checkout", "--quiet", "--force", "--detach", bad)
-        self._clean()
-        said = self._git("bisect", "start", bad, good, "--", *paths).stdout
+        self.check_out(bad)
+        said = self._copy.git("bisect", "start", bad, good, "--", *paths)
         while FIRST not in said and SKIPPED not in said:
-            word = words[trial(self._git("rev-parse", "HEAD").stdout.strip())]
-            self._git("checkout", "--quiet", "--force", "HEAD", "--", ".")  # params.yaml was written there
-            self._clean()
-            done = self._git("bisect", word, check=False)
-            said = done.stdout
-            if done.returncode and SKIPPED not in said:
-                raise Failure(f"git bisect {word}: {' '.join((done.stderr or said).split())}")
+            word = words[trial(self._copy.git("rev-parse", "HEAD"))]
+            self.check_out("HEAD")  # params.yaml was written there
+            said = self._copy.git("bisect", word, ends=(0, ONLY_SKIPPED))
         if FIRST in said:
             found = [said.partition(FIRST)[0].split()[-1]]
         else:
@@ -236,24 +192,9 @@ class Clone:
 
     def _told(self, commit: str) -> Commit:
         words = ("show", "--no-show-signature", "--name-only", "--no-renames", "-m", "--first-parent", "-z")
-        date_and_subject, *names = self._git(*words, "--format=%aI%n%s", commit).stdout.split("\0")
+        date_and_subject, *names = self._copy.git(*words, "--format=%aI%n%s", commit).split("\0")
         date, _, subject = date_and_subject.partition("\n")
         return Commit(commit, date, subject.strip("\n"), tuple(name.strip("\n") for name in names if name.strip("\n")))
-
-    def _git(self, *words: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
-        # both named: without its own .git, git would look for one in the folders above, which is the user's
-        done = _run(self.top, *QUIET, f"--git-dir={self.top / '.git'}", f"--work-tree={self.top}", *words)
-        if check and done.returncode:
-            raise Failure(f"git {words[0]}: {' '.join((done.stderr or done.stdout).split())}")
-        return done
-
-
-def _run(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    environ = kept | {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
-    return subprocess.run(
-        ["git", *words], cwd=folder, env=environ, capture_output=True, text=True, errors="surrogateescape"
-    )
 
 
 def _nested(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...address.address import LOCKS, requirements
 from ...address.manifest import sha256_file
-from ...base.git import git
+from ...base.git import git, git_text
 from ...base.project import Project
 from ...core.errors import Failure, Refused
 from ...record import names
@@ -114,7 +114,7 @@ def _about(project: Project, commit: str) -> About:
     """From pyproject.toml and git, as they were at the commit."""
     told = tomllib.loads(_shown(project, commit, "pyproject.toml").decode())["project"]
     authors = [str(each.get("name") or each.get("email")) for each in told.get("authors", [])]
-    date = git(project.root, "show", "--no-patch", "--format=%cs", commit).decode().strip()
+    date = git_text(project.root, "show", "--no-patch", "--format=%cs", commit)
     url = str(told.get("urls", {}).get("Repository", "")) or f"urn:git:{commit}"
     given = told.get("license", "")
     terms = given if isinstance(given, str) else str(given.get("text", ""))

@@ -7,7 +7,6 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from ...base.text import some
 from ...core.errors import Failure
 from ...record.code_state import changes, code_state
 from ...record.signature import require_key
+from ...start import trainings
 from ...tracking.tracking import address_of
 from .found import Context, Found, State
 
@@ -70,10 +70,11 @@ def locks(context: Context) -> Found:
     script = context.project.root / address.LOCKS / "check_locks.py"
     if not script.is_file():
         return Found(State.UNKNOWN, f"{script.relative_to(context.project.root)} is missing", "restore it from git")
-    done = subprocess.run([sys.executable, script], cwd=context.project.root, capture_output=True, text=True)
-    if done.returncode:
-        said = (done.stdout + done.stderr).strip().splitlines() or ["no word"]
-        return Found(State.FAULT, said[0], "make lock-check tells all of it; make lock writes the locks anew")
+    try:
+        trainings.run(context.project, [sys.executable, str(script)])
+    except trainings.Ended as ended:
+        said = (*ended.said, "no word")[0]
+        return Found(State.FAULT, said, "make lock-check tells all of it; make lock writes the locks anew")
     return Found(State.OK, "they fit pyproject.toml, each other and the Dockerfile")
 
 

@@ -5,9 +5,12 @@ import shutil
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
+from ...base.git import git_text
 from ...base.text import some
+from ...core.errors import Failure
 from .found import Context, Found, State
 
 SPACE = 2**30  # bytes that a run should find free
@@ -89,7 +92,9 @@ def clock(context: Context) -> Found:
     if abs(ahead) > APART:
         seen = f"the clock of the file system is {ahead:+.0f} s from this machine's"
         return Found(State.WARNING, seen, "data.check: every_byte does not rely on dates; or set the clocks (NTP)")
-    shown = _said(context, "git", "log", "-1", "--format=%ct").strip()
+    shown = ""
+    with suppress(Failure):  # no repository, or no commit
+        shown = git_text(context.project.root, "log", "-1", "--format=%ct")
     if shown.isdecimal() and int(shown) > now + 60:
         return Found(State.FAULT, f"the last commit is {int(shown) - now:.0f} s in the future", "set the clock (NTP)")
     return Found(State.OK, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now)))

@@ -4,7 +4,6 @@ Both are made in a child (`perturbed.py`), on one process, in a folder of their 
 """
 
 import math
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from ...base.project import Project
 from ...base.shape import plain
 from ...config.settings import Settings
 from ...core.errors import Failure, Refused
-from ...core.flags import SWITCHES, told_variables
+from ...core.flags import told_variables
 from ...record.names import METRICS
 from ...record.reading import metric_rows, read_record
 from ...start import trainings
@@ -34,7 +33,6 @@ from .perturbed import CHANGED, CONTROL
 REPORT = "perturb.json"
 SATURATED = 0.1  # of the largest distance: where growth ends
 FEWEST = 3  # rows that show a growth
-LAST = 6  # lines of a failed training that are told
 
 
 @dataclass(frozen=True)
@@ -184,18 +182,14 @@ def train(project: Project, settings: Settings, overrides: Sequence[str], folder
         Failure: it failed.
     """
     folder.mkdir(parents=True)
-    given = [word for text in overrides for word in ("--set", text)]
-    words = trainings.command(
-        project, ".repro.analysis.noise.perturbed", ALONE, folder, folder.name, str(at), "--out", folder / "run", *given
-    )
-    variables = {switch.name for switch in SWITCHES if switch.setting}
-    environ = {name: value for name, value in trainings.environment(project).items() if name not in variables}
-    environ |= told_variables(settings.determinism, environ)
-    done = subprocess.run(words, cwd=project.root, env=environ, capture_output=True, text=True, errors="replace")
-    if done.returncode:
-        said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-LAST:])
-        kind = Refused if done.returncode == Refused.exit_code else Failure
-        raise kind(said or f"the training ended with {done.returncode}")
+    own, given = (folder, folder.name, str(at)), trainings.sets(overrides)
+    words = trainings.command(project, trainings.PERTURBED, ALONE, *own, "--out", folder / "run", *given)
+    environ = trainings.environment(project, switches=False)
+    try:
+        trainings.run(project, words, environ=environ | told_variables(settings.determinism, environ))
+    except trainings.Ended as ended:
+        kind = Refused if ended.code == Refused.exit_code else Failure
+        raise kind(ended.last or f"the training ended with {ended.code}") from None
 
 
 def compared(perturbed: Path, control: Path, kind: str, at: int, key: str, accepted: dict[str, float]) -> Perturbation:
