@@ -65,10 +65,13 @@ def pytest_configure(config: pytest.Config) -> None:
     It must happen before torch is imported, and while standard output is the real one: pytest captures it
     when it imports this file, and again from the first test on, but not now.
     """
+    from project import PROJECT as OURS
+    from project.repro.base.project import work_for
     from project.repro.config.settings import Determinism
     from project.repro.core.errors import Refused
     from project.repro.core.flags import set_environment
 
+    work_for(OURS)
     assert "torch" not in sys.modules, "torch was imported too early to be strict"
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background begins without it
     for name in [name for name in os.environ if name.startswith(("MLFLOW_", "GIT_"))]:

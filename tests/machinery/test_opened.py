@@ -11,6 +11,7 @@ import numpy as np
 import project
 import pytest
 from project.config import Config
+from project.repro.base.project import LIBRARY
 from project.repro.config.params import load
 from project.repro.core.errors import Refused
 from project.repro.core.sampling import Seeded
@@ -19,7 +20,7 @@ from project.repro.start import launch
 from small import PIPELINE, Case, small
 from warm import PROJECT
 
-MACHINERY = opened.MACHINERY
+MACHINERY = LIBRARY
 UNKNOWN = (
     "constants.json",
     "tables/rates.npy",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import click
 
 from .base.output import outlive_readers
-from .base.project import Project
+from .base.project import Project, work_for
 from .config.params import load
 from .config.settings import Settings
 from .core.errors import Failure, of_system
@@ -47,6 +47,7 @@ class Grouped(click.Group):
     def invoke(self, context: click.Context) -> Any:
         """Run the verb."""
         outlive_readers()
+        work_for(context.obj.project)
         try:
             return super().invoke(context)
         except (Failure, OSError) as error:

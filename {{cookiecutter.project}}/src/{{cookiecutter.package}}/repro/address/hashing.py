@@ -18,10 +18,11 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
+from ..base import project
 from ..base.files import durable
 from ..core.errors import Refused
 
-MEMORY = Path(__file__).resolve().parents[4] / "build" / "hashes"  # in the project; it may be removed at any time
+MEMORY = Path("build", "hashes")  # in the project; it may be removed at any time
 STEP = 10 * 10**9  # ns: the dates of some file systems are 2 s apart (FAT), and a server's clock may be behind
 NEVER = 0  # stands for ctime where a file may have changed since, and be read again
 WHOLE = ""  # the name of a file in itself
@@ -125,8 +126,7 @@ def _read(path: str, before: Identity, now: int) -> Entry:
 def clock() -> int:
     """The time in ns by the clock of the project's file system; 0, long ago, where nothing can be remembered."""
     try:
-        MEMORY.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=MEMORY) as file:
+        with tempfile.TemporaryFile(dir=_memory()) as file:
             return os.fstat(file.fileno()).st_ctime_ns
     except OSError:
         return 0
@@ -150,7 +150,7 @@ def remember(root: Path, held: Entries) -> None:
     """Have the next `recall` of a folder or file return this. Where nothing can be written, nothing is remembered."""
     text = json.dumps([list(held), *zip(*held.values(), strict=True)]).encode()  # by columns, which are read fast
     with suppress(OSError):
-        MEMORY.mkdir(parents=True, exist_ok=True)
+        _memory()
         with durable(_place(root), f".{os.getpid()}") as beside:  # another process may remember it, too
             beside.write_bytes(_seal(root, text) + b"\n" + text)
 
@@ -160,8 +160,14 @@ def _seal(root: Path, text: bytes) -> bytes:
     return hashlib.sha256(os.fsencode(root.absolute()) + b"\0" + text).hexdigest().encode()
 
 
+def _memory() -> Path:
+    folder = project.root() / MEMORY
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def _place(root: Path) -> Path:
-    return MEMORY / hashlib.sha256(os.fsencode(root.absolute())).hexdigest()[:32]
+    return project.root() / MEMORY / hashlib.sha256(os.fsencode(root.absolute())).hexdigest()[:32]
 
 
 def told(name: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..base import project
 from ..base.files import read_json
 from ..base.forms import ABSENT, Form
 from ..base.text import differences, named, some
@@ -97,7 +98,7 @@ def _raw(data: Data) -> tuple[Path, str]:
     raw = Path(data.raw)
     if raw.is_symlink() and raw.is_dir():
         raise Refused(f"{raw}: a link to a folder seen, a folder wanted: name that one as data.raw: {raw.resolve()}")
-    return raw, "" if raw.exists() else pull.bring(raw)
+    return raw, "" if raw.exists() else pull.bring(raw, project.root())
 
 
 def require(root: Path, sha256: str, remedy: str, check: Check | None = "every_byte", but: str | None = None) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from ..base.redact import without_credentials
 
-ROOT = Path(__file__).resolve().parents[4]  # the project
 LOCK = Path("build", "pull.lock")  # the ranks of a host bring data one after another
 # DVC is loaded by a process of its own. It needs no git for this: an archive of a project has none. A work tree of an
 # older commit has a remote of its own where that is a folder that git tracks; else it is given the owner's, with the
@@ -45,11 +44,12 @@ except Exception as error:
 """
 
 
-def bring(raw: Path, root: Path = ROOT, owner: Path = ROOT) -> str:
+def bring(raw: Path, root: Path, owner: Path | None = None) -> str:
     """Have DVC bring a missing file or folder of the project in `root`, and say so; why it cannot, or "" where it has.
 
     `owner` is another project, of which `root` is a work tree: its remotes, credentials and cache serve, too.
     """
+    owner = owner or root
     pointer = Path(f"{raw}.dvc")
     if not raw.parent.resolve().is_relative_to(root.resolve()):
         return "It lies outside the project, where DVC brings nothing: put it there"

@@ -4,7 +4,9 @@ import runpy
 import sys
 from pathlib import Path
 
-LAB = Path(__file__).parent
+from ..base.project import LIBRARY
+
+LAB = LIBRARY / "lab"
 
 
 def train(package: str, *arguments: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..address.address import fields
+from ..base.project import LIBRARY
 from ..base.text import Difference, differences, flatten, some
 from ..core.errors import Refused
 from ..core.flags import SWITCHES
@@ -190,12 +191,16 @@ ANY = ".*"
 CAUSES = (
     (ANY, r"seed", "every random number is derived from the seed"),
     ("batch", r"data\.|config\.data\.", "the batch is made of other data"),
-    ("batch", r"code\.(data|prepare)\.py|code\.repro/core/(sampling|order|seeds)", "this code makes the batches"),
+    (
+        "batch",
+        rf"code\.(data|prepare)\.py|code\.{LIBRARY.name}/training/(sampling|order|seeds)",
+        "this code makes the batches",
+    ),
     ("batch", r"config\.parallel\.|config\.train\.epochs", "it decides which samples a step sees"),
     ("gradient", r"config\.parallel\.|world_size", "it decides how gradients are summed"),
     (
         "gradient",
-        r"code\.repro/core/(tree|transport|accumulate|buckets|sharded|fsdp)",
+        rf"code\.{LIBRARY.name}/training/(tree|transport|accumulate|buckets|sharded|fsdp)",
         "it decides how gradients are summed",
     ),
     ("output|loss|gradient", r"config\.model\.", "it is another network"),

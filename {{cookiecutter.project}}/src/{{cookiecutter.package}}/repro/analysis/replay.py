@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 from ..address import hashing, manifest, pull
 from ..address.release import judged
-from ..base.project import Project
+from ..base.project import LIBRARY, Project
 from ..base.text import differences, flatten, some
 from ..config.params import PARAMS
 from ..core.errors import Failure, Refused
@@ -124,7 +124,7 @@ def _checked_out(project: Project, name: str, code: Mapping[str, Any], patch: Pa
     with work_copy(project, folder, "which has the code of the run; run this in a clone", commit) as copy:
         if patch:
             copy.git("apply", "--whitespace=nowarn", str(patch.absolute()))
-        (machinery,) = (copy.root / "src").glob("*/repro")
+        (machinery,) = (copy.root / "src").glob(f"*/{LIBRARY.name}")
         yield Project(machinery.parent)
 
 

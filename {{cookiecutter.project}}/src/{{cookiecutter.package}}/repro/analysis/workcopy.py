@@ -64,22 +64,26 @@ def work_copy(project: Project, folder: Path, whose: str, commit: str = "HEAD") 
     Raises:
         Refused: the project is in no repository, or that has no such commit.
     """
-    if not is_repository(project.root):
+    if not is_repository(project.root, own=True):
         raise Refused(f"{project.root}: no git repository, {whose}")
     try:
-        git_text(project.root, "cat-file", "-e", f"{commit}^{{commit}}")
+        _git(project, "cat-file", "-e", f"{commit}^{{commit}}")
     except GitFailed:
         raise Refused(f"commit {commit}: not in this repository; get it with: git fetch, and run this again") from None
     try:
         _remove(project, folder)  # left by one that was killed
-        git_text(project.root, *QUIET, "worktree", "add", "--quiet", "--detach", str(folder), commit)
-        yield WorkCopy(folder, git_text(project.root, "rev-parse", "--show-prefix"))
+        _git(project, "worktree", "add", "--quiet", "--detach", str(folder), commit)
+        yield WorkCopy(folder, _git(project, "rev-parse", "--show-prefix"))
     finally:
         _remove(project, folder)
 
 
 def _remove(project: Project, folder: Path) -> None:
     with suppress(GitFailed):  # where there is none
-        git_text(project.root, "worktree", "remove", "--force", str(folder))
+        _git(project, "worktree", "remove", "--force", str(folder))
     shutil.rmtree(folder, ignore_errors=True)
-    git_text(project.root, "worktree", "prune")
+    _git(project, "worktree", "prune")
+
+
+def _git(project: Project, *words: str) -> str:
+    return git_text(project.root, *QUIET, *words, own=True)

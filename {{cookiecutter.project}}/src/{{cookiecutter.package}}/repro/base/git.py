@@ -57,13 +57,13 @@ def git_text(folder: Path, *words: str, ends: Sequence[int] = (0,), own: bool = 
     return os.fsdecode(git(folder, *words, ends=ends, own=own)).removesuffix("\n")
 
 
-def is_repository(folder: Path) -> bool:
-    """Whether git knows `folder`, or one above it.
+def is_repository(folder: Path, own: bool = False) -> bool:
+    """Whether git knows `folder`, or one above it; `own` as in `git`.
 
     Raises:
         Refused: it belongs to another user.
     """
     try:
-        return bool(git(folder, "rev-parse", "--git-dir"))
+        return bool(git(folder, "rev-parse", "--git-dir", own=own))
     except GitFailed:
         return False

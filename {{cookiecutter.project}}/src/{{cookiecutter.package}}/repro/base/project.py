@@ -1,7 +1,9 @@
-"""The folders of a project. They are passed in, so that the machinery serves any project."""
+"""Where things lie: the folder of this library, and those of a project. No other module knows where it lies itself."""
 
 from dataclasses import dataclass
 from pathlib import Path
+
+LIBRARY = Path(__file__).resolve().parent  # the folder of this library; it has the same name in each project
 
 
 @dataclass(frozen=True)
@@ -26,5 +28,18 @@ class Project:
 
     @property
     def machinery(self) -> Path:
-        """The folder of this machinery in the package."""
-        return self.package / "repro"
+        """The folder of the library in the package."""
+        return self.package / LIBRARY.name
+
+
+_begun: list[Project] = []  # at most one
+
+
+def work_for(project: Project) -> None:
+    """Have this process work for a project from now on."""
+    _begun[:] = [project]
+
+
+def root() -> Path:
+    """The root of the project that this process works for; the current folder, as params.yaml, where it has no such."""
+    return _begun[0].root if _begun else Path.cwd()

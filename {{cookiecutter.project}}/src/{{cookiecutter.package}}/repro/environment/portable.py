@@ -6,13 +6,14 @@ operation that is not in it may be the same everywhere as well: nobody knows.
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-TABLE = Path(__file__).with_name("portable.txt")
+from ..base.project import LIBRARY
+
+TABLE = LIBRARY / "machine" / "portable.txt"
 DIFFERS = "-"  # before a kind of number in which the operation differs between CPUs
 INTEGERS, MEASURED = "integers", {torch.float32: "float32", torch.float64: "float64"}
 ROOTS = (0.5, -0.5)  # as exponents, they are computed by other functions

@@ -24,10 +24,11 @@ from torch import nn
 from torch._dynamo.callback import CallbackArgs, callback_handler
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..base.project import LIBRARY
 from . import portable
 from .compiler import COMPILED
 
-MACHINERY = str(Path(__file__).resolve().parents[1])
+MACHINERY = str(LIBRARY)
 TORCH = str(Path(torch.__file__).parent)
 STANDARD, PACKAGES = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")  # one may hold the other
 OPTIMIZERS = str(Path(torch.__file__).parent / "optim")

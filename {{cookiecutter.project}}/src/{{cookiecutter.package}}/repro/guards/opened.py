@@ -17,11 +17,10 @@ from typing import Any
 
 from ..address.address import addressed
 from ..address.locks import INSTALLED
-from ..base.project import Project
+from ..base.project import LIBRARY, Project
 from ..base.text import some
 from ..core.errors import Refused
 
-MACHINERY = Path(__file__).resolve().parents[1]
 _watches: list["_Watch"] = []  # at most one
 _resolved = cache(Path.resolve)
 
@@ -98,15 +97,15 @@ class _Watch:
         The owner's line counts. Where there is none, it is that of a library whose dataset the machinery asks for an
         item, or of a thread.
         """
-        frame: FrameType | None = sys._getframe()
-        by = ""
-        while frame and frame.f_code.co_filename == __file__:
+        here, by = sys._getframe(), ""
+        frame: FrameType | None = here
+        while frame and frame.f_code.co_filename == here.f_code.co_filename:
             frame = frame.f_back
         while frame:
             if frame.f_code.co_filename.startswith("<frozen importlib"):  # modules are judged by `stages`
                 return None
             file = _resolved(Path(frame.f_code.co_filename))
-            if file.is_relative_to(MACHINERY):
+            if file.is_relative_to(LIBRARY):
                 return by or None
             if file.is_relative_to(self.package):
                 return f"{file.relative_to(self.package)}:{frame.f_lineno}"

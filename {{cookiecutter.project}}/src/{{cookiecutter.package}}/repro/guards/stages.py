@@ -19,6 +19,7 @@ from ..address.loaded import require_kept, require_unchanged
 from ..address.locks import require_installed
 from ..base.forms import ABSENT, Form
 from ..base.project import Project
+from ..base.project import LIBRARY, Project
 from ..base.text import differences, flatten, some
 from ..config.params import PARAMS
 from ..config.yaml_file import read_yaml
@@ -28,7 +29,7 @@ from . import opened
 STAGES = "dvc.yaml"
 REMEDY = f"Mend it, or restore it: git checkout {STAGES}"
 VARIABLE = "DVC_STAGE"  # DVC sets it for the commands that it runs
-COMMAND = "repro/cli.py"  # not in the address; `repro train` loads it, and it changes nothing
+COMMAND = f"{LIBRARY.name}/cli.py"  # not in the address; `repro train` loads it, and it changes nothing
 KEY = re.compile(r"\$\{([\w.]+)\}")  # of params.yaml, in a path
 Items = list[str | dict[str, Any]]
 ASIDE = ("tests/", f"{LOCKS}/")  # a test may run a stage in its own process, which has loaded these
@@ -163,7 +164,7 @@ def _require_files(project: Project, stage: Stage | None, whole: bool, unhashed:
     if unknown:
         raise Refused(
             f"{some(unknown)}: loaded, but not in the content address: a change there would go unseen. "
-            f"Move it into {package}, outside {package}/repro/analysis"
+            f"Move it into {package}, outside {package}/{LIBRARY.name}/lab"
         )
     # nobody sees which of the files that are not Python a stage reads: it is to list them all
     used = [name for name in addressed if name in loaded or not name.endswith(".py")]

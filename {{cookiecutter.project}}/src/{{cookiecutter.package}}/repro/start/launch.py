@@ -11,7 +11,7 @@ import click
 
 from ..address import loaded
 from ..base.output import outlive_readers
-from ..base.project import Project
+from ..base.project import Project, work_for
 from ..config.params import load
 from ..config.settings import Data, Settings
 from ..core.errors import Failure, Refused, of_system
@@ -77,6 +77,7 @@ def begin(project: Project, schema: type[S], trains: bool = False) -> tuple[S, P
         if isinstance(parsed, int):  # --help was shown
             sys.exit(parsed)
         overrides, out, ranks = parsed
+        work_for(project)
         loaded.remember(project)
         if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank of torchrun
             end_with_launcher()

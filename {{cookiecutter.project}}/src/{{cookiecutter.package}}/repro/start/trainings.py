@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..address import manifest
-from ..base.project import Project
+from ..base.project import LIBRARY, Project
 from ..config.params import load
 from ..config.settings import Settings
 from ..core.errors import Failure
@@ -49,10 +49,11 @@ class Ended(Failure):
         return "\n".join(self.said[-LAST:])
 
 
+LAB = f".{LIBRARY.name}.lab"
 # Trainings that are told to do more than train, by the module that a process runs in place of `.train`. Its first
 # arguments are that module's own; the others are those of `train`.
-TRAIN, PERTURBED, AUDITED = ".train", ".repro.analysis.noise.perturbed", ".repro.analysis.audit.audited"
-WARM = ".repro.start.warm"  # forks trainings
+PERTURBED, AUDITED = f"{LAB}.noise.perturbed", f"{LAB}.audit.audited"
+WARM = f"{LAB}.warm"  # forks trainings
 LINES, LAST = 12, 6  # of what a failed command has said: all that are kept, and a few
 # Prints what the verb `config` does, for a release that lacks it.
 READ = """

@@ -117,7 +117,7 @@ class Clone:
             else:
                 (self.project.package / name).unlink(missing_ok=True)
         if not self.project.machinery.is_dir():
-            raise Failure(f"commit {commit[:12]}: it has no {self._package}/repro")
+            raise Failure(f"commit {commit[:12]}: it has no {self._package}/{self.project.machinery.name}")
 
     def differing(self, a: str, b: str) -> list[str]:
         """The files of the package, without those that no run reads, in which two commits differ."""

@@ -129,7 +129,7 @@ def _places(project: Project, config: Settings) -> dict[str, Any]:
     """Where the user has the data, from the root of the file system: a clone lies elsewhere."""
     raw = project.root / config.data.raw
     if not raw.exists():
-        pull.bring(raw)  # if it cannot, a commit's own stage says so
+        pull.bring(raw, project.root)  # if it cannot, a commit's own stage says so
     return {key: str((project.root / config.flat()[key]).resolve()) for key in PLACES}
 
 
