@@ -25,7 +25,7 @@ from project.config import Config
 from project.model import build
 from project.repro.address import manifest
 from project.repro.address.manifest import sha256_file
-from project.repro.analysis.diff import Place, Side, causes, first_place, load, report
+from project.repro.analysis.diff import Place, causes, first_place, load, report
 from project.repro.base.files import read_json
 from project.repro.checkpoint import checkpoint, saver
 from project.repro.config.settings import Checkpoint
@@ -36,6 +36,7 @@ from project.repro.core.seeds import derive
 from project.repro.core.snapshot import Snapshot
 from project.repro.record import receipt
 from project.repro.record.chain import STEP
+from project.repro.record.view import RunView
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -321,19 +322,26 @@ def test_resume_from_a_wrong_step(train: Train, monkeypatch: pytest.MonkeyPatch)
     assert found[0].endswith("other was resumed just before step 13: it went on from another state")
 
 
+def handmade(name: str, **parts: Any) -> RunView:
+    """A run that lies nowhere, with these parts."""
+    run = RunView(Path("nowhere"), name)
+    vars(run).update(parts)
+    return run
+
+
 def test_gradients_are_named_from_the_one_that_the_backward_pass_comes_by_first():
     columns = "gradient first", "gradient last", "weights first"
     fields = np.dtype([*((name, "<u8") for name in columns), ("link", "V24")])
     steps = np.zeros(1, np.dtype([*((name, STEP[name]) for name in STEP.names or ()), ("link", "V24")]))
 
-    def run(name: str, number: int) -> Side:
+    def run(name: str, number: int) -> RunView:
         row, tensors = steps.copy(), np.zeros(1, fields)
         row["gradient"] = number
         for column in columns:
             tensors[column] = number
         for chain in (row, tensors):
             chain["link"] = bytes([number]) * 24
-        return Side(name, {}, {}, (), None, row, tensors, columns)
+        return handmade(name, steps=row, tensors=tensors, columns=columns)
 
     assert first_place(run("one", 1), run("other", 2)) == Place(0, "gradient", ("last", "first"), 2)
 
@@ -355,9 +363,9 @@ def test_receipts_are_compared_by_their_roots(clean: Path, train: Train):
 # ---- ranking
 
 
-def side(name: str, **fields: Any) -> Side:
+def side(name: str, **fields: Any) -> RunView:
     """A run with these fields in its content address."""
-    return Side(name, fields, {}, (), None, np.empty(0), None, ())
+    return handmade(name, addressed=fields)
 
 
 LIKELIEST = {

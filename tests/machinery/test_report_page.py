@@ -13,8 +13,8 @@ from conftest import PACKAGE, PROJECT, SECRETS, WORD, python
 from handmade import ENVIRONMENT, HOSTILE, IMAGE, PHASES, hostile, write
 from pages import ELEMENTS, given, page, told
 from project.repro.analysis.report import plots, public
-from project.repro.analysis.report.seen import Curve, Rank, look
 from project.repro.base.shape import plain
+from project.repro.record.view import Curve, Rank, RunView
 from project.repro.tracking import tracking
 
 pytestmark = pytest.mark.usefixtures("in_a_folder")
@@ -140,7 +140,7 @@ def test_step_that_was_made_again_counts_as_made_last():
     again = {"step": 1, "rank": 0, "host": "b", "seconds": dict.fromkeys(PHASES, 5.0), "memory": 7}
     with (run / "trace" / "rank0000.jsonl").open("a") as file:
         file.write(json.dumps(again) + "\n")
-    (rank,) = look(run, "one").ranks
+    (rank,) = RunView(run).ranks
     assert rank.steps.tolist() == [0, 1, 2] and rank.seconds["load"].tolist() == [0.001, 5.0, 0.001]
 
 

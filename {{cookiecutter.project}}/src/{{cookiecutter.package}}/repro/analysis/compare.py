@@ -10,8 +10,9 @@ import numpy as np
 
 from ..base.shape import plain
 from ..base.text import some
+from ..record.view import RunView
 from . import statistics
-from .groups import Ran, chosen, named, notes, require_different, values
+from .groups import chosen, named, notes, require_different, values
 from .statistics import LEVEL, Interval, Numbers, Tested
 
 FEW = 10  # runs of a group: a bootstrap interval of fewer is clearly too short
@@ -78,7 +79,7 @@ class Facts:
     compared: list[Compared]
 
 
-def compare(a: Sequence[Ran], b: Sequence[Ran], metrics: Sequence[str], seed: int) -> Facts:
+def compare(a: Sequence[RunView], b: Sequence[RunView], metrics: Sequence[str], seed: int) -> Facts:
     """Compare the metrics of two groups of runs; of no `metrics`, all that both have but `steps`.
 
     `seed` is that of partitions and resamples that are drawn.
@@ -113,7 +114,7 @@ def compare(a: Sequence[Ran], b: Sequence[Ran], metrics: Sequence[str], seed: in
     told = [*notes(a, b), *([f"{some([*map(named, left)])}: not compared, as one group alone has it"] if left else [])]
     if any(each.size.interval for each in compared) and min(len(a), len(b)) < FEW:
         told.append(f"of fewer than {FEW} runs in a group, an interval comes out too short: go by p")
-    runs = _by_group(*({run.name: run.receipt for run in group} for group in (a, b)))
+    runs = _by_group(*({run.name: run.required.name for run in group} for group in (a, b)))
     return Facts(runs, LEVEL, seed, told, compared)
 
 
@@ -137,7 +138,7 @@ def _distance(values: Numbers) -> float | None:
     return statistics.mean(statistics.distances(values)) if len(values) > 1 else None
 
 
-def _size(groups: Sequence[Sequence[Ran]], pair: tuple[Numbers, Numbers], seed: int) -> Size:
+def _size(groups: Sequence[Sequence[RunView]], pair: tuple[Numbers, Numbers], seed: int) -> Size:
     a, b = map(statistics.mean, pair)
     deviation = statistics.pooled_deviation(pair)
     effect = (b - a) / deviation if deviation else math.nan
@@ -145,13 +146,13 @@ def _size(groups: Sequence[Sequence[Ran]], pair: tuple[Numbers, Numbers], seed: 
     return Size(b - a, statistics.interval(*pair, seed), deviation, known, _noise_floor(groups, pair))
 
 
-def _noise_floor(groups: Sequence[Sequence[Ran]], values: Sequence[Numbers]) -> float | None:
+def _noise_floor(groups: Sequence[Sequence[RunView]], values: Sequence[Numbers]) -> float | None:
     """The deviation between runs of one content address, pooled; None where no group has two of one."""
     cells = []
     for runs, numbers in zip(groups, values, strict=True):
-        for address, count in Counter(run.address for run in runs).items():
+        for address, count in Counter(run.address["address"] for run in runs).items():
             if count > 1:
-                cells.append(numbers[[run.address == address for run in runs]])
+                cells.append(numbers[[run.address["address"] == address for run in runs]])
     return statistics.pooled_deviation(cells)
 
 

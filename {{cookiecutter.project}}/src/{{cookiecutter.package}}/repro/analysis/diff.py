@@ -1,50 +1,20 @@
 """Whether two runs are equal, their first difference (its step, its phase and its tensors), and the likely causes."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ..address.address import fields
 from ..base.project import LIBRARY
-from ..base.text import Difference, differences, flatten, some
-from ..core.errors import Refused
+from ..base.text import Difference, differences, some
 from ..core.flags import SWITCHES
-from ..record import chain, names, receipt
-from ..record.reading import read_record
-from ..record.receipt import Receipt
-from .beside import comparable, held
+from ..record import chain
+from ..record.view import RunView
 
-Rows = np.ndarray[Any, Any]
 ANYWHERE = "anywhere"  # a phase that nobody knows
 AFTER, MEASURING = "after the last step", "the final metrics"  # what no step of a trace holds
 EQUAL, SO_FAR, DIFFERENT, UNKNOWN = "EQUAL", "EQUAL SO FAR", "DIFFERENT", "UNKNOWN"
-_NO_STEPS = np.empty(0, np.dtype([*((name, chain.STEP[name]) for name in chain.STEP.names or ()), ("link", "V24")]))
 PHASES = ("batch", "output", "loss", "gradient", "weights", "optimizer")  # in the order of a step
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of the two runs: its records, its trace (rows of digests), and what its receipt states, if it has one.
-
-    Attributes:
-        doubts: what is wrong with its records, a sentence of each.
-    """
-
-    name: str
-    address: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    resumed: tuple[int, ...]  # after how many steps it went on
-    root: str | None
-    steps: Rows
-    tensors: Rows | None
-    columns: tuple[str, ...]
-    weights: str | None = None  # SHA-256
-    metrics: Mapping[str, str] = field(default_factory=dict)
-    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,56 +41,21 @@ class Verdict:
     place: Place | None = None
 
 
-def load(path: Path, name: str = "") -> Side:
-    """The records in a run directory: its trace as far as it goes, and its receipt; or a receipt alone.
+def load(path: Path, name: str = "") -> RunView:
+    """The run in a run directory, its trace as far as it goes, or that of a receipt alone.
+
+    The whole trace is not read: what two runs have in common is found by bisection.
 
     Raises:
-        Refused: there is neither, or a record is missing.
+        Refused: there is too little to compare, or a record is missing or damaged.
         Failure: the lone receipt was altered.
     """
-    name = name or str(path)
-    if path.is_file():
-        return _stated(receipt.read(path), name)
-    steps = chain.rows(path / names.STEP_ROWS, chain.STEP) if (path / names.STEP_ROWS).is_file() else _NO_STEPS
-    # the whole trace is not read: what two runs have in common is found by bisection
-    run, doubts = held(path, but=(names.STEP_ROWS,))
-    root = steps["link"][-1].tobytes().hex() if len(steps) else None
-    if run and root and root != run.stated["trace"]:
-        doubts += (f"{names.STEP_ROWS}: not as the receipt states: altered, cut, or of another run",)
-    if run and not (path / names.ADDRESS).is_file():
-        return _stated(run, name, doubts)
-    for needed in (names.ADDRESS, names.ENVIRONMENT):
-        if not (path / needed).is_file():
-            raise Refused(f"{path / needed}: missing; a run directory, or a receipt, is wanted")
-    if not (len(steps) or run or doubts):
-        raise Refused(f"{path}: neither a step of a trace (trace.level: step) nor a receipt seen: nothing to compare")
-    tensors, columns = path / names.TENSOR_ROWS, ()
-    if tensors.is_file():
-        columns = tuple(dict.fromkeys(read_record(path, names.TENSOR_COLUMNS)))
-    return Side(
-        name,
-        fields(read_record(path, names.ADDRESS)["preimage"]),
-        flatten(read_record(path, names.ENVIRONMENT)["preimage"]),
-        receipt.resumes(path),
-        root or (run.stated["trace"] if run else None),
-        steps,
-        chain.rows(tensors, np.dtype([(name, "<u8") for name in columns])) if columns else None,
-        columns,
-        run.weights if run else None,
-        comparable(run.stated["metrics"]) if run else {},
-        doubts,
-    )
+    run = RunView(path, name, every_row=False)
+    run.require_comparable()
+    return run
 
 
-def _stated(run: Receipt, name: str, doubts: tuple[str, ...] = ()) -> Side:
-    stated = run.stated
-    address, environment = fields(stated["preimage"]), flatten(stated["environment"]["preimage"])
-    resumed, metrics = tuple(stated["informational"]["resumed"]), comparable(stated["metrics"])
-    root = stated["trace"]
-    return Side(name, address, environment, resumed, root, _NO_STEPS, None, (), run.weights, metrics, doubts)
-
-
-def verdict(one: Side, other: Side) -> Verdict:
+def verdict(one: RunView, other: RunView) -> Verdict:
     """Whether two runs are equal, by all that their traces and their receipts state."""
     sides, lengths = (one, other), (len(one.steps), len(other.steps))
     if doubts := [f"{side.name}: {doubt}" for side in sides for doubt in side.doubts]:
@@ -140,8 +75,8 @@ def verdict(one: Side, other: Side) -> Verdict:
         said = f"have {equal}, then other final weights" if equal else "have different weights, and no trace of both"
         phase = AFTER if equal else ANYWHERE
         return Verdict(DIFFERENT, f"{said}: {one.weights} | {other.weights}", Place(max(lengths), phase, (), 0))
-    if finished and one.metrics != other.metrics:
-        found = [f"{d.field}: {d.one} | {d.other}" for d in differences(one.metrics, other.metrics)]
+    if finished and one.outcome != other.outcome:
+        found = [f"{d.field}: {d.one} | {d.other}" for d in differences(one.outcome, other.outcome)]
         said = f"have equal weights ({one.weights}), but other metrics: {some(found)}"
         return Verdict(DIFFERENT, said, Place(max(lengths), MEASURING, (), 0))
     if finished:
@@ -153,7 +88,7 @@ def verdict(one: Side, other: Side) -> Verdict:
     return Verdict(UNKNOWN, "cannot be compared: a trace of both, or a receipt of both, is wanted")
 
 
-def first_place(one: Side, other: Side) -> Place | None:
+def first_place(one: RunView, other: RunView) -> Place | None:
     """The first difference of two traces; None if there is none, as far as both go."""
     step = chain.first_difference(one.steps, other.steps)
     phases = [] if step is None else _phases(one.steps[step], other.steps[step])
@@ -236,9 +171,9 @@ UNRECORDED[ANYWHERE] = "nothing that is recorded differs: compare the run direct
 UNRECORDED |= {"loss": UNRECORDED["output"], "optimizer": UNRECORDED["weights"]}
 
 
-def causes(place: Place, one: Side, other: Side) -> list[str]:
+def causes(place: Place, one: RunView, other: RunView) -> list[str]:
     """The likely causes of the difference, likeliest first, each with the sentence that says why."""
-    found = differences(one.address, other.address) + differences(one.environment, other.environment)
+    found = differences(one.addressed, other.addressed) + differences(one.numeric, other.numeric)
     ranked = sorted(((_rank(place.phase, difference), difference) for difference in found), key=lambda pair: pair[0])
     sentences = [f"{d.field}: {_short(d.one)} | {_short(d.other)}: {_why(rank, d)}" for rank, d in ranked]
     for side in (one, other):
@@ -276,7 +211,7 @@ def _short(value: Any, most: int = 40) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def report(one: Side, other: Side) -> tuple[bool, list[str]]:
+def report(one: RunView, other: RunView) -> tuple[bool, list[str]]:
     """Whether the runs are equal, and the lines that say so: the verdict first."""
     found = verdict(one, other)
     lines = [f"{found.word}: {one.name} and {other.name} {found.said}"]

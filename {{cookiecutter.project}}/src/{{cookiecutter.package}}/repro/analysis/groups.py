@@ -2,19 +2,16 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..address.address import fields
 from ..base.shape import plain, shown
-from ..base.text import flatten, some
+from ..base.text import some
 from ..core.errors import Failure, Refused
-from ..record import receipt
 from ..record.names import METRICS, RECEIPT
-from .beside import is_stated
+from ..record.view import RunView, is_stated
 from .results import STEPS
 from .sources import listed, located
 from .statistics import Numbers
@@ -22,18 +19,6 @@ from .statistics import Numbers
 USAGE = "repro compare A... -- B..."
 LARGEST = 1e300  # a sum of many such numbers is still finite
 LONGEST = 60  # characters of a name that somebody else chose
-
-
-@dataclass(frozen=True)
-class Ran:
-    """A finished run, as its receipt states it."""
-
-    name: str  # as the user, or MLflow, names it
-    receipt: str
-    address: str
-    asked: Mapping[str, Any]  # the fields of the content address
-    environment: Mapping[str, Any]  # those of the numeric environment
-    metrics: Mapping[str, float | str]
 
 
 def divided(words: Sequence[str], divider: str) -> tuple[list[str], list[str]]:
@@ -52,7 +37,7 @@ def divided(words: Sequence[str], divider: str) -> tuple[list[str], list[str]]:
     return groups
 
 
-def read_group(words: Sequence[str], uri: Callable[[], str]) -> list[Ran]:
+def read_group(words: Sequence[str], uri: Callable[[], str]) -> list[RunView]:
     """The runs that a group names: directories, receipts, ids of runs or names of experiments in the MLflow at `uri`.
 
     Raises:
@@ -65,33 +50,33 @@ def read_group(words: Sequence[str], uri: Callable[[], str]) -> list[Ran]:
     return found
 
 
-def _read(path: Path, name: str) -> Ran:
+def _read(path: Path, name: str) -> RunView:
+    run = RunView(path, name)
     try:
-        held = receipt.read(path)
+        held = run.required
         if path.is_dir() and (path / METRICS).exists() and not is_stated(held, METRICS):
             raise Refused(
                 f"{path / METRICS}: other metrics than {RECEIPT} beside it states: altered, or brought back by DVC or "
                 f"git from another run. Train again, or name the receipt"
             )
+        _ = run.metrics, run.addressed, run.numeric  # all that is asked of it later: its files may be gone then
     except Failure as failure:  # also where it is altered: 1 is no exit code of a comparison
         said = str(failure)
         raise Refused(name + said.removeprefix(str(path)) if said.startswith(str(path)) else said) from None
-    stated = held.stated
-    environment = flatten(stated["environment"]["preimage"])
-    return Ran(name, held.name, stated["address"], fields(stated["preimage"]), environment, stated["metrics"])
+    return run
 
 
-def require_different(runs: Sequence[Ran]) -> None:
+def require_different(runs: Sequence[RunView]) -> None:
     """Refuse a run that is given twice, under one name or two."""
-    seen: dict[str, Ran] = {}
+    seen: dict[str, RunView] = {}
     for run in runs:
-        first = seen.setdefault(run.receipt, run)
+        first = seen.setdefault(run.required.name, run)
         if first is not run:
             both = plain(first.name if first.name == run.name else f"{first.name} and {run.name}")
-            raise Refused(f"{both}: the same run given twice (receipt {run.receipt[:16]}); give each run once")
+            raise Refused(f"{both}: the same run given twice (receipt {run.required.name[:16]}); give each run once")
 
 
-def chosen(a: Sequence[Ran], b: Sequence[Ran], asked: Sequence[str]) -> tuple[list[str], list[str]]:
+def chosen(a: Sequence[RunView], b: Sequence[RunView], asked: Sequence[str]) -> tuple[list[str], list[str]]:
     """The metrics to compare, and those that only one group has."""
     of_a, of_b = ({name for run in group for name in run.metrics} for group in (a, b))
     both = sorted((of_a & of_b) - {STEPS})
@@ -101,7 +86,7 @@ def chosen(a: Sequence[Ran], b: Sequence[Ran], asked: Sequence[str]) -> tuple[li
     return list(dict.fromkeys(asked)) or both, [] if asked else sorted((of_a ^ of_b) - {STEPS})
 
 
-def values(runs: Sequence[Ran], metric: str) -> Numbers:
+def values(runs: Sequence[RunView], metric: str) -> Numbers:
     """The metric of each run.
 
     Raises:
@@ -114,29 +99,28 @@ def values(runs: Sequence[Ran], metric: str) -> Numbers:
                 f"{plain(run.name)}: no metric {named(metric)}, it has {have or 'none'}; choose with --metric NAME"
             )
         value = run.metrics[metric]
-        if isinstance(value, str) or abs(value) > LARGEST:
-            seen = named(value) if isinstance(value, str) else f"{value:g}"
+        if not abs(value) <= LARGEST:
             raise Refused(
-                f"{plain(run.name)}: {named(metric)} is {seen}, a finite number up to {LARGEST:g} wanted; "
+                f"{plain(run.name)}: {named(metric)} is {value:g}, a finite number up to {LARGEST:g} wanted; "
                 f"find out why, or choose another metric with --metric NAME"
             )
-    return np.array([float(run.metrics[metric]) for run in runs])
+    return np.array([run.metrics[metric] for run in runs])
 
 
-def notes(a: Sequence[Ran], b: Sequence[Ran]) -> list[str]:
+def notes(a: Sequence[RunView], b: Sequence[RunView]) -> list[str]:
     """What a reader has to know of the groups before the verdict, a line of each."""
-    within = [_varied(group, lambda run: run.asked) for group in (a, b)]
-    between = [key for key in _varied([*a, *b], lambda run: run.asked) if key not in {*within[0], *within[1]}]
+    within = [_varied(group, lambda run: run.addressed) for group in (a, b)]
+    between = [key for key in _varied([*a, *b], lambda run: run.addressed) if key not in {*within[0], *within[1]}]
     found = []
     if between:
-        pairs = [f"{key}: {_short(a[0].asked.get(key))} | {_short(b[0].asked.get(key))}" for key in between]
+        pairs = [f"{key}: {_short(a[0].addressed.get(key))} | {_short(b[0].addressed.get(key))}" for key in between]
         found.append(f"A and B differ in what was asked for: {some(pairs)}")
     for name, keys in zip("AB", within, strict=True):
         if others := [key for key in keys if key != "seed"]:
             found.append(f"{name}: its runs differ in more than the seed: {some(others)}")
-    if keys := _varied([*a, *b], lambda run: run.environment):
+    if keys := _varied([*a, *b], lambda run: run.numeric):
         found.append(f"the runs differ in numeric environment: {some(keys)}")
-    counts = [(len(group), len({run.address for run in group})) for group in (a, b)]
+    counts = [(len(group), len({run.address["address"] for run in group})) for group in (a, b)]
     if any(runs > addresses for runs, addresses in counts) and any(addresses > 1 for _, addresses in counts):
         said = ", ".join(f"{runs} runs of {of} in {name}" for name, (runs, of) in zip("AB", counts, strict=True))
         found.append(
@@ -146,7 +130,7 @@ def notes(a: Sequence[Ran], b: Sequence[Ran]) -> list[str]:
     return found
 
 
-def _varied(runs: Sequence[Ran], of: Callable[[Ran], Mapping[str, Any]]) -> list[str]:
+def _varied(runs: Sequence[RunView], of: Callable[[RunView], Mapping[str, Any]]) -> list[str]:
     """The fields in which runs differ."""
     held = [of(run) for run in runs]
     return sorted(key for key in set().union(*held) if any(each.get(key) != held[0].get(key) for each in held))

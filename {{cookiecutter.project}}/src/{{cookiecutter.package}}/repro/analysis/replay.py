@@ -17,9 +17,9 @@ from ..core.errors import Failure, Refused
 from ..record.classes import promises
 from ..record.names import RUN, TRACE
 from ..record.receipt import Receipt, read
+from ..record.view import other_metrics
 from ..start import trainings
 from . import diff, results
-from .beside import other_metrics
 from .trust import Trust, require_trusted
 from .workcopy import work_copy
 

@@ -28,8 +28,8 @@ from ..record.classes import promises
 from ..record.names import ADDRESS, METRICS, WEIGHTS
 from ..record.reading import Number
 from ..record.receipt import Receipt, read
+from ..record.view import is_stated, other_metrics
 from . import outputs
-from .beside import is_stated, other_metrics
 from .outputs import OUTPUTS
 
 RESULTS = "results.lock"

@@ -1,12 +1,13 @@
 """A series of trainings that a verb compares. Each is made once; an interrupted series goes on where it was."""
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..address.address import content_address, digest
 from ..base.files import read_json, write_json
@@ -16,8 +17,8 @@ from ..config.settings import Settings
 from ..core.errors import Failure
 from ..record import names
 from ..record.receipt import Receipt, read
+from ..record.view import RunView, is_stated
 from ..start import trainings
-from .beside import is_stated
 
 ASKED = "asked.json"  # beside a run directory: what it was made for. Without it, the run is not whole
 # What no training of a series has: it is compared, not kept.
@@ -68,16 +69,12 @@ class Made:
 
     def seconds(self) -> list[float]:
         """How long each step took on the slowest rank, in seconds."""
-        rows = [[sum(row["seconds"].values()) for row in rank] for rank in self._ranks()]
-        return [max(step) for step in zip(*rows, strict=True)]
+        ranks = [np.sum([*rank.seconds.values()], axis=0).tolist() for rank in RunView(self.folder).ranks]
+        return [max(step) for step in zip(*ranks, strict=True)]
 
     def memory(self) -> int:
         """The most memory that a rank held, in bytes."""
-        return max(row["memory"] for rank in self._ranks() for row in rank)
-
-    def _ranks(self) -> list[list[dict[str, Any]]]:
-        files = sorted((self.folder / names.TRACE).glob("rank*.jsonl"))
-        return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+        return RunView(self.folder).memory or 0
 
 
 class Series:

@@ -20,6 +20,7 @@ from ..core.errors import Failure, Preempted, Refused
 from ..record import receipt
 from ..record.names import ADDRESS, CHECKPOINTS, ENVIRONMENT, METRIC_ROWS, RECEIPT, RUN, TRACE, VALUES
 from ..record.reading import Identity, read_record
+from ..record.view import RunView
 from ..start import trainings
 from .replay import remade
 from .trust import Trust, require_trusted
@@ -45,15 +46,15 @@ def recorded(project: Project, run: Path, trust: Trust, tell: Callable[[str], No
         Refused: there is no such run, its record has another form, or it brings code along that nobody allowed.
         Failure: the receipt or the patch was altered, or the signature is another's.
     """
-    if not (run / RUN).is_file():
+    view = RunView(run)
+    if not view.facts:
         raise Refused(f"{run / RUN}: missing; the values of a step are made again from a run directory")
-    facts = read_record(run, RUN)
-    require(facts["id"], f"{run / RUN}: id", Identity, "")
-    finished = (run / RECEIPT).is_file()
-    made = receipt.read(run).stated if finished else facts | read_record(run, ADDRESS)
+    require(view.facts["id"], f"{run / RUN}: id", Identity, "")
+    finished = view.holds(RECEIPT)
+    made = view.required.stated if finished else {**view.facts, **read_record(run, ADDRESS)}
     patch = receipt.patch_beside(run / (RECEIPT if finished else RUN), made["code"]["patch"])
     require_trusted(project, run / RECEIPT, patch, trust, tell)
-    return Recorded(run, facts["id"], made, patch)
+    return Recorded(run, view.facts["id"], made, patch)
 
 
 def at(project: Project, recorded: Recorded, step: int, tell: Callable[[str], None]) -> dict[str, Tensor]:

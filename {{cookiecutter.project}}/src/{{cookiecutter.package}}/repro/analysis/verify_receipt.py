@@ -8,7 +8,7 @@ from ..core.errors import Failure
 from ..record.names import CURVES, METRIC_ROWS, PATCH, STEP_ROWS, TENSOR_ROWS
 from ..record.receipt import Receipt, read
 from ..record.signature import standing
-from .beside import FILES, is_stated
+from ..record.view import FILES, is_stated
 
 DERIVED = "address, environment and class follow from their preimages"
 UNSTATED = METRIC_ROWS, CURVES, TENSOR_ROWS

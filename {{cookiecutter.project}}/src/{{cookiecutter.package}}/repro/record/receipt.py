@@ -198,10 +198,3 @@ def _integer(text: str) -> float:
     """A whole number as it was written: canonical JSON writes 1e20, too, without a point."""
     number = int(text)
     return number if abs(number) < 2**53 else float(number)
-
-
-def resumes(folder: Path) -> tuple[int, ...]:
-    """After how many steps the run in a directory was resumed, each time."""
-    if (folder / RUN).is_file():
-        return tuple(read_record(folder, RUN).get("resumed", ()))
-    return tuple(read(folder).stated["informational"]["resumed"])

@@ -16,8 +16,8 @@ from ...base.project import Project
 from ...core.errors import Failure, Refused
 from ...record import names
 from ...record.receipt import Receipt, read
+from ...record.view import FILES, is_stated
 from .. import archive
-from ..beside import FILES, is_stated
 from . import appendix, croissant
 
 # Of a run: what its receipt speaks of, except for the weights, which may be large.

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from ...base.text import differences, some
 from ...record.classes import promises
+from ...record.view import RunView
 from .. import diff
 from ..diff import DIFFERENT, EQUAL, SO_FAR, UNKNOWN
-from .seen import Seen
 
 WORST = (DIFFERENT, UNKNOWN, SO_FAR, EQUAL)  # which word stands for several
 ALTERED = "a record is not as its receipt states"
@@ -21,12 +21,12 @@ class Bits:
     sentence: str
 
 
-def judge(runs: Sequence[Seen]) -> tuple[str, list[str]]:
+def judge(runs: Sequence[RunView]) -> tuple[str, list[str]]:
     """The verdict on all runs in a word, and a sentence for each pair that was compared.
 
     The runs of one content address are compared with the first of them. The word is empty where none has a second.
     """
-    groups: dict[str, list[Seen]] = {}
+    groups: dict[str, list[RunView]] = {}
     for run in runs:
         groups.setdefault(run.address.get("address") or f"unknown, of {run.name}", []).append(run)
     found = [compared(first, other) for first, *others in groups.values() for other in others]
@@ -41,23 +41,23 @@ def judge(runs: Sequence[Seen]) -> tuple[str, list[str]]:
     return next((word for word in WORST if any(bits.word == word for bits in found)), ""), sentences
 
 
-def compared(one: Seen, other: Seen) -> Bits:
+def compared(one: RunView, other: RunView) -> Bits:
     """The verdict of `repro diff` on two runs of one content address, and what the contract says of it."""
     both = f"{one.name} and {other.name}"
-    if one.doubts or other.doubts or not (one.side and other.side):
+    if one.doubts or other.doubts or not (one.is_comparable and other.is_comparable):
         why = ALTERED if one.doubts or other.doubts else "a trace or a receipt of both is wanted"
         return Bits(UNKNOWN, f"{both} cannot be compared: {why}.")
-    found = diff.verdict(one.side, other.side)
+    found = diff.verdict(one, other)
     why = f" {_why(one, other)}" if found.word == DIFFERENT else ""
     return Bits(found.word, f"{both} {found.said}.{why}")
 
 
-def first_place(one: Seen, other: Seen) -> diff.Place | None:
+def first_place(one: RunView, other: RunView) -> diff.Place | None:
     """The first difference of two traces; None where there is none, or a run has no trace."""
-    return diff.first_place(one.side, other.side) if one.side and other.side else None
+    return diff.first_place(one, other) if one.is_comparable and other.is_comparable else None
 
 
-def _why(one: Seen, other: Seen) -> str:
+def _why(one: RunView, other: RunView) -> str:
     """What the contract says of such a difference."""
     environments = [run.environment.get("environment") for run in (one, other)]
     if None in environments:

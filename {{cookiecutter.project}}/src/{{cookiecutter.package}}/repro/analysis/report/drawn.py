@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from ...base.shape import plain
+from ...record.view import Curve, Rank, RunView
 from ..statistics import Numbers
 from . import bits, measured, plots
 from .plots import Bar, Line, Pen
-from .seen import Curve, Rank, Seen
 from .svg import Picture
 
 MOST = 60  # pictures of metrics
@@ -17,20 +18,20 @@ LOSS = "loss"
 EDGES = ("dashed", "dotted")  # of noise floors, as plots.lines draws them
 
 
-def metrics_in_order(runs: Sequence[Seen]) -> list[str]:
+def metrics_in_order(runs: Sequence[RunView]) -> list[str]:
     """The logged metrics: the loss first, the others as they were logged first."""
     logged = dict.fromkeys(name for run in runs for name in run.curves)
     return sorted(logged, key=lambda name: name != LOSS)
 
 
-def steps_of(runs: Sequence[Seen]) -> float:
+def steps_of(runs: Sequence[RunView]) -> float:
     """How far the axis of all pictures over steps goes."""
     ends = [curve.steps.max() for run in runs for curve in run.curves.values() if len(curve.steps)]
     return float(max([1, *ends]))
 
 
 def curves(
-    runs: Sequence[Seen], pens: Sequence[Pen], metrics: Sequence[str], noise: Mapping[str, Any] | None
+    runs: Sequence[RunView], pens: Sequence[Pen], metrics: Sequence[str], noise: Mapping[str, Any] | None
 ) -> list[Picture]:
     """A picture of each of the metrics, up to `MOST`."""
     found = []
@@ -49,7 +50,7 @@ def curves(
     return found
 
 
-def _range(run: Seen, curve: Curve) -> str:
+def _range(run: RunView, curve: Curve) -> str:
     known = curve.values[np.isfinite(curve.values)]
     if not len(known):
         return f"{run.name}: no finite value."
@@ -57,7 +58,7 @@ def _range(run: Seen, curve: Curve) -> str:
     return f"{run.name}: {ends}."
 
 
-def equal(runs: Sequence[Seen], name: str) -> str:
+def equal(runs: Sequence[RunView], name: str) -> str:
     """Which runs have one and the same curve, which is seen once; nothing where none have."""
     groups: dict[bytes, list[str]] = {}
     for run in runs:
@@ -66,7 +67,7 @@ def equal(runs: Sequence[Seen], name: str) -> str:
     return " ".join(f"One line: {', '.join(group)}." for group in groups.values() if len(group) > 1)
 
 
-def gaps(run: Seen, name: str) -> str:
+def gaps(run: RunView, name: str) -> str:
     """What of a curve no line can show, in words; nothing where it shows all."""
     curve = run.curves[name]
     kinds = {
@@ -87,7 +88,7 @@ def _phases(ranks: Sequence[Rank]) -> list[str]:
     return [*dict.fromkeys(phase for rank in ranks for phase in rank.seconds)]
 
 
-def times(runs: Sequence[Seen]) -> dict[str, Any]:
+def times(runs: Sequence[RunView]) -> dict[str, Any]:
     """For each run, how long each phase took on each rank, as a map and in numbers."""
     found, rows = [], []
     phases = _phases([rank for run in runs for rank in run.ranks])
@@ -117,7 +118,7 @@ def _named(phases: Sequence[str], medians: Sequence[float]) -> list[str]:
     return [f"{phase} {plots.duration(median)}" for phase, median in zip(phases, medians, strict=True)]
 
 
-def memory(runs: Sequence[Seen]) -> dict[str, Any]:
+def memory(runs: Sequence[RunView]) -> dict[str, Any]:
     """The most memory that a rank held, for each run: a picture, or a sentence of one run."""
     known = [(run.name, run.memory) for run in runs if run.memory]
     said = [f"{name}: {measured.size(held)}" for name, held in known]
@@ -130,7 +131,7 @@ def memory(runs: Sequence[Seen]) -> dict[str, Any]:
     return {"pictures": [picture], "sentence": ""}
 
 
-def parting(runs: Sequence[Seen], pens: Sequence[Pen]) -> dict[str, Any]:
+def parting(runs: Sequence[RunView], pens: Sequence[Pen]) -> dict[str, Any]:
     """Where runs part from the first one that logged as many steps, and how far their losses part."""
     rows, lines, marks = [], [], []
     for number, run in enumerate(runs):
@@ -160,16 +161,16 @@ def parting(runs: Sequence[Seen], pens: Sequence[Pen]) -> dict[str, Any]:
     return {"pictures": pictures, "lines": [(name, line.pen) for name, line in lines], "rows": rows}
 
 
-def _loss(run: Seen) -> Curve:
+def _loss(run: RunView) -> Curve:
     """Its loss; of a run that logs none, what it logs first."""
     return run.curves.get(LOSS) or next(iter(run.curves.values()))
 
 
-def _as_long(one: Seen, other: Seen) -> bool:
+def _as_long(one: RunView, other: RunView) -> bool:
     return bool(one.curves and other.curves) and np.array_equal(_loss(one).steps, _loss(other).steps)
 
 
-def _both_nan(one: Seen, other: Seen) -> Any:
+def _both_nan(one: RunView, other: RunView) -> Any:
     return np.isnan(_loss(one).values) & np.isnan(_loss(other).values)
 
 

@@ -13,6 +13,8 @@ from ...base.shape import plain
 from ..statistics import Numbers
 from .seen import Curve, Rank
 from .svg import INK, RULE, image
+from ...record.view import Curve, Rank
+from .svg import INK, RULE, picture
 
 # Okabe and Ito's colours, which colour-blind people tell apart, but for black and the yellow that white swallows; see
 # https://jfly.uni-koeln.de/color/

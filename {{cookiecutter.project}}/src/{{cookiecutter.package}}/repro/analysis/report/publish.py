@@ -9,11 +9,11 @@ from ...base.shape import plain
 from ...core.errors import Refused
 from ...record import names
 from ...record.reading import read_record
+from ...record.view import RunView
 from ...tracking import tracking
 from ..sources import asked, located
 from . import public
 from .report import Extras, report
-from .seen import Seen, look
 
 
 def publish(given: Sequence[str], uri: Callable[[], str], extras: Extras, out: Path, log: bool) -> Iterator[str]:
@@ -33,7 +33,7 @@ def publish(given: Sequence[str], uri: Callable[[], str], extras: Extras, out: P
         yield _logged(name, run, uri, out)
 
 
-def paged(given: Sequence[str], uri: Callable[[], str], extras: Extras) -> tuple[str, list[Seen]]:
+def paged(given: Sequence[str], uri: Callable[[], str], extras: Extras) -> tuple[str, list[RunView]]:
     """The page on runs, and the runs.
 
     Raises:
@@ -41,12 +41,14 @@ def paged(given: Sequence[str], uri: Callable[[], str], extras: Extras) -> tuple
     """
     with ExitStack() as stack:
         paths = [stack.enter_context(located(name, uri)) for name in given]
-        runs = [look(path, name) for path, name in zip(paths, public.names(given), strict=True)]
+        runs = [RunView(path, name) for path, name in zip(paths, public.names(given), strict=True)]
+        for run in runs:
+            run.require_record()
         _require_different(given, runs)
         return report(runs, extras), runs
 
 
-def _require_different(given: Sequence[str], runs: Sequence[Seen]) -> None:
+def _require_different(given: Sequence[str], runs: Sequence[RunView]) -> None:
     """Refuse a run that is given twice, under one name or two."""
     known = [run.receipt.name if run.receipt else run.facts.get("id", str(run.path.resolve())) for run in runs]
     for place, name in enumerate(given):
@@ -55,7 +57,7 @@ def _require_different(given: Sequence[str], runs: Sequence[Seen]) -> None:
             raise Refused(f"{plain(f'{first} and {name}')}: the same run given twice; give each run once")
 
 
-def _logged(name: str, run: Seen, uri: Callable[[], str], page: Path) -> str:
+def _logged(name: str, run: RunView, uri: Callable[[], str], page: Path) -> str:
     """Add the page to a run's artifacts in MLflow, and say so; say why not, where nothing of the run is there."""
     state = tracking.read_state(run.path)
     if not Path(name).exists():

@@ -10,16 +10,16 @@ from markupsafe import Markup, escape
 
 from ...base.shape import plain
 from ...base.text import differences, flatten
+from ...record.view import RunView
 from .. import diff
 from ..rendering import render
 from . import bits, drawn, measured, plots, public
-from .seen import Seen
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?( [%\wµ]{1,3})?$|unknown$|not finite$")
 JOINT = re.compile(r"(?<!\d)[._/](?=\w)")
 DIGEST = re.compile("[0-9a-f]{32,}")
-Fact = tuple[str, Callable[[Seen], str]]  # its name, and what it is of a run
+Fact = tuple[str, Callable[[RunView], str]]  # its name, and what it is of a run
 Table = tuple[str, list[str], list[list[str]]]  # caption, head, rows
 PARTS = {"code": "code", "lock": "lock", "data manifest": "data", "config": "config"}  # of the content address
 
@@ -33,7 +33,7 @@ class Extras:
     doctor: list[Mapping[str, str]] | None = None
 
 
-def report(runs: Sequence[Seen], extras: Extras = Extras()) -> str:
+def report(runs: Sequence[RunView], extras: Extras = Extras()) -> str:
     """The page. It needs no other file, asks no network and runs no script."""
     word, sentences = bits.judge(runs)
     doubts = [f"{run.name}: {public.words(doubt)}." for run in runs for doubt in run.doubts]
@@ -85,7 +85,7 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[bool]:
     return [all(NUMBER.match(cell) for cell in column) for column in zip(*rows, strict=True)]
 
 
-def _compared(caption: str, runs: Sequence[Seen], facts: Iterable[Fact]) -> list[Table]:
+def _compared(caption: str, runs: Sequence[RunView], facts: Iterable[Fact]) -> list[Table]:
     """Tables with a row for each fact: one with a column for each run, where they differ, and one of all alike.
 
     Facts that no run has are left out.
@@ -102,7 +102,7 @@ def _compared(caption: str, runs: Sequence[Seen], facts: Iterable[Fact]) -> list
     ]
 
 
-def _config(runs: Sequence[Seen]) -> tuple[list[list[str]], list[list[str]]]:
+def _config(runs: Sequence[RunView]) -> tuple[list[list[str]], list[list[str]]]:
     """A row for each key in which runs differ, with whether it enters the address; and one for each key."""
     keys = sorted({key for run in runs for key in run.config})
     addressed = {name for run in runs for name in run.addressed}
@@ -116,8 +116,8 @@ def _config(runs: Sequence[Seen]) -> tuple[list[list[str]], list[list[str]]]:
 
 
 def _machine() -> list[Fact]:
-    def within(of: str, *path: str) -> Callable[[Seen], str]:
-        def held(run: Seen) -> str:
+    def within(of: str, *path: str) -> Callable[[RunView], str]:
+        def held(run: RunView) -> str:
             value: Any = getattr(run, of)
             for name in path:
                 value = value.get(name) if isinstance(value, Mapping) else None
@@ -125,7 +125,7 @@ def _machine() -> list[Fact]:
 
         return held
 
-    def patch(run: Seen) -> str:
+    def patch(run: RunView) -> str:
         return (run.code.get("patch") or "none") if run.code else ""
 
     told = "informational"
@@ -149,21 +149,21 @@ def _machine() -> list[Fact]:
     ]
 
 
-def _outcome(runs: Sequence[Seen]) -> list[Fact]:
-    def status(run: Seen) -> str:
+def _outcome(runs: Sequence[RunView]) -> list[Fact]:
+    def status(run: RunView) -> str:
         return run.status if run.status == "FINISHED" else f"{run.status}: {run.done} steps so far"
 
-    def checked(run: Seen) -> str:
+    def checked(run: RunView) -> str:
         return "; ".join(map(public.words, run.doubts)) or ("as it states" if run.receipt else "")
 
-    def metric(name: str) -> Callable[[Seen], str]:
+    def metric(name: str) -> Callable[[RunView], str]:
         return lambda run: repr(run.metrics[name]).removesuffix(".0") if name in run.metrics else ""
 
     names = sorted({name for run in runs for name in run.metrics} - {"steps"})
     return [
         ("status", status),
         ("steps", lambda run: str(run.done)),
-        ("resumed after steps", lambda run: ", ".join(map(str, run.side.resumed)) if run.side else ""),
+        ("resumed after steps", lambda run: ", ".join(map(str, run.resumed))),
         ("weights", lambda run: run.weights or ""),
         ("trace root", lambda run: run.root or ""),
         ("receipt", lambda run: run.receipt.name if run.receipt else "none"),
@@ -174,7 +174,7 @@ def _outcome(runs: Sequence[Seen]) -> list[Fact]:
     ]
 
 
-def _environments(runs: Sequence[Seen]) -> list[list[str]]:
+def _environments(runs: Sequence[RunView]) -> list[list[str]]:
     """A row for each field in which the numeric environments differ."""
     preimages = [run.environment.get("preimage", {}) for run in runs]
     fields = sorted({each.field for other in preimages[1:] for each in differences(preimages[0], other)})
