@@ -1,7 +1,9 @@
-"""Loops as one writes them in a train.py, each with a slip, and the line that is told of it."""
+"""Loops as one writes them in a train.py, each with a slip or with what does not fit, and the line that is told."""
 
 import copy
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from loops import Loop, Parts, Words, broken, each_step, good, loss_of, plain, trained_with
@@ -11,17 +13,18 @@ from project.repro.run import Run
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-SLIPS: list[tuple[Loop, str]] = []
+SLIPS: dict[str, tuple[Loop, str]] = {}
+
+
+def kept(name: str, told: str, loop: Loop) -> Loop:
+    """This loop is refused, with a line that begins so."""
+    SLIPS[name] = loop, told
+    return loop
 
 
 def slip(told: str) -> Callable[[Loop], Loop]:
-    """This loop is refused, with a line that begins so."""
-
-    def keep(loop: Loop) -> Loop:
-        SLIPS.append((loop, told))
-        return loop
-
-    return keep
+    """The same, under the name of the function."""
+    return lambda loop: kept(loop.__name__, told, loop)
 
 
 # ---- the two lines of each step
@@ -189,60 +192,36 @@ def bare_model(run: Run, parts: Parts) -> None:
 
 
 LOSSES = {
-    "detached_loss": (lambda network, batch: loss_of(network, batch).detach(), GAVE_NONE),
-    "loss_without_return": (
+    "detached loss": (lambda network, batch: loss_of(network, batch).detach(), GAVE_NONE),
+    "loss without return": (
         lambda network, batch: None,
         "step 0: the loss function returned None, expected a scalar mean loss",
     ),
-    "loss_of_each_sample": (
+    "loss of each sample": (
         lambda network, batch: (network(batch["x"]) - batch["y"]).square(),
         "step 0: the loss function returned a tensor of shape (8, 1), expected a scalar mean loss",
     ),
 }
 for name, (compute, told) in LOSSES.items():
-    slip(told)(trained_with(compute)).__name__ = name
+    kept(name, told, trained_with(compute))
 
 
-# ---- the dataset, and the number of steps
+# ---- the number of steps
 
 
-@slip("a batch holds no tensor: let the dataset's items hold tensors, arrays or numbers")
-def batch_without_tensors(run: Run, parts: Parts) -> None:
-    parts.dataset = Words()
-    plain(run, parts)
-
-
-@slip("run.steps(): a DataLoader given, a dataset with __len__ and __getitem__ wanted: the run makes its own loader")
-def loader_in_place_of_the_dataset(run: Run, parts: Parts) -> None:
-    parts.dataset = torch.utils.data.DataLoader(parts.dataset)
-    plain(run, parts)
-
-
-@slip("run.steps(): 3 steps of a dataset of 0 samples, at least one of each wanted")
-def empty_dataset(run: Run, parts: Parts) -> None:
-    parts.dataset = torch.utils.data.Subset(parts.dataset, [])
-    plain(run, parts)
-
-
-@slip("run.steps(): 0 steps of a dataset of 100 samples, at least one of each wanted")
-def no_steps(run: Run, parts: Parts) -> None:
-    for step in parts.steps(run, steps=0):
+def with_length(run: Run, parts: Parts, **length: int) -> None:
+    for step in run.steps(parts.model, parts.optimizer, parts.dataset, **length):
         step.backward(loss_of)
     run.finish()
 
 
-@slip("run.steps(): epochs=None and steps=None given, one of the two wanted")
-def neither_epochs_nor_steps(run: Run, parts: Parts) -> None:
-    for step in run.steps(parts.model, parts.optimizer, parts.dataset):
-        step.backward(loss_of)
-    run.finish()
-
-
-@slip("run.steps(): epochs=1 and steps=1 given, one of the two wanted")
-def epochs_and_steps(run: Run, parts: Parts) -> None:
-    for step in run.steps(parts.model, parts.optimizer, parts.dataset, epochs=1, steps=1):
-        step.backward(loss_of)
-    run.finish()
+LENGTHS = {
+    "no steps": ({"steps": 0}, "0 steps of a dataset of 100 samples, at least one of each wanted"),
+    "neither epochs nor steps": ({}, "epochs=None and steps=None given, one of the two wanted"),
+    "epochs and steps": ({"epochs": 1, "steps": 1}, "epochs=1 and steps=1 given, one of the two wanted"),
+}
+for name, (length, told) in LENGTHS.items():
+    kept(name, f"run.steps(): {told}", partial(with_length, **length))
 
 
 # ---- the loop as a whole, and its end
@@ -296,3 +275,124 @@ def metric_that_is_a_word(run: Run, parts: Parts) -> None:
     for step in parts.steps(run):
         good(step, parts)
     run.finish(name="plain")  # type: ignore[arg-type]
+
+
+# ---- optimizers that do not fit
+
+
+@slip("optimizer.step(): this optimizer is not among those that run.steps() was given; no checkpoint would hold its")
+def second_optimizer(run: Run, parts: Parts) -> None:
+    head = torch.optim.SGD(parts.model[3].parameters(), lr=1.0)
+    for step in parts.steps(run):
+        good(step, parts)
+        head.step()
+    run.finish()
+
+
+SCHEDULE = "refers to the optimizer, and no checkpoint holds its state: a resumed run would differ. Give it to run.st"
+
+
+@slip(f"a StepLR {SCHEDULE}eps(..., state={{'rates': rates}}), or compute")
+def scheduler(run: Run, parts: Parts) -> None:
+    rates = torch.optim.lr_scheduler.StepLR(parts.optimizer, 1)
+    for step in parts.steps(run):
+        good(step, parts)
+        rates.step()
+    run.finish()
+
+
+@slip(f"a StepLR {SCHEDULE}")
+def scheduler_of_another_optimizer(run: Run, parts: Parts) -> None:
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    rates, others = (torch.optim.lr_scheduler.StepLR(each, 1) for each in (parts.optimizer, other))
+    for step in run.steps(parts.model, parts.optimizer, parts.dataset, steps=2, state={"schedule": others}):
+        good(step, parts)
+        rates.step()
+    run.finish()
+
+
+@slip("optimizer.step(closure): a closure makes backward passes of its own, whose gradients no rank sums. Call optimi")
+@each_step
+def closure(step: Step, parts: Parts) -> None:
+    step.backward(loss_of)
+    parts.optimizer.step(lambda: torch.zeros(()))
+
+
+# ---- what stands in place of the model, the optimizer or the dataset
+
+
+class Sparse(nn.Module):
+    """Its gradient is sparse, and nothing of it says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Parameter(torch.rand(4, 4)), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x + nn.functional.embedding((x[:, 0] > 0.5).long(), self.table, sparse=True))
+
+
+class Complex(nn.Linear):
+    """Holds a complex number beside its weights."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 1)
+        self.phase = nn.Parameter(torch.ones(1, dtype=torch.complex64))
+
+
+Change = Callable[[Parts], dict[str, Any]]
+
+
+def with_sgd(model: nn.Module) -> dict[str, Any]:
+    """A model, and the optimizer that goes with it."""
+    return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+
+
+def with_others(run: Run, parts: Parts, change: Change) -> None:
+    vars(parts).update(change(parts))
+    plain(run, parts)
+
+
+UNFIT: dict[str, Change] = {
+    "copied": lambda parts: {"model": copy.deepcopy(parts.model)},
+    "plateau": lambda parts: {"rates": torch.optim.lr_scheduler.ReduceLROnPlateau(parts.optimizer)},
+    "LBFGS": lambda parts: {"optimizer": torch.optim.LBFGS(parts.model.parameters())},
+    "SparseAdam": lambda parts: {"optimizer": torch.optim.SparseAdam(parts.model.parameters())},
+    "held twice": lambda parts: {"optimizer": [parts.optimizer, torch.optim.SGD(parts.model.parameters(), lr=0.1)]},
+    "no optimizer": lambda parts: {"optimizer": []},
+    "no optimizer but a model": lambda parts: {"optimizer": [parts.optimizer, parts.model]},
+    "on meta": lambda parts: with_sgd(parts.model.to("meta")),
+    "evaluated": lambda parts: {"model": parts.model.eval()},
+    "synced": lambda parts: with_sgd(nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4), nn.Linear(4, 1))),
+    "wrapped": lambda parts: with_sgd(nn.DataParallel(nn.Linear(4, 1))),
+    "sparse embedding": lambda parts: with_sgd(nn.Sequential(nn.Linear(4, 1), nn.Embedding(4, 4, sparse=True))),
+    "sparse gradient": lambda parts: with_sgd(Sparse()),
+    "complex": lambda parts: with_sgd(Complex()),
+    "lazy": lambda parts: with_sgd(nn.Sequential(nn.LazyLinear(1))),
+    "words": lambda parts: {"dataset": Words()},
+    "loader": lambda parts: {"dataset": torch.utils.data.DataLoader(parts.dataset)},
+    "empty dataset": lambda parts: {"dataset": torch.utils.data.Subset(parts.dataset, [])},
+}
+for line in f"""
+copied: the optimizer holds 6 parameters that are not the model's, the first of shape (8, 4): give run.steps() the
+plateau: a ReduceLROnPlateau {SCHEDULE}eps(..., state={{'schedule': it}}), or compute
+LBFGS: LBFGS makes several backward passes in one step, by a closure; a step has one here. Use another optimizer
+SparseAdam: SparseAdam wants sparse gradients, which cannot be summed here. Use Adam, with sparse=False in embeddings
+held twice: 6 parameters are held by two optimizers; give each parameter to one of them
+no optimizer: run.steps(): no optimizer given, one or several of torch.optim wanted
+no optimizer but a model: run.steps(): a Sequential given among the optimizers, one or several of torch.optim wanted
+on meta: the model lies on meta, the run is on cpu: call model.to(run.world.device) before you make the optimizer
+evaluated: step 0: the model is in evaluation mode: call model.train() before the loop and after each evaluation
+synced: 1 (SyncBatchNorm): its statistics depend on the world size. Use BatchNorm: it sees a micro-batch, of one size
+wrapped: the model (DataParallel): the run sums the gradients itself. Give run.steps() the model without this wrapper
+sparse embedding: 1 (Embedding): its gradients are sparse, and the sum wants dense ones. Make it with sparse=False
+sparse gradient: table: its gradient is sparse, and the sum wants a dense one. Use sparse=
+complex: phase (Parameter): the sum of gradients wants real numbers. Hold it as a real param
+lazy: 0.weight, 0.bias (UninitializedParameter): its shape is not known yet. Call the model once, on a batch of the ri
+words: a batch holds no tensor: let the dataset's items hold tensors, arrays or numbers
+loader: run.steps(): a DataLoader given, a dataset with __len__ and __getitem__ wanted: the run makes its own loader
+empty dataset: run.steps(): 3 steps of a dataset of 0 samples, at least one of each wanted
+""".strip().splitlines():
+    name, told = line.split(": ", 1)
+    kept(name, told, partial(with_others, change=UNFIT[name]))
+assert UNFIT.keys() <= SLIPS.keys()
