@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -38,21 +39,19 @@ def loss_of(model: nn.Module, inputs: Tensor, scale: float = 1.0, **options: boo
     return model(inputs, **options).pow(2).mean() * scale
 
 
+def losses_of(model: nn.Module, step: int = 0) -> list[Callable[[], Tensor]]:
+    return [partial(loss_of, model, inputs) for inputs in batch(step)]
+
+
 def test_gradient_is_laid_out_as_its_parameter():
     """A fused optimizer takes its elements by their place in memory: it would give each one another's gradient."""
     trained = []
     for fused, layout in itertools.product((True, False), (torch.contiguous_format, torch.channels_last)):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).to(memory_format=layout)
-        gradients, optimizer = (
-            Accumulation(model, SETTINGS, ALONE),
-            torch.optim.SGD(model.parameters(), lr=1, fused=fused),
-        )
-        for micro_batch in gradients.micro_batches():
-            images = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(micro_batch))
-            gradients.add(partial(loss_of, model, images))
-        gradients.reduce()
-        optimizer.step()
+        images = torch.randn(MICRO_BATCHES, 2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+        summed(model, [partial(loss_of, model, inputs) for inputs in images])
+        torch.optim.SGD(model.parameters(), lr=1, fused=fused).step()
         assert all(parameter.grad.stride() == parameter.stride() for parameter in model.parameters())
         trained.append(model[0].weight.detach().contiguous())
     assert torch.equal(trained[0], trained[2]) and torch.equal(trained[1], trained[3])
@@ -76,11 +75,16 @@ def reference(model: nn.Module, losses: list[Callable[[], Tensor]]) -> list[Tens
     return [total(torch.stack(leaves)).to(p.dtype) for leaves, p in zip(longer, model.parameters(), strict=True)]
 
 
+def add_all(gradients: Any, losses: list[Callable[[], Tensor]], rechecked: int | None = None) -> None:
+    """Each micro-batch's own."""
+    for micro_batch in gradients.micro_batches(rechecked):
+        gradients.add(losses[micro_batch])
+
+
 def summed(model: nn.Module, losses: list[Callable[[], Tensor]], rechecked: int | None = None) -> Accumulation:
     """One step of the product, which leaves the mean in `.grad`."""
     gradients = Accumulation(model, parallel_of(len(losses)), ALONE)
-    for micro_batch in gradients.micro_batches(rechecked):
-        gradients.add(losses[micro_batch])
+    add_all(gradients, losses, rechecked)
     gradients.reduce()
     gradients.end()
     return gradients
@@ -100,10 +104,9 @@ def test_gradient_is_the_tree_of_the_micro_batches_own():
     model, plain = network(), network()
     gradients = Accumulation(model, SETTINGS, ALONE)
     for step in range(3):  # more than one: nothing of a step may leak into the next
-        losses = [partial(loss_of, plain, inputs) for inputs in batch(step)]
+        losses = losses_of(plain, step)
         expected = reference(plain, losses)
-        for micro_batch in gradients.micro_batches():
-            gradients.add(partial(loss_of, model, batch(step)[micro_batch]))
+        add_all(gradients, losses_of(model, step))
         mean_loss = gradients.reduce()
         own = torch.stack([loss().detach().double() for loss in losses])
         assert torch.equal(mean_loss, total(own) / MICRO_BATCHES)
@@ -130,10 +133,10 @@ def test_gradient_is_added_in_its_parameters_format(dtype: torch.dtype, micro_ba
 
 
 def test_other_orders_and_formats_would_be_seen():
-    for dtype, other in ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16)):
+    for dtype in (torch.float32, torch.bfloat16):
         model, losses = given(dtype, 7)
         (mean,) = reference(model, losses)
-        from_the_left = torch.zeros(999, dtype=other)
+        from_the_left = torch.zeros(999, dtype=dtype)
         for loss in losses:
             model.zero_grad()
             (loss() / len(losses)).backward()
@@ -187,8 +190,7 @@ def test_gradient_that_comes_twice_is_refused():
 
     model[0].weight.register_hook(fires_again)
     with pytest.raises(Refused, match=r"^3\.bias: its gradient came twice for one micro-batch"):
-        for micro_batch in gradients.micro_batches():
-            gradients.add(partial(loss_of, model, batch(0)[micro_batch]))
+        add_all(gradients, losses_of(model))
 
 
 def accumulates_everywhere(left: tuple[int, int], right: tuple[int, int], leaves: int) -> bool:
@@ -208,13 +210,10 @@ def test_leaf_that_is_accumulated_into_the_wrong_sibling_is_found(monkeypatch: p
 @pytest.mark.parametrize("micro_batch", range(MICRO_BATCHES))
 def test_nonfinite_value_in_one_micro_batch_is_named(value: float, micro_batch: int):
     model = network()
-    gradients = Accumulation(model, SETTINGS, ALONE)
-    for current in gradients.micro_batches():
-        scale = value if current == micro_batch else 1.0
-        gradients.add(partial(loss_of, model, batch(0)[current], scale))
-    gradients.reduce()
+    losses = losses_of(model)
+    losses[micro_batch] = partial(losses[micro_batch], value)
     told = [f"{name} (largest finite value 0.0e+00)" for name, _ in model.named_parameters()]
-    assert nonfinite(model, gradients.buffers) == told
+    assert nonfinite(model, summed(model, losses).buffers) == told
 
 
 def test_nonfinite_gradient_is_named_with_its_largest_finite_value():
@@ -239,11 +238,7 @@ def test_every_nan_is_one():
 
 def test_finite_gradients_are_not_named():
     model = network()
-    gradients = Accumulation(model, SETTINGS, ALONE)
-    for micro_batch in gradients.micro_batches():
-        gradients.add(partial(loss_of, model, batch(0)[micro_batch]))
-    gradients.reduce()
-    assert nonfinite(model, gradients.buffers) == []
+    assert nonfinite(model, summed(model, losses_of(model)).buffers) == []
 
 
 def test_running_statistics_move_by_the_mean_of_the_micro_batches_changes():
@@ -254,10 +249,7 @@ def test_running_statistics_move_by_the_mean_of_the_micro_batches_changes():
         alone = network()
         alone(inputs)
         changes.append(alone[1].running_mean.double() - start.double())
-    gradients = Accumulation(model, SETTINGS, ALONE)
-    for micro_batch in gradients.micro_batches():
-        gradients.add(partial(loss_of, model, batch(0)[micro_batch]))
-    gradients.reduce()
+    summed(model, losses_of(model))
     assert torch.equal(model[1].running_mean, (start + total(torch.stack(changes)) / MICRO_BATCHES).float())
     assert model[1].num_batches_tracked == 1
 
@@ -285,8 +277,7 @@ def odd_step(bucket: int, monkeypatch: pytest.MonkeyPatch) -> Odd:
     model = Odd()
     gradients = Accumulation(model, SETTINGS, ALONE)
     for _ in range(2):
-        for micro_batch in gradients.micro_batches():
-            gradients.add(partial(loss_of, model, batch(0)[micro_batch], extra=micro_batch == 2))
+        add_all(gradients, [partial(loss, extra=number == 2) for number, loss in enumerate(losses_of(model))])
         gradients.reduce()
     return model
 
@@ -312,22 +303,19 @@ def test_odd_modules_give_the_same_bits_in_any_buckets(monkeypatch: pytest.Monke
 
 def test_two_backward_passes_for_one_micro_batch_are_refused():
     model = network()
-    gradients = Accumulation(model, SETTINGS, ALONE)
 
     def twice(inputs: Tensor) -> Tensor:
         (loss_of(model, inputs) / MICRO_BATCHES).backward()
         return loss_of(model, inputs)
 
     with pytest.raises(Refused, match=r"^a backward\(\) of your own reached the model"):
-        for micro_batch in gradients.micro_batches():
-            gradients.add(partial(twice, batch(0)[micro_batch]))
+        summed(model, [partial(twice, inputs) for inputs in batch(0)])
 
 
 def test_gradient_that_comes_after_its_sum_was_sent_is_refused():
     model = network()
     gradients = Accumulation(model, SETTINGS, ALONE)
-    for micro_batch in gradients.micro_batches():
-        gradients.add(partial(loss_of, model, batch(0)[micro_batch]))
+    add_all(gradients, losses_of(model))
     with pytest.raises(Refused, match=r"^a backward\(\) of your own reached the model"):
         loss_of(model, batch(0)[0]).backward()
 
@@ -346,8 +334,7 @@ def test_discard_restores_buffers_and_drops_gradients(reduce: str):
     model = network()
     gradients = gradients_of(model, SETTINGS.model_copy(update={"reduce": reduce}), ALONE)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    for micro_batch in gradients.micro_batches():
-        gradients.add(partial(loss_of, gradients.module, batch(0)[micro_batch]))
+    add_all(gradients, losses_of(gradients.module))
     gradients.reduce()
     assert not torch.equal(model[1].running_mean, before["1.running_mean"])
     gradients.discard()
@@ -363,12 +350,16 @@ def test_stock_gradients_are_the_mean_of_the_micro_batches():
     }
     for step in range(2):
         for gradients in every.values():
-            for micro_batch in gradients.micro_batches():
-                gradients.add(partial(loss_of, gradients.module, batch(step)[micro_batch]))
+            add_all(gradients, losses_of(gradients.module, step))
             gradients.reduce()
         exact, stock = (gradients.module.parameters() for gradients in every.values())
         for one, other in zip(exact, stock, strict=True):
             torch.testing.assert_close(other.grad, one.grad)  # rounded in another order: close, not equal
+
+
+def flat(model: nn.Module) -> Tensor:
+    """Its gradient as one vector."""
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
 @pytest.mark.parametrize("accumulates", [False, True])
@@ -385,11 +376,8 @@ def test_hook_of_the_owners_sees_each_micro_batch_alone(accumulates: bool, monke
         model = network()
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(clip)
-        gradients = Accumulation(model, SETTINGS, ALONE)
-        for micro_batch in gradients.micro_batches(rechecked):
-            gradients.add(partial(loss_of, model, batch(0)[micro_batch]))
-        gradients.reduce()
-        gradients_of_each.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+        summed(model, losses_of(model), rechecked)
+        gradients_of_each.append(flat(model))
     assert torch.equal(*gradients_of_each) != accumulates
 
 
@@ -417,9 +405,6 @@ def test_loss_function_that_drops_gradients_drops_none_of_a_sibling(
     found = []
     for drops in (False, True):
         model = network()
-        gradients = Accumulation(model, SETTINGS, ALONE)
-        for micro_batch in gradients.micro_batches():
-            gradients.add(partial(loss, model, batch(0)[micro_batch], drops))
-        gradients.reduce()
-        found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+        summed(model, [partial(loss, model, inputs, drops) for inputs in batch(0)])
+        found.append(flat(model))
     assert torch.equal(*found) != waits_in_grad
