@@ -17,28 +17,35 @@ from project.repro.record import receipt
 from pydantic import ValidationError
 
 PARAMS = (PROJECT / "params.yaml").read_text()
+Edit = Callable[[str, str], Path]
 
 
 def with_overrides(*overrides: str) -> dict[str, Any]:
     return load(Config, PROJECT / "params.yaml", overrides).flat()
 
 
-def refusal_of(path: Path, *overrides: str) -> list[str]:
+def refusal_of(path: Path, *overrides: str, schema: type[Settings] = Config) -> list[str]:
     """The lines in which a file or an override is refused."""
     with pytest.raises(Refused) as refused:
-        load(Config, path, overrides)
+        load(schema, path, overrides)
     return str(refused.value).splitlines()
 
 
 @pytest.fixture
-def edited(tmp_path: Path) -> Callable[[str, str], Path]:
+def path(tmp_path: Path) -> Path:
+    """Where a file of the test's own lies."""
+    return tmp_path / "params.yaml"
+
+
+@pytest.fixture
+def edited(path: Path) -> Edit:
     """A function that writes params.yaml with the line of a key replaced, and returns its path."""
 
     def edit(key: str, line: str) -> Path:
         text, found = re.subn(rf"^{key}:.*$", lambda _: line, PARAMS, count=1, flags=re.MULTILINE)
         assert found
-        (tmp_path / "params.yaml").write_text(text)
-        return tmp_path / "params.yaml"
+        path.write_text(text)
+        return path
 
     return edit
 
@@ -74,11 +81,8 @@ def test_override_is_typed_by_the_config(override: str):
     assert (value, type(value)) == (TYPED[override], type(TYPED[override]))
 
 
-def test_override_changes_its_key_only(config: Config):
+def test_override_changes_its_key_only_and_the_last_one_wins(config: Config):
     assert with_overrides("model.depth=5") == config.flat() | {"model.depth": 5}
-
-
-def test_last_override_wins():
     assert with_overrides("seed=1", "model.depth=5", "seed=2")["seed"] == 2
 
 
@@ -168,11 +172,8 @@ def test_credentials_in_the_tracking_uri_are_refused_without_showing_them(uri: s
 
 
 @pytest.mark.parametrize("uri", URIS)
-def test_credentials_of_the_tracking_uri_in_params_yaml_are_refused_likewise(uri: str, tmp_path: Path):
-    text, found = re.subn(r'^  uri: ".*?"', f'  uri: "{uri}"', PARAMS, count=1, flags=re.MULTILINE)
-    assert found
-    (tmp_path / "params.yaml").write_text(text)
-    (line,) = refusal_of(tmp_path / "params.yaml")
+def test_credentials_of_the_tracking_uri_in_params_yaml_are_refused_likewise(uri: str, edited: Edit):
+    (line,) = refusal_of(edited("  uri", f'  uri: "{uri}"'))
     assert "wanted a URI without @ and ?" in line and "pa55" not in line
 
 
@@ -219,7 +220,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_wrong_file_is_refused_with_its_name(edited: Callable[[str, str], Path], edit: str):
+def test_wrong_file_is_refused_with_its_name(edited: Edit, edit: str):
     key, line, wanted = EDITS[edit]
     path = edited(key, line)
     (told,) = refusal_of(path)
@@ -228,22 +229,18 @@ def test_wrong_file_is_refused_with_its_name(edited: Callable[[str, str], Path],
 
 
 @pytest.mark.parametrize("key", sorted(key for key in FORMER if "=" not in key))
-def test_key_of_former_times_is_told_in_a_line_of_its_own(tmp_path: Path, key: str):
+def test_key_of_former_times_is_told_in_a_line_of_its_own(path: Path, key: str):
     class Parallel(Section):
         micro_batches: int
 
     class Now(Settings):
         parallel: Parallel
 
-    path = tmp_path / "params.yaml"
     path.write_text(f"sede: 0\nparallel:\n  micro_batches: 8\n  {key.partition('.')[2]}: 8\n")
-    with pytest.raises(Refused) as refused:
-        load(Now, path)
-    assert f"{path}: {key}: {FORMER[key]}" in str(refused.value).splitlines()
+    assert f"{path}: {key}: {FORMER[key]}" in refusal_of(path, schema=Now)
 
 
-def test_file_of_former_times_is_refused_in_a_line_for_each_key(tmp_path: Path):
-    path = tmp_path / "params.yaml"
+def test_file_of_former_times_is_refused_in_a_line_for_each_key(path: Path):
     path.write_text(PARAMS.replace("  micro_batches:", "  shards:").replace("  reduce: tree", "  reduce: order_free"))
     wanted = [
         f"{path}: parallel.reduce=order_free: renamed tree",
@@ -252,39 +249,30 @@ def test_file_of_former_times_is_refused_in_a_line_for_each_key(tmp_path: Path):
     assert refusal_of(path) == refusal_of(path, "parallel.micro_batches=4") == wanted
 
 
-def test_list_that_doubles_at_each_line_is_refused(edited: Callable[[str, str], Path]):
+def test_list_that_doubles_at_each_line_is_refused(edited: Edit):
     lines = [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40)]
     (told,) = refusal_of(edited("seed", "\n".join(["seed: 0", "a0: &a0 [0, 0]", *lines])))
     assert "it has more than 1000000 values" in told
 
 
-def test_key_that_the_file_lacks_is_told_once_where_an_override_names_it(tmp_path: Path):
-    path = tmp_path / "params.yaml"
-    path.write_text((PROJECT / "params.yaml").read_text().replace("  clip_norm:", "  clip_nrom:"))
-    with pytest.raises(Refused) as refused:
-        load(Config, path, ["train.clip_norm=2.0"])
-    missing, unknown = str(refused.value).splitlines()
+def test_key_that_the_file_lacks_is_told_once_where_an_override_names_it(path: Path):
+    path.write_text(PARAMS.replace("  clip_norm:", "  clip_nrom:"))
+    missing, unknown = refusal_of(path, "train.clip_norm=2.0")
     assert missing.startswith(f"{path}: train.clip_norm: missing; add the key")
     assert unknown == f"{path}: train.clip_nrom: unknown key; did you mean train.clip_norm?"
 
 
-def test_missing_keys_share_a_line(tmp_path: Path):
-    path = tmp_path / "params.yaml"
+def test_missing_keys_share_a_line_whatever_is_set_in_them(path: Path):
     path.write_text("seed: 0\n")
     (told,) = refusal_of(path)
     assert told.startswith(f"{path}: device, data, parallel, compute, unhashed and 11 more: missing; add the keys")
-
-
-def test_missing_section_is_told_once_whatever_is_set_in_it(tmp_path: Path):
-    path = tmp_path / "params.yaml"
     path.write_text("seed: 0\ndevice: auto\n")
-    with pytest.raises(Refused) as refused:
-        load(Config, path, ["train.epochs=2", "model.name=transformer"])
-    assert len(str(refused.value).splitlines()) == 1 and ": missing; add the keys" in str(refused.value)
+    (told,) = refusal_of(path, "train.epochs=2", "model.name=transformer")
+    assert ": missing; add the keys" in told
 
 
 @pytest.mark.parametrize("typo", ["lodaer", "Loader"])
-def test_misspelt_name_is_matched_with_the_one_that_is_missing(edited: Callable[[str, str], Path], typo: str):
+def test_misspelt_name_is_matched_with_the_one_that_is_missing(edited: Edit, typo: str):
     missing, unknown = refusal_of(edited("loader", f"{typo}:"))
     assert "loader: missing" in missing and f"{typo}: unknown key; did you mean loader?" in unknown
 
@@ -299,22 +287,19 @@ CONTENTS = {
 
 
 @pytest.mark.parametrize("content", CONTENTS)
-def test_what_is_no_mapping_is_refused(tmp_path: Path, content: bytes):
-    path = tmp_path / "params.yaml"
+def test_what_is_no_mapping_is_refused(path: Path, content: bytes):
     path.write_bytes(content)
     (line,) = refusal_of(path)
     assert line.startswith(f"{path}: {CONTENTS[content]}")
 
 
 @pytest.mark.parametrize("ending", ["\r\n", "\n\n"])
-def test_line_endings_do_not_matter(tmp_path: Path, config: Config, ending: str):
-    path = tmp_path / "params.yaml"
+def test_line_endings_do_not_matter(path: Path, config: Config, ending: str):
     path.write_bytes(PARAMS.replace("\n", ending).encode())
     assert load(Config, path) == config
 
 
-def test_missing_file_is_refused(tmp_path: Path):
-    path = tmp_path / "params.yaml"
+def test_missing_file_is_refused(path: Path):
     assert refusal_of(path) == [f"{path}: missing. Run from the project's root, where params.yaml lies."]
 
 
