@@ -33,22 +33,19 @@ def exchanged(causes: Causes, names: Sequence[str] = NAMES) -> Callable[[Kept], 
     return verdict
 
 
-def searched(causes: Causes, names: Sequence[str] = NAMES) -> tuple[Found, Trials]:
-    oracle = exchanged(causes, names)
+def searched_by(oracle: Callable[[Kept], Verdict], names: Sequence[str] = NAMES) -> tuple[Found, Trials]:
     trials = Trials(names, lambda kept, number: oracle(kept))
     found = search(trials)
     assert found
     return found, trials
 
 
+def searched(causes: Causes, names: Sequence[str] = NAMES) -> tuple[Found, Trials]:
+    return searched_by(exchanged(causes, names), names)
+
+
 def named(found: Found) -> set[frozenset[int]]:
     return {frozenset(NAMES.index(name) for name in cause) for cause in found.causes}
-
-
-def require_smallest(found: Found, oracle: Callable[[Kept], Verdict]) -> None:
-    """B with these changed is A, and each of them is needed."""
-    assert oracle(frozenset(found.changed)) is EQUAL
-    assert all(oracle(frozenset({*found.changed} - {name})) is DIFFERS for name in found.changed)
 
 
 @pytest.mark.parametrize("cause", range(20))
@@ -58,31 +55,20 @@ def test_one_cause_of_twenty(cause: int):
     assert len(trials.done) <= 2 * 5 + 2  # two halves at each of five levels, and the proof
 
 
-@pytest.mark.parametrize("pair", PAIRS)
-def test_two_independent_causes_are_both_named(pair: tuple[int, int]):
-    found, trials = searched([[pair[0]], [pair[1]]])
-    assert found.changed == tuple(NAMES[each] for each in pair)
-    assert named(found) == {frozenset([each]) for each in pair} and len(trials.done) < 60
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-def test_causes_that_work_only_together_are_both_named(pair: tuple[int, int]):
-    found, _ = searched([pair])
-    assert len(found.changed) == 1 and named(found) == {frozenset(pair)}
-
-
-def test_pair_beside_a_cause_of_its_own():
-    found, _ = searched([[2, 11], [17]])
-    assert named(found) == {frozenset([2, 11]), frozenset([17])} and len(found.changed) == 2
-
-
-def test_three_that_work_only_together():
-    assert named(searched([[0, 9, 19]])[0]) == {frozenset([0, 9, 19])}
-
-
-def test_all_suspects_are_causes():
-    found, trials = searched([[each] for each in range(20)])
-    assert set(found.changed) == set(NAMES) and len(trials.done) < 100
+@pytest.mark.parametrize(
+    ("causes", "changed", "most"),  # how many of the suspects are changed, in at most so many trials
+    [
+        *(([[one], [other]], 2, 60) for one, other in PAIRS),  # two that are independent
+        *(([pair], 1, 400) for pair in PAIRS),  # two that work only together
+        ([[2, 11], [17]], 2, 400),
+        ([[0, 9, 19]], 1, 400),
+        ([[each] for each in range(20)], 20, 100),
+    ],
+)
+def test_several_causes_are_all_named(causes: Causes, changed: int, most: int):
+    found, trials = searched(causes)
+    assert named(found) == {frozenset(cause) for cause in causes}
+    assert len(found.changed) == changed and len(trials.done) < most
 
 
 def test_one_suspect():
@@ -97,7 +83,8 @@ def test_answer_is_a_smallest_one_for_any_causes(seed: int):
     causes = [draw.sample(range(len(names)), draw.randint(1, min(3, len(names)))) for _ in range(draw.randint(1, 4))]
     found, trials = searched(causes, names)
     oracle = exchanged(causes, names)
-    require_smallest(found, oracle)
+    assert oracle(frozenset(found.changed)) is EQUAL
+    assert all(oracle(frozenset({*found.changed} - {name})) is DIFFERS for name in found.changed)
     for cause in found.causes:
         assert oracle(frozenset({*names} - {*cause})) is DIFFERS
         assert all(oracle(frozenset({*names} - ({*cause} - {name}))) is EQUAL for name in cause)
@@ -113,9 +100,8 @@ def test_combinations_that_cannot_be_trained_are_gone_around(together: tuple[int
             return UNRESOLVED
         return exchanged([[cause]])(kept)
 
-    trials = Trials(NAMES, lambda kept, number: oracle(kept))
-    found = search(trials)
-    assert found and UNRESOLVED in {trial.verdict for trial in trials.done}
+    found, trials = searched_by(oracle)
+    assert UNRESOLVED in {trial.verdict for trial in trials.done}
     expected = set(together) if cause in together else {cause}
     assert {NAMES.index(name) for name in found.changed} == expected and cause in {*map(NAMES.index, found.names)}
     assert oracle(frozenset(found.changed)) is EQUAL
@@ -124,18 +110,15 @@ def test_combinations_that_cannot_be_trained_are_gone_around(together: tuple[int
 
 def test_suspect_that_makes_a_trial_possible_is_no_cause():
     """Suspect 5 needs B's value of 6 to be tried with its own, as one micro-batch needs one rank: 6 changes nothing."""
-    trials = Trials(
-        NAMES,
-        lambda kept, number: UNRESOLVED if NAMES[5] not in kept and NAMES[6] in kept else exchanged([[5]])(kept),
+    found, _ = searched_by(
+        lambda kept: UNRESOLVED if NAMES[5] not in kept and NAMES[6] in kept else exchanged([[5]])(kept)
     )
-    found = search(trials)
-    assert found and found.changed == (NAMES[5],) and found.names == {NAMES[5]}
+    assert found.changed == (NAMES[5],) and found.names == {NAMES[5]}
 
 
 def test_everything_alone_is_refused():
-    trials = Trials(NAMES, lambda kept, number: {20: EQUAL, 0: DIFFERS}.get(len(kept), UNRESOLVED))
-    found = search(trials)
-    assert found and set(found.changed) == set(found.untried) == set(NAMES)
+    found, _ = searched_by(lambda kept: {20: EQUAL, 0: DIFFERS}.get(len(kept), UNRESOLVED))
+    assert set(found.changed) == set(found.untried) == set(NAMES)
 
 
 def test_two_differences_that_undo_each_other_are_told_as_they_are():
@@ -145,8 +128,7 @@ def test_two_differences_that_undo_each_other_are_told_as_they_are():
         alone = (NAMES[0] in kept) != (NAMES[1] in kept)
         return DIFFERS if alone or NAMES[2] not in kept else EQUAL
 
-    found = search(Trials(NAMES, lambda kept, number: oracle(kept)))
-    assert found == Found((NAMES[2],), ((NAMES[2],),))
+    assert searched_by(oracle)[0] == Found((NAMES[2],), ((NAMES[2],),))
 
 
 def test_fewest_keeps_the_order():
@@ -172,7 +154,7 @@ def test_what_is_known_is_not_made_again():
 # ---- causes that show in a share of the runs
 
 
-def flaky(causes: Causes, shares: dict[int, float], seed: int, names: Sequence[str] = NAMES) -> Trials:
+def flaky(causes: Causes, shares: dict[int, float], seed: int, names: Sequence[str] = NAMES[:6]) -> Trials:
     """Trials of causes that show in these shares of the runs, after ten runs of A and of B, as the verb has them."""
     draw = random.Random(seed)
 
@@ -190,20 +172,18 @@ def flaky(causes: Causes, shares: dict[int, float], seed: int, names: Sequence[s
 @pytest.mark.parametrize("share", [0.2, 1 / 3, 0.5, 0.9])
 def test_wrong_answers_stay_below_the_stated_level(share: float):
     """1,000 searches for a cause in one run of so many: fewer than 5 % of them are wrong."""
-    names = NAMES[:6]
-    answers = [search(flaky([[seed % 6]], {0: share}, seed, names)) for seed in range(1000)]
-    wrong = sum(found is None or found.names != {names[seed % 6]} for seed, found in enumerate(answers))
-    assert wrong < 50
+    answers = [search(flaky([[seed % 6]], {0: share}, seed)) for seed in range(1000)]
+    assert sum(not found or found.names != {NAMES[seed % 6]} for seed, found in enumerate(answers)) < 50
 
 
 def test_steady_cause_beside_one_in_a_third_of_the_runs():
     """Both are named. How many runs a trial needs follows from the share of runs unlike the most frequent outcome."""
     wrong = 0
     for seed in range(1000):
-        trials = flaky([[1], [4]], {0: 1.0, 1: 1 / 3}, seed, NAMES[:6])
+        trials = flaky([[1], [4]], {0: 1.0, 1: 1 / 3}, seed)
         trials.repeats = needed(1 / 3, 0.95)
         found = search(trials)
-        wrong += found is None or found.names != {NAMES[1], NAMES[4]}
+        wrong += not found or found.names != {NAMES[1], NAMES[4]}
     assert wrong < 50
 
 

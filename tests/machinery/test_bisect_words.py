@@ -3,17 +3,26 @@
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 from clone import project_in
 from conftest import PROJECT
 from project import PROJECT as OURS
 from project.config import Config
 from project.repro.analysis.bisect import sides
 from project.repro.analysis.bisect.sides import Named, asked
+from project.repro.cli import Ours, main
 from project.repro.core.errors import Refused
 from project.repro.core.flags import SWITCHES
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the lock lies."""
+    monkeypatch.setattr(sides, "FOLDER", tmp_path / "bisect")
+    monkeypatch.chdir(PROJECT)
+    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -37,25 +46,11 @@ from project.repro.core.flags import SWITCHES
         (["--a", "seed=1", "--repeats", "1"], "Invalid value for '--repeats'"),
     ],
 )
-def test_wrong_words_are_refused(words: Sequence[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from click.testing import CliRunner
-    from project.repro.cli import main
-
-    monkeypatch.setattr(sides, "FOLDER", tmp_path / "bisect")
-    monkeypatch.chdir(PROJECT)
+def test_wrong_words_are_refused(words: Sequence[str], said: str, folder: Path, monkeypatch: pytest.MonkeyPatch):
     for name in [switch.name for switch in SWITCHES]:
         monkeypatch.delenv(name, raising=False)
-    ours = SimpleNamespace(project=OURS, schema=Config, tracking_uri=str)
-    done = CliRunner().invoke(main, ["bisect", *words], obj=ours)
+    done = CliRunner().invoke(main, ["bisect", *words], obj=Ours(OURS, Config))
     assert done.exit_code == 2 and said in done.output and "Traceback" not in done.output
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the lock lies."""
-    monkeypatch.setattr(sides, "FOLDER", tmp_path / "bisect")
-    monkeypatch.chdir(PROJECT)
-    return tmp_path
 
 
 def test_two_bisects_at_once_are_refused(folder: Path):
@@ -69,9 +64,6 @@ def test_two_bisects_at_once_are_refused(folder: Path):
 
 def test_commits_outside_git_are_refused(folder: Path):
     shutil.copytree(PROJECT / "src", folder / "src")
-    with (
-        pytest.raises(Refused) as no,
-        asked(project_in(folder), Config, Named([], [], [], [], ("HEAD~1", "HEAD"), False), str),
-    ):
+    words = Named([], [], [], [], ("HEAD~1", "HEAD"), False)
+    with pytest.raises(Refused, match="no such commit"), asked(project_in(folder), Config, words, str):
         raise AssertionError("it has commits")
-    assert "no such commit" in str(no.value)
