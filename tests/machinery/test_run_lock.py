@@ -50,6 +50,7 @@ sys.stdin.read()
 """
 
 Start = Callable[..., "subprocess.Popen[str]"]
+Left = Callable[..., Path]
 
 
 @pytest.fixture
@@ -68,6 +69,13 @@ def begin(tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
+def refused_to(process: "subprocess.Popen[str]") -> str:
+    """The one line by which it is refused."""
+    assert process.wait() == 2 and process.stderr
+    (line,) = process.stderr.read().splitlines()
+    return line
+
+
 def held(process: "subprocess.Popen[str]") -> bool:
     """Whether it got the folder."""
     assert process.stdout
@@ -81,7 +89,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def left(run: Path) -> Callable[..., Path]:
+def left(run: Path) -> Left:
     """A function that leaves a lock file, as by some other process, with its last sign of life so many seconds ago."""
 
     def left(seconds: float = 0, content: bytes | None = None, **facts: Any) -> Path:
@@ -103,6 +111,19 @@ def refusal(folder: Path) -> str:
     return line
 
 
+def require_free(folder: Path) -> None:
+    """This process gets it, and gives it back."""
+    with RunLock(folder) as mine:
+        mine.require()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks looks again soon."""
+    monkeypatch.setattr(lock, "LOOK", 0.01)
+    monkeypatch.setattr(lock, "CONFIRM", 0.01)
+
+
 def unable(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOLCK) -> None:
     """Have this process's file system unable to lock."""
 
@@ -119,9 +140,7 @@ def test_second_training_is_refused_naming_host_and_process(begin: Start, run: P
     first = begin()
     assert held(first)
     before = (run / LOCK).read_bytes()
-    second = begin()
-    assert second.wait() == 2 and second.stderr
-    (line,) = second.stderr.read().splitlines()
+    line = refused_to(begin())
     assert line.startswith(
         f"{run}: another training writes there: process {first.pid} on {socket.gethostname()}, since"
     )
@@ -129,7 +148,7 @@ def test_second_training_is_refused_naming_host_and_process(begin: Start, run: P
     assert (run / LOCK).read_bytes() == before and first.poll() is None
 
 
-def test_of_many_that_start_at_once_over_a_left_lock_one_gets_the_folder(begin: Start, left: Callable[..., Path]):
+def test_of_many_that_start_at_once_over_a_left_lock_one_gets_the_folder(begin: Start, left: Left):
     for facts in ({"machine": Holder.this().machine, "pid": 2**22 + 1}, {"seconds": 1000.0}):  # here, elsewhere
         left(**facts)
         starts = [begin() for _ in range(5)]
@@ -150,17 +169,14 @@ def test_same_process_is_refused_too_and_loses_nothing_by_asking(begin: Start, r
     with RunLock(run):
         assert "this very process" in refusal(run)
         assert begin().wait() == 2
-    with RunLock(run):
-        pass
+    require_free(run)
 
 
 def test_holder_that_lost_the_kernels_lock_still_has_the_folder(begin: Start, run: Path):
     """As by a library that opens and closes every file of the folder."""
     with RunLock(run):
         (run / LOCK).read_bytes()
-        asking = begin()
-        assert asking.wait() == 2 and asking.stderr
-        assert f"process {os.getpid()} " in asking.stderr.read()
+        assert f"process {os.getpid()} " in refused_to(begin())
 
 
 # ---- what the dead leave
@@ -179,8 +195,7 @@ def test_killed_holder_leaves_the_folder_free_at_once(begin: Start, run: Path):
         holder = begin()
         assert held(holder)
         holder.kill()  # and nobody waits for its end
-    with RunLock(run):
-        pass
+    require_free(run)
 
 
 def test_fork_that_outlives_the_holder_does_not_keep_the_folder(begin: Start, run: Path):
@@ -190,8 +205,7 @@ def test_fork_that_outlives_the_holder_does_not_keep_the_folder(begin: Start, ru
     holder.kill()
     holder.wait()
     os.kill(fork, 0)  # it lives
-    with RunLock(run):
-        pass
+    require_free(run)
     os.kill(fork, signal.SIGKILL)
 
 
@@ -208,10 +222,9 @@ def test_fork_gives_nothing_back(run: Path, begin: Start):
 @pytest.mark.parametrize(
     "content", [b"", b'{"host": "no', b"\xff\x00", b"[]", b"7", b'{"pid": 1}', b"[" * 5000, b"x" * 5000]
 )
-def test_torn_empty_or_foreign_lock_file_keeps_nobody_out(content: bytes, left: Callable[..., Path], run: Path):
+def test_torn_empty_or_foreign_lock_file_keeps_nobody_out(content: bytes, left: Left, run: Path):
     left(content=content)
-    with RunLock(run) as mine:
-        mine.require()
+    require_free(run)
 
 
 def test_file_of_the_right_keys_with_wrong_values_names_nobody():
@@ -221,18 +234,16 @@ def test_file_of_the_right_keys_with_wrong_values_names_nobody():
 
 
 @pytest.mark.parametrize("cannot", [False, True])
-def test_process_that_is_gone_keeps_nobody_out(
-    cannot: bool, left: Callable[..., Path], run: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_process_that_is_gone_keeps_nobody_out(cannot: bool, left: Left, run: Path, monkeypatch: pytest.MonkeyPatch):
     """Its number is free, or another process has it by now."""
     if cannot:
         unable(monkeypatch)
     for pid in (2**22 + 1, os.getppid()):
         left(machine=Holder.this().machine, pid=pid, started="1")
-        with RunLock(run) as mine:
-            mine.require()
+        require_free(run)
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("cannot", [False, True])
 def test_process_that_ends_is_waited_for(cannot: bool, begin: Start, run: Path, monkeypatch: pytest.MonkeyPatch):
     """Killed, it may hold its files for a while: it is asked for once more."""
@@ -247,7 +258,6 @@ def test_process_that_ends_is_waited_for(cannot: bool, begin: Start, run: Path, 
         return told
 
     monkeypatch.setattr(Holder, "state", state)
-    monkeypatch.setattr(lock, "LOOK", 0.01)
     if cannot:
         unable(monkeypatch)
     with RunLock(run):
@@ -258,7 +268,7 @@ def test_process_that_ends_is_waited_for(cannot: bool, begin: Start, run: Path, 
 
 
 def test_holder_elsewhere_without_a_sign_of_life_is_taken_over_in_one_line(
-    left: Callable[..., Path], run: Path, capsys: pytest.CaptureFixture[str]
+    left: Left, run: Path, capsys: pytest.CaptureFixture[str]
 ):
     left(seconds=lock.SILENT + 1)
     with RunLock(run):
@@ -268,17 +278,13 @@ def test_holder_elsewhere_without_a_sign_of_life_is_taken_over_in_one_line(
     )
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("ahead", [0, 10**6])
 def test_holder_elsewhere_that_was_just_there_is_waited_for(
-    ahead: float,
-    left: Callable[..., Path],
-    run: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    ahead: float, left: Left, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """Also where its clock was far ahead."""
     left(seconds=-ahead)
-    monkeypatch.setattr(lock, "LOOK", 0.01)
     monkeypatch.setattr(lock, "SILENT", 1.0)
     began = time.monotonic()
     with RunLock(run):
@@ -289,7 +295,7 @@ def test_holder_elsewhere_that_was_just_there_is_waited_for(
 
 
 def test_holder_elsewhere_that_gives_a_sign_of_life_keeps_the_folder(
-    left: Callable[..., Path], run: Path, monkeypatch: pytest.MonkeyPatch
+    left: Left, run: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path, looks = left(seconds=60), []
 
@@ -313,13 +319,13 @@ def test_holder_gives_signs_of_life(run: Path, monkeypatch: pytest.MonkeyPatch):
                 time.sleep(0.01)
 
 
+@pytest.mark.usefixtures("quick")
 def test_lock_that_a_lost_machine_holds_is_replaced(
-    left: Callable[..., Path], begin: Start, run: Path, monkeypatch: pytest.MonkeyPatch
+    left: Left, begin: Start, run: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """As a file server does that never learns of the end of a machine. An old sign alone is no reason."""
     path = left(seconds=1000)
     assert held(begin(code=LOCKING, path=path))
-    monkeypatch.setattr(lock, "LOOK", 0.01)
     monkeypatch.setattr(lock, "SILENT", 0.5)
     began, inode = time.monotonic(), path.stat().st_ino
     with RunLock(run) as mine:
@@ -328,28 +334,24 @@ def test_lock_that_a_lost_machine_holds_is_replaced(
         mine.require()
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
 def test_where_nothing_can_lock_processes_and_signs_decide(
-    number: int, left: Callable[..., Path], run: Path, monkeypatch: pytest.MonkeyPatch, begin: Start
+    number: int, left: Left, run: Path, monkeypatch: pytest.MonkeyPatch, begin: Start
 ):
-    monkeypatch.setattr(lock, "LOOK", 0.01)
-    monkeypatch.setattr(lock, "CONFIRM", 0.01)
     unable(monkeypatch, number)
-    with RunLock(run) as mine:
-        mine.require()
+    require_free(run)
     holder = begin()
     assert held(holder)
     assert f"process {holder.pid} " in refusal(run)
     holder.kill()
-    with RunLock(run):
-        pass
+    require_free(run)
     left(seconds=lock.SILENT + 1, machine=Holder.this().machine, namespace="another container")
-    with RunLock(run):
-        pass
+    require_free(run)
 
 
 def test_of_two_that_cannot_lock_the_last_writer_has_the_folder(
-    left: Callable[..., Path], run: Path, begin: Start, monkeypatch: pytest.MonkeyPatch
+    left: Left, run: Path, begin: Start, monkeypatch: pytest.MonkeyPatch
 ):
     other = begin(path=run.with_name("elsewhere"))
     assert held(other)
@@ -366,13 +368,14 @@ def test_of_two_that_cannot_lock_the_last_writer_has_the_folder(
 
 
 def test_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path):
-    (tmp_path / "file").touch()
-    (tmp_path / "folder" / LOCK).mkdir(parents=True)
-    (tmp_path / "link").mkdir()
-    (tmp_path / "link" / LOCK).symlink_to(tmp_path / "outside")
-    (tmp_path / "pipe").mkdir()
-    os.mkfifo(tmp_path / "pipe" / LOCK)
-    for folder in (*(tmp_path / name for name in ("file", "folder", "link", "pipe")), Path("/sys/kernel")):
+    file, *folders = (tmp_path / name for name in ("file", "folder", "link", "pipe"))
+    file.touch()
+    for folder, plant in zip(
+        folders, (Path.mkdir, lambda path: path.symlink_to(tmp_path / "outside"), os.mkfifo), strict=True
+    ):
+        folder.mkdir()
+        plant(folder / LOCK)
+    for folder in (file, *folders, Path("/sys/kernel")):
         line = refusal(folder)
         assert line.startswith(f"{folder / LOCK}: ") and line.endswith("choose another with --out")
     assert not (tmp_path / "outside").exists()
@@ -385,10 +388,10 @@ def test_full_disk_is_told_as_one(run: Path, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
         patch.setattr(os, "pwrite", full)
         RunLock(run).acquire()
-    with RunLock(run):
-        pass
+    require_free(run)
 
 
+@pytest.mark.usefixtures("quick")
 def test_folder_replaced_while_it_is_taken_is_taken_anew(run: Path, monkeypatch: pytest.MonkeyPatch):
     lockf, calls = fcntl.lockf, []
 
@@ -400,9 +403,7 @@ def test_folder_replaced_while_it_is_taken_is_taken_anew(run: Path, monkeypatch:
         lockf(*arguments)
 
     monkeypatch.setattr(fcntl, "lockf", replacing)
-    monkeypatch.setattr(lock, "LOOK", 0)
-    with RunLock(run) as mine:
-        mine.require()
+    require_free(run)
     assert len(calls) == 2
 
 
