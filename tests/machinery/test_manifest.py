@@ -18,12 +18,6 @@ from project.repro.core.errors import Refused
 from project.repro.guards.emptied import prepared_anew
 from safetensors.numpy import save_file
 
-
-def places(**keys: Path) -> list[str]:
-    """Command-line arguments that set keys of `data`."""
-    return [text for key, path in keys.items() for text in ("--set", f"data.{key}={path}")]
-
-
 FILES = {"a.npy": b"first" * 100, "b.npy": b"second" * 100, "deep/c.npy": b"third"}
 
 
@@ -42,23 +36,23 @@ def whole(tmp_path: Path) -> Path:
 
 
 def test_manifest_lists_path_size_and_hash_of_every_file(whole: Path):
-    assert manifest.require_whole(whole) == {
-        "files": [
-            {"path": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            for name, data in sorted(FILES.items())
-        ]
-    }
+    assert (
+        manifest.require_whole(whole)
+        == json.loads((whole / manifest.NAME).read_text())
+        == {
+            "files": [
+                {"path": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+                for name, data in sorted(FILES.items())
+            ]
+        }
+    )
 
 
-def test_order_of_writing_does_not_matter(whole: Path, tmp_path: Path):
+def test_neither_order_nor_writing_twice_changes_it(whole: Path, tmp_path: Path):
     other = make(tmp_path / "other", list(reversed(FILES)))
-    assert (whole / manifest.NAME).read_bytes() == (other / manifest.NAME).read_bytes()
-
-
-def test_writing_twice_changes_nothing(whole: Path):
-    before = (whole / manifest.NAME).read_bytes()
-    manifest.write(whole)
-    assert (whole / manifest.NAME).read_bytes() == before
+    for _ in range(2):
+        assert (whole / manifest.NAME).read_bytes() == (other / manifest.NAME).read_bytes()
+        manifest.write(whole)
 
 
 def flip_one_bit(path: Path) -> None:
@@ -143,7 +137,7 @@ def test_prepared_files_of_this_project_verify_and_repeat(config: Config, prepar
     again.mkdir()
     (again / "digits.npy").write_bytes(b"of an older prepare.py")
     manifest.write(again)
-    done = python("-m", f"{PACKAGE}.prepare", *places(prepared=again), "--set", "seed=99")
+    done = python("-m", f"{PACKAGE}.prepare", "--set", f"data.prepared={again}", "--set", "seed=99")
     assert done.returncode == 0, done.stderr
     assert manifest.require_whole(again) == manifest.require_whole(prepared)  # the split does not depend on the seed
     sizes = {entry["path"]: entry["size"] for entry in manifest.read(prepared)["files"]}
@@ -230,17 +224,21 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.fixture
+def places(config: Config, tmp_path: Path, prepared: Path) -> dict[str, str]:
+    """A copy of the dataset file, and of what was prepared from it."""
+    shutil.copy(PROJECT / config.data.raw, tmp_path / "raw.csv.gz")
+    shutil.copytree(prepared, tmp_path / "prepared")
+    return {"raw": str(tmp_path / "raw.csv.gz"), "prepared": str(tmp_path / "prepared")}
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_prepare_refuses_a_bad_dataset_file_and_touches_nothing(
-    config: Config, tmp_path: Path, prepared: Path, fault: str
+    config: Config, tmp_path: Path, places: dict[str, str], fault: str
 ):
-    raw, folder = tmp_path / "raw.csv.gz", tmp_path / "prepared"
-    shutil.copy(PROJECT / config.data.raw, raw)
-    shutil.copytree(prepared, folder)
+    raw = Path(places["raw"])
     FAULTS[fault](raw)
     before = contents(tmp_path)
-    places = {"raw": str(raw), "prepared": str(folder)}
-
     with pytest.raises(Refused, match=config.data.sha256) as refused:
         prepare(config.data.model_copy(update=places), tmp_path)
 
@@ -250,32 +248,26 @@ def test_prepare_refuses_a_bad_dataset_file_and_touches_nothing(
     assert contents(tmp_path) == before
 
 
-def test_prepare_ends_with_a_line_and_exit_code_2(config: Config, tmp_path: Path, prepared: Path):
-    raw, folder = tmp_path / "raw.csv.gz", tmp_path / "prepared"
-    shutil.copy(PROJECT / config.data.raw, raw)
-    shutil.copytree(prepared, folder)
-    flip_one_bit(raw)
-    before = contents(tmp_path)
-    done = python("-m", f"{PACKAGE}.prepare", *places(raw=raw, prepared=folder))
+@pytest.mark.parametrize(
+    ("stage", "name", "told"),
+    [
+        ("prepare", "raw.csv.gz", "raw.csv.gz: SHA-256 {seen} "),
+        ("train", "prepared/test-images.npy", "prepared/test-images.npy: SHA-256 {seen} "),
+        ("evaluate", "", "run/model.safetensors: missing. Train first"),
+    ],
+)
+def test_stage_ends_with_a_line_and_exit_code_2_and_touches_nothing(
+    stage: str, name: str, told: str, config: Config, tmp_path: Path, places: dict[str, str]
+):
+    if name:
+        flip_one_bit(tmp_path / name)
+    before, seen = contents(tmp_path), manifest.sha256_file(tmp_path / (name or "raw.csv.gz"))
+    words = [word for key, place in places.items() for word in ("--set", f"data.{key}={place}")]
+    done = python("-m", f"{PACKAGE}.{stage}", *words, *(["--out", tmp_path / "run"] if stage != "prepare" else []))
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
-    assert done.stderr.startswith(f"{raw}: SHA-256 {manifest.sha256_file(raw)} ")
-    assert f"{config.data.sha256} wanted: it is truncated or altered. Restore it" in done.stderr
-    assert contents(tmp_path) == before
-
-
-def test_training_refuses_altered_prepared_files(tmp_path: Path, prepared: Path):
-    folder, out = tmp_path / "prepared", tmp_path / "run"
-    shutil.copytree(prepared, folder)
-    flip_one_bit(folder / "test-images.npy")
-    done = python("-m", f"{PACKAGE}.train", *places(prepared=folder), "--out", out)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert f"{folder / 'test-images.npy'}: SHA-256" in done.stderr and not out.exists()
-
-
-def test_evaluate_without_weights_is_refused(tmp_path: Path, prepared: Path):
-    done = python("-m", f"{PACKAGE}.evaluate", *places(prepared=prepared), "--out", tmp_path)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert f"{tmp_path / 'model.safetensors'}: missing. Train first" in done.stderr
+    assert done.stderr.startswith(f"{tmp_path}/{told.format(seen=seen)}")
+    assert stage != "prepare" or f"{config.data.sha256} wanted: it is truncated or altered. Restore" in done.stderr
+    assert contents(tmp_path) == before and not (tmp_path / "run").exists()
 
 
 def test_pointer_of_the_dataset_file_agrees_with_params_yaml(config: Config):
@@ -285,7 +277,3 @@ def test_pointer_of_the_dataset_file_agrees_with_params_yaml(config: Config):
     assert manifest.sha256_file(raw) == config.data.sha256
     assert f"md5: {hashlib.md5(raw.read_bytes()).hexdigest()}" in pointer
     assert f"size: {raw.stat().st_size}" in pointer
-
-
-def test_manifest_is_plain_json(whole: Path):
-    assert json.loads((whole / manifest.NAME).read_text()) == manifest.read(whole)
