@@ -39,7 +39,7 @@ def main() -> int:
     for program in (*(BENCHMARKS / name for name in PROGRAMS), *PEERS):
         shutil.copy2(program, folder)
     download(folder)
-    locked = re.search(r"^torch==(\S+)", (folder / "project/requirements/cuda.txt").read_text(), re.MULTILINE)
+    locked = re.search(r"^torch==(\S+)", (folder / "project/requirements/train-cuda.txt").read_text(), re.MULTILINE)
     assert locked
     (folder / "bundle.json").write_text(json.dumps({"bundle": digest(folder), "locked_torch": locked[1]}))
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -59,7 +59,7 @@ def bake(folder: Path) -> None:
 
 def download(folder: Path) -> None:
     """Get the packages' wheels for all Pythons, checked against the lock's hashes."""
-    lock = (folder / "project" / "requirements" / "cpu.txt").read_text()
+    lock = (folder / "project" / "requirements" / "train-cpu.txt").read_text()
     pins = {pin[1]: pin[0] for pin in re.finditer(r"^([a-z0-9-]+)==.*(?:\n    --hash=.*)*", lock, re.MULTILINE)}
     wanted = folder / "wheels" / "requirements.txt"
     wanted.parent.mkdir()

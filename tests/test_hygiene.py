@@ -111,7 +111,10 @@ def test_actions_are_pinned_by_commit(texts: dict[str, str]) -> None:
 def test_locks_pin_everything_by_hash(texts: dict[str, str]) -> None:
     """No lock says where to download from, not in its header either."""
     locks = {name: text for name, text in texts.items() if re.search(r"requirements/.*\.txt$", name)}
-    assert {Path(name).name for name in locks} == {"test.txt", "cpu.txt", "torch-cpu.txt", "cuda.txt"}
+    assert {Path(name).name for name in locks} == {
+        "test.txt",
+        *("train-cpu.txt", "torch-cpu.txt", "train-cuda.txt", "run.txt", "dev.txt", "server.txt"),
+    }
     for name, text in locks.items():
         comments = [line for line in text.splitlines() if re.match(" *#", line)]
         pins = [line for line in text.splitlines() if line and line not in comments]
@@ -121,6 +124,6 @@ def test_locks_pin_everything_by_hash(texts: dict[str, str]) -> None:
 
 def test_template_and_project_are_linted_by_the_same_ruff(texts: dict[str, str]) -> None:
     """Or a project could be clean here and not where it is used."""
-    locks = texts["requirements/test.txt"], texts[f"{PROJECT}/requirements/cpu.txt"]
+    locks = texts["requirements/test.txt"], texts[f"{PROJECT}/requirements/dev.txt"]
     here, there = (re.findall("^ruff==(.*) ", lock, re.MULTILINE) for lock in locks)
     assert here and here == there

@@ -4,7 +4,8 @@ python3 tools/recipe.py NAME PROJECT
 
 A recipe is a folder in `recipes/`. Python files go into the project's package, other files to their own places. A
 section of its params.yaml replaces the project's section of that name. What stands in its packages.toml is
-added to pyproject.toml, and the pins of recipes/requirements.txt to both locks. `git diff` shows it all.
+added to pyproject.toml, and the pins of recipes/requirements.txt to both locks of what a training loads. `git diff`
+shows it all.
 """
 
 import re
@@ -14,8 +15,8 @@ import tomllib
 from pathlib import Path
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
-LOCK = RECIPES / "requirements.txt"  # what the recipes add to the locks, all together
-LOCKS = "cpu.txt", "cuda.txt"
+LOCK = RECIPES / "requirements.txt"  # what the recipes add to them, all together
+LOCKS = "train-cpu.txt", "train-cuda.txt"
 PACKAGES = "packages.toml"
 APART = {"params.yaml", PACKAGES, "README.md"}  # merged, or the recipe's own
 REMOTE = Path("data", "remote")  # where a project with the default answers shares its data

@@ -63,7 +63,8 @@ def download(project: BakedProject, folder: Path) -> None:
     (index,) = re.findall(r"^ARG TORCH_INDEX=(.*)$", project.text("Dockerfile"), re.MULTILINE)
     pip = [VENV / "bin" / "python", "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     wanted = ["--no-deps", "--require-hashes", "--python-version", BASE_PYTHON, "--dest", folder]
-    for lock, options in {"torch-cpu": ["--extra-index-url", index], "cpu": []}.items():
+    locks = {"torch-cpu": ["--extra-index-url", index], "train-cpu": [], "run": [], "server": []}
+    for lock, options in locks.items():
         sh(*pip, *wanted, *options, "-r", project.path / "requirements" / f"{lock}.txt")
 
 

@@ -93,7 +93,7 @@ def break_locks(own: Path) -> None:
 
 
 def break_installed(own: Path) -> None:
-    path = own / "requirements" / "cpu.txt"
+    path = own / "requirements" / "train-cpu.txt"
     path.write_text(path.read_text().replace("\nclick==", "\nclick==0.0.") + "nobody==1.0\n")
 
 
@@ -192,7 +192,11 @@ def test_package_that_cannot_be_loaded_is_a_fault_and_no_traceback(context: Cont
     assert found.state is FAULT and "numpy" in found.seen
 
 
-LOCKS = {"torch-cpu.txt": "torch==1.0+cpu\n", "cpu.txt": "click==8.1\n", "cuda.txt": "torch==1.0\nclick==9.0\n"}
+LOCKS = {
+    "torch-cpu.txt": "torch==1.0+cpu\n",
+    "train-cpu.txt": "click==8.1\n",
+    "train-cuda.txt": "torch==1.0\nclick==9.0\n",
+}
 
 
 @pytest.fixture
@@ -225,7 +229,7 @@ def test_environment_of_no_lock_is_found(package: Path, context: Context):
 
 
 def test_other_version_is_found(package: Path, context: Context):
-    (context.project.root / "requirements" / "cpu.txt").write_text("click==8.2\n")
+    (context.project.root / "requirements" / "train-cpu.txt").write_text("click==8.2\n")
     assert looked(packages.installed, context).seen == "click 8.1, 8.2 locked"
 
 

@@ -1,4 +1,4 @@
-"""The locks: complete, hashed, naming no place, and the same on CPU and CUDA but for what torch brings."""
+"""The locks: complete, hashed, naming no place, and alike in what they share but for what torch's CUDA build brings."""
 
 import io
 import re
@@ -8,23 +8,29 @@ from pathlib import Path
 
 import bump
 import pytest
-from check_locks import CPU, CUDA, ROOT, TORCH_CPU, misfits, parse, read_locks, seconds
+from check_locks import AROUND, CPU, CUDA, ROOT, TORCH_CPU, misfits, parse, read_locks, seconds
 from with_uv import variables
-from write_locks import HEADER, TORCH_HEADER, LockError, render, torch_hashes
-
-FILES = {CPU: HEADER, TORCH_CPU: TORCH_HEADER, CUDA: HEADER}
+from write_locks import FILES, HEADER, TORCH_HEADER, LockError, render, torch_hashes
 
 # What is changed in which file, and how the line begins that must then be found.
 PROJECT = "pyproject.toml"
 PLANTED = {
     "bound out of reach": (PROJECT, '"numpy>=[^"]*"', '"numpy>=99"', "numpy: pyproject.toml wants >=99"),
     "new dependency": (PROJECT, '"numpy>', '"new", "numpy>', "new: wanted by pyproject.toml, missing"),
-    "dependency gone": (PROJECT, ' *"rfc8785[^"]*",', "", "rfc8785: a direct dependency in the cpu lock"),
-    "new extra": (PROJECT, '"dvc>', '"dvc[s3]>', "dvc: the cuda lock was not made for 'dvc[s3]"),
+    "dependency gone": (PROJECT, ' *"rfc8785[^"]*",', "", "rfc8785: a direct dependency in the train-cpu lock"),
+    "new tool": (PROJECT, '"ruff>', '"new", "ruff>', "new: wanted by pyproject.toml, missing in the dev lock"),
+    "new extra": (PROJECT, '"dvc>', '"dvc[s3]>', "dvc: the run lock was not made for 'dvc[s3]"),
     "pin gone": (CUDA, r"(?m)^pydantic==.*\n( .*\n)+", "", "pydantic: wanted by pyproject.toml, missing"),
-    "versions apart": (CPU, r"(?m)^rich==\S+", "rich==15.99", "rich: the cpu lock has 15.99, the cuda"),
-    "torch apart": (TORCH_CPU, r"torch==\S+", "torch==2.99+cpu", "torch: the cpu lock has 2.99, the cuda"),
-    "stranger": (CUDA, r"\Z", "zz==1\n    # via dvc\n", "zz: only in the cuda lock, asked for by ['dvc']"),
+    "versions apart": (CPU, r"(?m)^rich==\S+", "rich==15.99", "rich: the train-cpu lock has 15.99, the train-cuda"),
+    "torch apart": (TORCH_CPU, r"torch==\S+", "torch==2.99+cpu", "torch: the train-cpu lock has 2.99+cpu, the train-"),
+    "purposes apart": (
+        AROUND["run"],
+        r"(?m)^numpy==\S+",
+        "numpy==2.99",
+        "numpy: the train-cpu lock has 2.4.6, the run",
+    ),
+    "only CPU": (CPU, r"\Z", "zz==1\n    # via rich\n", "zz: the train-cpu lock has it, the train-cuda lock does not"),
+    "stranger": (CUDA, r"\Z", "zz==1\n    # via rich\n", "zz: only in the train-cuda lock, asked for by ['rich']"),
     "another CUDA": ("Dockerfile", r"cuda:13\.0\.", "cuda:13.1.", "Dockerfile: the base has CUDA 13.1, torch in"),
     "another major": ("Dockerfile", r"cuda:13\.0\.", "cuda:12.8.", "Dockerfile: the base has CUDA 12.8, torch in"),
     "base by tag": ("Dockerfile", "@sha256:[0-9a-f]+", "", "Dockerfile: BASE_IMAGE is not nvidia/cuda:VERSION"),
@@ -37,7 +43,13 @@ PLANTED = {
     "another Python": (PROJECT, r">=3\.11,<3\.14", ">=3.13", "Dockerfile: Ubuntu 24.04 has Python 3.12, pyproject"),
     "no snapshot": ("Dockerfile", r"APT_SNAPSHOT=\w+", "APT_SNAPSHOT=", "Dockerfile: APT_SNAPSHOT is not a moment"),
     "other moment": ("Dockerfile", r"EPOCH=\d+", "EPOCH=1", "Dockerfile: SOURCE_DATE_EPOCH is not APT_SNAPSHOT's 17"),
-    "hash gone": (TORCH_CPU, r" \\\n    --hash=\S+", "", "torch: no hash in the cpu lock"),
+    "hash gone": (TORCH_CPU, r" \\\n    --hash=\S+", "", "torch: no hash in the train-cpu lock"),
+    "hash altered": (
+        CUDA,
+        r"(?m)^(numpy==\S+ \\\n    --hash=sha256:).{8}",
+        "numpy==2.4.6 \\\n    --hash=sha256:" + "0" * 8,
+        "numpy: other hashes in the train-cuda lock than in the train-cpu lock",
+    ),
 }
 
 
@@ -89,11 +101,19 @@ def test_bump_takes_a_base_by_digest_only() -> None:
 
 def test_cuda_lock_adds_only_what_torch_brings() -> None:
     locks = read_locks()
-    added = locks["cuda"].keys() - locks["cpu"].keys()
-    askers = {asker for name in added for asker in locks["cuda"][name].via}
+    added = locks["train-cuda"].keys() - locks["train-cpu"].keys()
+    askers = {asker for name in added for asker in locks["train-cuda"][name].via}
     assert askers <= added | {"torch"}
     assert {"triton", "nvidia-nccl-cu13"} <= added
-    assert not locks["cpu"].keys() - locks["cuda"].keys()
+    assert not locks["train-cpu"].keys() - locks["train-cuda"].keys()
+    around = {name for purpose in AROUND for name in locks[purpose]}
+    assert not added & around and "torch" not in around
+
+
+def test_training_loads_no_tools() -> None:
+    """Nor DVC and MLflow, so that a newer one changes nothing in what a training loads."""
+    held = read_locks()["train-cuda"].keys()
+    assert not held & {"pytest", "ruff", "mypy", "pip-tools", "dvc", "mlflow", "mlflow-skinny", "psycopg2-binary"}
 
 
 def test_every_pin_has_hashes() -> None:
@@ -122,7 +142,7 @@ def test_lock_holds_nothing_but_pins(line: str) -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_lock_is_written_byte_for_byte_as_it_stands(file: str) -> None:
     text = (ROOT / file).read_text()
-    assert render(parse(text), FILES[file]) == text
+    assert render(parse(text), TORCH_HEADER if file == TORCH_CPU else HEADER) == text
 
 
 def test_torch_hashes_come_from_the_index(monkeypatch: pytest.MonkeyPatch) -> None:

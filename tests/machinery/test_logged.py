@@ -85,7 +85,7 @@ def test_model_loads_where_the_project_is_not(server: Server, tracked: Trained, 
 
 def test_requirements_are_the_locks_of_the_environment(server: Server, tracked: Trained):
     found = {path.read_text() for path in (server.folder / "artifacts").rglob("requirements.txt")}  # of each model
-    locks = [(PROJECT / "requirements" / name).read_text() for name in ("torch-cpu.txt", "cpu.txt")]
+    locks = [(PROJECT / "requirements" / name).read_text() for name in ("torch-cpu.txt", "train-cpu.txt", "run.txt")]
     assert found == {"".join(locks)}
 
 

@@ -61,9 +61,7 @@ def state() -> dict[str, str]:
     """What a bump may change, by name."""
     text = (ROOT / DOCKERFILE).read_text()
     found = {name: match[1] for name, line in LINES.items() if (match := line.search(text))}
-    return found | {
-        f"{pin.name} ({device})": pin.version for device, lock in read_locks().items() for pin in lock.values()
-    }
+    return found | {f"{pin.name} ({name})": pin.version for name, lock in read_locks().items() for pin in lock.values()}
 
 
 def main() -> int:
@@ -85,7 +83,7 @@ def main() -> int:
         return 2
     values = {"base": base, "snapshot": given.snapshot, "epoch": epoch}
     dockerfile.write_text(put(dockerfile.read_text(), values))
-    writer = [sys.executable, str(ROOT / "requirements" / "write_locks.py"), "--upgrade"]
+    writer = [sys.executable, str(ROOT / "requirements" / "write_locks.py"), "--upgrade", "all"]
     if code := subprocess.run([*writer, "--torch-index", given.torch_index]).returncode:
         return code
     print(*(changes(before, state()) or ["nothing changed"]), sep="\n")

@@ -2,8 +2,10 @@
 
 Exit code 1 if they do not.
 
-`cpu.txt` and `torch-cpu.txt` together are the CPU lock: the CPU build of torch stands alone because it comes
-from an index of its own. `cuda.txt` is the whole CUDA lock, with the same version of all that both have.
+A lock has a purpose. What a training loads stands in two, with the same versions: `train-cpu.txt` with `torch-cpu.txt`,
+which is the CPU build of torch alone, for it comes from an index of its own; and `train-cuda.txt`. `run.txt` has what a
+run needs around it, `dev.txt` what developers need, `server.txt` the MLflow server: each whole, so that it may be
+installed alone, and all alike in what they share.
 """
 
 import datetime
@@ -19,8 +21,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-CPU, TORCH_CPU, CUDA = "requirements/cpu.txt", "requirements/torch-cpu.txt", "requirements/cuda.txt"
-DEVICES = {"cpu": (CPU, TORCH_CPU), "cuda": (CUDA,)}
+CPU, TORCH_CPU, CUDA = "requirements/train-cpu.txt", "requirements/torch-cpu.txt", "requirements/train-cuda.txt"
+AROUND = {purpose: f"requirements/{purpose}.txt" for purpose in ("run", "dev", "server")}  # of pyproject.toml's extras
+LOCKS = {"train-cpu": (CPU, TORCH_CPU), "train-cuda": (CUDA,), **{purpose: (name,) for purpose, name in AROUND.items()}}
 DOCKERFILE = "Dockerfile"
 # The base: its CUDA version, its Ubuntu release, its digest; and the Python that each release has.
 BASE = re.compile(
@@ -61,11 +64,11 @@ def parse(text: str) -> list[Pin]:
     return pins
 
 
-def direct_requirements(root: Path = ROOT) -> list[Requirement]:
-    """What pyproject.toml asks for, all extras included."""
+def direct_requirements(root: Path = ROOT) -> dict[str, list[Requirement]]:
+    """What pyproject.toml asks for, by purpose: `train`, and those of `AROUND`."""
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    groups = [project["dependencies"], *project["optional-dependencies"].values()]
-    return [Requirement(line) for group in groups for line in group]
+    groups = {"train": project["dependencies"], **project["optional-dependencies"]}
+    return {purpose: [Requirement(line) for line in lines] for purpose, lines in groups.items()}
 
 
 def direct_via(requirement: Requirement) -> str:
@@ -74,40 +77,50 @@ def direct_via(requirement: Requirement) -> str:
 
 
 def read_locks(root: Path = ROOT) -> dict[str, dict[str, Pin]]:
-    """Both locks by device: package name -> pin."""
+    """The locks by name: package name -> pin."""
     return {
-        device: {pin.name: pin for name in names for pin in parse((root / name).read_text())}
-        for device, names in DEVICES.items()
+        lock: {pin.name: pin for name in names for pin in parse((root / name).read_text())}
+        for lock, names in LOCKS.items()
     }
 
 
-def against_pyproject(wanted: dict[str, Requirement], lock: dict[str, Pin], device: str) -> Iterable[str]:
+def against_pyproject(wanted: dict[str, Requirement], lock: dict[str, Pin], of: str) -> Iterable[str]:
     """One line per direct dependency that the lock does not hold as pyproject.toml wants it."""
     for name, requirement in wanted.items():
         pin = lock.get(name)
         if pin is None:
-            yield f"{name}: wanted by pyproject.toml, missing in the {device} lock"
+            yield f"{name}: wanted by pyproject.toml, missing in the {of} lock"
         elif not requirement.specifier.contains(pin.version, prereleases=True):
-            yield f"{name}: pyproject.toml wants {requirement.specifier}, the {device} lock has {pin.version}"
+            yield f"{name}: pyproject.toml wants {requirement.specifier}, the {of} lock has {pin.version}"
         elif pin.via and direct_via(requirement) not in pin.via:
-            yield f"{name}: the {device} lock was not made for {str(requirement)!r}"
+            yield f"{name}: the {of} lock was not made for {str(requirement)!r}"
     for name, pin in lock.items():
         if name not in wanted and any(asker.startswith(DIRECT) for asker in pin.via):
-            yield f"{name}: a direct dependency in the {device} lock, not in pyproject.toml"
+            yield f"{name}: a direct dependency in the {of} lock, not in pyproject.toml"
 
 
-def against_each_other(cpu: dict[str, Pin], cuda: dict[str, Pin]) -> Iterable[str]:
-    """One line per package in which the locks differ, but for what only torch's CUDA build brings."""
-    for name in sorted(cpu):
-        version = cpu[name].version.removesuffix("+cpu") if name == "torch" else cpu[name].version
-        other = cuda[name].version if name in cuda else "nothing"
-        if version != other:
-            yield f"{name}: the cpu lock has {version}, the cuda lock {other}"
+def between_devices(cpu: dict[str, Pin], cuda: dict[str, Pin]) -> Iterable[str]:
+    """One line per package that only one device's lock has, but for what only torch's CUDA build brings."""
+    only = sorted(cpu.keys() - cuda.keys())
+    yield from (f"{name}: the train-cpu lock has it, the train-cuda lock does not" for name in only)
     brought = cuda.keys() - cpu.keys()
     for name in sorted(brought):
         strangers = set(cuda[name].via) - brought - {"torch"}
         if strangers or not cuda[name].via:
-            yield f"{name}: only in the cuda lock, asked for by {sorted(strangers) or 'nobody'}, not by torch"
+            yield f"{name}: only in the train-cuda lock, asked for by {sorted(strangers) or 'nobody'}, not by torch"
+
+
+def against_each_other(locks: dict[str, dict[str, Pin]]) -> Iterable[str]:
+    """One line per package of which two locks have other versions, or other hashes of one version."""
+    first: dict[str, tuple[str, Pin]] = {}
+    for lock, pins in locks.items():
+        for name, pin in pins.items():
+            other, seen = first.setdefault(name, (lock, pin))
+            # torch's builds for CPU and CUDA are other files of one version
+            if pin.version.removesuffix("+cpu") != seen.version.removesuffix("+cpu"):
+                yield f"{name}: the {other} lock has {seen.version}, the {lock} lock {pin.version}"
+            elif pin.version == seen.version and set(pin.hashes) != set(seen.hashes):
+                yield f"{name}: other hashes in the {lock} lock than in the {other} lock"
 
 
 def seconds(snapshot: str) -> str:
@@ -128,10 +141,10 @@ def against_base(dockerfile: str, cuda: dict[str, Pin], pythons: SpecifierSet) -
         yield f"{DOCKERFILE}: SOURCE_DATE_EPOCH is not APT_SNAPSHOT's {seconds(snapshot[1])}"
     runtime = cuda["nvidia-cuda-runtime"].version if "nvidia-cuda-runtime" in cuda else "none"
     if not runtime.startswith(f"{base['cuda']}."):
-        yield f"{DOCKERFILE}: the base has CUDA {base['cuda']}, torch in the cuda lock brings {runtime}"
+        yield f"{DOCKERFILE}: the base has CUDA {base['cuda']}, torch in the train-cuda lock brings {runtime}"
     for name in ("nvidia-cudnn", "nvidia-nccl"):
         if f"{name}-cu{base['major']}" not in cuda:
-            yield f"{DOCKERFILE}: the base has CUDA {base['major']}, the cuda lock has no {name}-cu{base['major']}"
+            yield f"{DOCKERFILE}: the base has CUDA {base['major']}, the train-cuda lock has no {name}-cu{base['major']}"
     python = PYTHONS.get(base["release"])
     if not python:
         yield f"{DOCKERFILE}: nobody noted which Python Ubuntu {base['release']} has: add it to PYTHONS in {__file__}"
@@ -141,14 +154,17 @@ def against_base(dockerfile: str, cuda: dict[str, Pin], pythons: SpecifierSet) -
 
 def misfits(root: Path = ROOT) -> list[str]:
     """One line per thing that does not fit; empty if the locks are as they should be."""
-    wanted = {str(canonicalize_name(direct.name)): direct for direct in direct_requirements(root)}
+    direct = {
+        purpose: {str(canonicalize_name(each.name)): each for each in requirements}
+        for purpose, requirements in direct_requirements(root).items()
+    }
     locks = read_locks(root)
-    found = list(against_each_other(**locks))
-    for device, lock in locks.items():
-        found += against_pyproject(wanted, lock, device)
-        found += [f"{pin.name}: no hash in the {device} lock" for pin in lock.values() if not pin.hashes]
+    found = [*between_devices(locks["train-cpu"], locks["train-cuda"]), *against_each_other(locks)]
+    for name, lock in locks.items():
+        found += against_pyproject(direct[name.partition("-")[0]], lock, name)
+        found += [f"{pin.name}: no hash in the {name} lock" for pin in lock.values() if not pin.hashes]
     pythons = SpecifierSet(tomllib.loads((root / "pyproject.toml").read_text())["project"]["requires-python"])
-    return [*found, *against_base((root / DOCKERFILE).read_text(), locks["cuda"], pythons)]
+    return [*found, *against_base((root / DOCKERFILE).read_text(), locks["train-cuda"], pythons)]
 
 
 def main() -> int:
@@ -157,8 +173,10 @@ def main() -> int:
     if found:
         print(*found, "make lock brings the locks up to pyproject.toml", sep="\n")
         return 1
-    count = len(direct_requirements())
-    print(f"the locks, cpu and cuda, fit the Dockerfile's base and the {count} direct dependencies of pyproject.toml")
+    count = sum(map(len, direct_requirements().values()))
+    print(
+        f"the locks {', '.join(LOCKS)} fit the Dockerfile's base and the {count} direct dependencies of pyproject.toml"
+    )
     return 0
 
 

@@ -6,6 +6,7 @@
 #   PYTHON       which Python; default: the first that fits
 #   TORCH_INDEX  index of torch's CPU wheels (required for cpu)
 #   INSTALLER    uv or pip; default: uv where it is installed
+#   LOCKS        the purposes of the locks; default: all, which are train run dev server
 #   QUIET=1      say nothing when there is nothing to do
 #   LOCKS_ONLY=1 leave the project itself out
 #
@@ -25,10 +26,18 @@ if [ -z "${DEVICE:-}" ]; then
     DEVICE=${DEVICE:-cpu}
 fi
 case $DEVICE in
-    cpu) locks="torch-cpu.txt cpu.txt" ;;
-    cuda) locks=cuda.txt ;;
+    cpu) train="torch-cpu.txt train-cpu.txt" ;;
+    cuda) train=train-cuda.txt ;;
     *) fail "DEVICE=$DEVICE is not known: use DEVICE=cpu or DEVICE=cuda" ;;
 esac
+locks=''
+for purpose in ${LOCKS:-train run dev server}; do
+    case $purpose in
+        train) locks="$locks $train" ;;
+        run | dev | server) locks="$locks $purpose.txt" ;;
+        *) fail "LOCKS=$LOCKS: $purpose is not known: use some of train run dev server" ;;
+    esac
+done
 if [ "$(uname -sm)" != "Linux x86_64" ]; then
     fail "the locks are for Linux x86_64, this is $(uname -sm): use the container (make image)"
 fi
@@ -115,14 +124,18 @@ pip_install() {
     "$VENV/bin/python" -m pip install --no-input --disable-pip-version-check --no-deps --no-compile "$@"
 }
 
-# The packages of a lock. Hashes decide what is installed, so every index may be asked for every package.
+# The packages of all locks but torch's. Hashes decide what is installed, so every index may be asked for every package.
 lock_install() {
+    set --
+    for lock in $locks; do
+        [ "$lock" = torch-cpu.txt ] || set -- "$@" -r "$root/requirements/$lock"
+    done
     if [ "$installer" = uv ]; then
         "$VENV/bin/python" "$root/requirements/with_uv.py" install --no-deps --no-build-isolation --require-hashes \
-            --index-strategy unsafe-best-match -r "$1"
+            --index-strategy unsafe-best-match "$@"
     else
         # an older pip would install a source package without a record of its files, which a run asks for
-        pip_install --require-hashes --no-build-isolation --use-pep517 -r "$1"
+        pip_install --require-hashes --no-build-isolation --use-pep517 "$@"
     fi
 }
 
@@ -140,21 +153,24 @@ install_locks() {
     choose_python
     rm -f "$locks_stamp" "$project_stamp"
     # shellcheck disable=SC2086
-    count=$(cd "$root/requirements" && cat $locks | grep -c '^[a-z0-9].*==')
+    count=$(cd "$root/requirements" && cat $locks | grep -o '^[a-z0-9].*==' | sort -u | wc -l)
     printf 'making %s for DEVICE=%s with %s (%s), %s packages by %s\n' \
         "$VENV" "$DEVICE" "$python" "$version" "$count" "$installer"
     "$python" -m venv --clear "$VENV" || fail "$python could not make $VENV (above)"
     # Packages that come as source are built with the locked setuptools, so that goes first: pip's own build
     # environments would take the newest one, unhashed.
-    sed -n '/^setuptools==/,/# via/p' "$root/requirements/${locks##* }" >"$VENV/setuptools.txt"
-    step "installing setuptools" pip_install --require-hashes -r "$VENV/setuptools.txt"
-    if [ "$DEVICE" = cpu ]; then
+    # shellcheck disable=SC2086
+    (cd "$root/requirements" && cat $locks) | sed -n '/^setuptools==/,/# via/{p;/# via/q;}' >"$VENV/setuptools.txt"
+    if [ -s "$VENV/setuptools.txt" ]; then
+        step "installing setuptools" pip_install --require-hashes -r "$VENV/setuptools.txt"
+    fi
+    if [ "${locks#*torch-cpu.txt}" != "$locks" ]; then
         # The extra index serves this one package: given to the whole lock, it would be asked for every package.
         # uv stops where an index cannot be reached, even if torch lies elsewhere; pip goes on.
         step "installing the CPU build of torch" \
             pip_install --require-hashes --extra-index-url "$TORCH_INDEX" -r "$root/requirements/torch-cpu.txt"
     fi
-    step "installing the locked packages" lock_install "$root/requirements/${locks##* }"
+    step "installing the locked packages" lock_install
     printf '%s\n' "$wanted" >"$locks_stamp.new"
     mv "$locks_stamp.new" "$locks_stamp"
 }

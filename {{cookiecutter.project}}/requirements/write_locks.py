@@ -1,6 +1,8 @@
-"""Writes the three locks from pyproject.toml with pip-tools (`make lock`): pins stay where they still fit.
+"""Writes the locks from pyproject.toml with pip-tools (`make lock`): pins stay where they still fit.
 
-python requirements/write_locks.py --torch-index URL [--upgrade]
+python requirements/write_locks.py --torch-index URL [--upgrade all | train,run,dev,server]
+
+What a training loads is locked first, and constrains all that is locked after it.
 """
 
 import argparse
@@ -13,16 +15,17 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from check_locks import CPU, CUDA, ROOT, TORCH_CPU, Pin, direct_requirements, direct_via, parse
+from check_locks import AROUND, CPU, CUDA, ROOT, TORCH_CPU, Pin, direct_requirements, direct_via, parse
 
 COMPILED_ON = (3, 11)  # the oldest supported Python: its pins install on the newer ones too
+FILES = (CPU, TORCH_CPU, CUDA, *AROUND.values())
 TORCH_WHEELS = ("cp311", "cp312", "cp313")
 
 HEADER = """\
@@ -35,7 +38,7 @@ HEADER = """\
 """
 TORCH_HEADER = """\
 # The CPU build of torch, which stands on an index of its own: wheels for Linux x86-64, cp311, cp312, cp313.
-# This file is written by `make lock`; the other packages of the CPU lock are in cpu.txt.
+# This file is written by `make lock`; what else a training loads is in train-cpu.txt.
 """
 
 
@@ -127,50 +130,62 @@ def torch_hashes(version: str, index: str) -> tuple[str, ...]:
     return tuple(hashes)
 
 
-def write(index: str, upgrade: bool) -> None:
-    """Writes the three files, all or none."""
+def write(index: str, upgrade: Collection[str]) -> None:
+    """Writes the files, all or none, with the newest versions in the locks of these purposes."""
     direct = direct_requirements()
-    torch = next(requirement for requirement in direct if requirement.name == "torch")
-    old = {name: (ROOT / name).read_text() for name in (CPU, TORCH_CPU, CUDA)}
+    torch = next(requirement for requirement in direct["train"] if requirement.name == "torch")
+    old = {name: path.read_text() for name in FILES if (path := ROOT / name).is_file()}
     (torch_pin,) = parse(old[TORCH_CPU])
-    options = ["--upgrade"] if upgrade else []
+    options = {purpose: ["--upgrade"] if purpose in upgrade else [] for purpose in direct}
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        if not upgrade and torch.specifier.contains(torch_pin.version):
+        if "train" not in upgrade and torch.specifier.contains(torch_pin.version):
             torch = Requirement(f"torch=={torch_pin.version}")
         version = torch_wheel(torch, index, scratch)
         if version != torch_pin.version:
             torch_pin = Pin("torch", version, torch_hashes(version, index))
 
-        local = ["--find-links", folder, "--upgrade-package", f"torch=={version}"]
-        cpu = compiled("the CPU lock", direct, old[CPU], [*local, *options], scratch)
+        local = ["--find-links", folder, "--upgrade-package", f"torch=={version}", *options["train"]]
+        cpu = compiled("the CPU lock", direct["train"], old[CPU], local, scratch)
         cpu = [pin for pin in cpu if pin.name != "torch"]
+        new = {CPU: cpu, TORCH_CPU: [torch_pin]}
 
         same = scratch / "same.txt"
         # `===` compares the text: `+cpu` does not pass where a mirror offers both builds.
         torch_line = f"torch==={version.removesuffix('+cpu')}\n"
         same.write_text("".join(f"{pin.name}=={pin.version}\n" for pin in cpu) + torch_line)
-        cuda = compiled("the CUDA lock", direct, old[CUDA], ["--constraint", str(same), *options], scratch)
+        constrained = ["--constraint", str(same)]
+        new[CUDA] = compiled("the CUDA lock", direct["train"], old[CUDA], [*constrained, *options["train"]], scratch)
+        for purpose, name in AROUND.items():
+            given = [*constrained, *options[purpose]]
+            new[name] = compiled(f"the {purpose} lock", direct[purpose], old.get(name, ""), given, scratch)
+            with same.open("a") as file:
+                file.writelines(f"{pin.name}=={pin.version}\n" for pin in new[name])
 
-    new = {CPU: render(cpu, HEADER), TORCH_CPU: render([torch_pin], TORCH_HEADER), CUDA: render(cuda, HEADER)}
-    for name, text in new.items():
+    for name, pins in new.items():
+        text = render(pins, TORCH_HEADER if name == TORCH_CPU else HEADER)
         (ROOT / name).write_text(text)
-        print(f"{name}: {'unchanged' if text == old[name] else 'written'}")
+        print(f"{name}: {'unchanged' if text == old.get(name) else 'written'}")
 
 
 def main() -> int:
     """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(description="Write the locks with pip-tools.")
     parser.add_argument("--torch-index", required=True, help="index of torch's CPU wheels")
-    parser.add_argument("--upgrade", action="store_true", help="newest versions that pyproject.toml allows")
+    parser.add_argument("--upgrade", default="", help="newest versions that pyproject.toml allows: all, or purposes")
     options = parser.parse_args()
+    known = {"train", *AROUND}
+    upgrade = known if options.upgrade == "all" else {each for each in options.upgrade.split(",") if each}
+    if not upgrade <= known:
+        print(f"--upgrade {options.upgrade}: all, or some of {','.join(['train', *AROUND])} wanted", file=sys.stderr)
+        return 2
     seen, wanted = (".".join(map(str, version)) for version in (sys.version_info[:2], COMPILED_ON))
     if seen != wanted:
         again = f"make lock VENV=build/venv PYTHON=python{wanted}"
         print(f"locks are compiled on Python {wanted}, this is {seen}: {again}", file=sys.stderr)
         return 2
     try:
-        write(options.torch_index, options.upgrade)
+        write(options.torch_index, upgrade)
     except LockError as error:
         print(error, file=sys.stderr)
         return 2

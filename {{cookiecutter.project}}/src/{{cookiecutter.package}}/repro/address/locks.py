@@ -14,7 +14,8 @@ from ..core.errors import Refused
 from .address import LOCKS
 
 INSTALLED = {"site-packages", "dist-packages"}  # names of folders
-LOCK_SETS = (("torch-cpu.txt", "cpu.txt"), ("cuda.txt",))  # those of one environment, as requirements/venv.sh has them
+# Of one environment, as requirements/venv.sh has them: what a training loads, and what a run needs around it.
+LOCK_SETS = (("torch-cpu.txt", "train-cpu.txt", "run.txt"), ("train-cuda.txt", "run.txt"))
 PIN = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
 # Modules by which tools lead Python to an environment or a project: they hold no arithmetic.
 PATHFINDERS = re.compile(r"__editable__|_virtualenv$")
@@ -111,7 +112,10 @@ def packages() -> dict[str, tuple[str, Path]]:
 
 
 def locks_here(folder: Path) -> list[Path]:
-    """The locks that this environment was made from: those whose torch it has. None where that is another one."""
+    """The locks of what a run needs that this environment was made from: those whose torch it has.
+
+    None where that is another one.
+    """
     version, _ = packages().get("torch", ("", folder))
     sets = [[folder / name for name in names if (folder / name).is_file()] for names in LOCK_SETS]
     return next((locks for locks in sets if any(pins_of(lock).get("torch") == version for lock in locks)), [])
