@@ -130,6 +130,12 @@ def test_stage_that_uses_what_dvc_yaml_lacks_is_refused_by_name(pipeline: Pipeli
 # ---- what makes DVC train again, and a run stale
 
 
+def another_sympy(pipeline: Pipeline) -> None:
+    """For both devices: torch needs it."""
+    for device in ("cpu", "cuda"):
+        pipeline.edit(f"requirements/train-{device}.txt", "\nsympy==1.14", "\nsympy==1.15")
+
+
 def another_dataset(pipeline: Pipeline) -> None:
     """One sample less, and params.yaml says so."""
     raw = pipeline.path / RAW
@@ -149,7 +155,7 @@ CHANGES: dict[str, tuple[Change, list[str]]] = {
     "code.constants.json": (lambda p: p.write(f"{CODE}/constants.json", "{}\n"), TRAIN),
     "code.gone.pyc": (lambda p: p.write(f"{CODE}/gone.pyc"), TRAIN),
     "code.scale.py": (lambda p: p.write(f"{CODE}/scale.py"), BOTH),
-    "code.repro/core/step.py": (lambda p: p.write(f"{CODE}/repro/core/step.py"), BOTH),
+    "core.step.py": (lambda p: p.write(f"{CODE}/repro/core/step.py"), BOTH),
     "config.train.patience": (lambda p: p.edit("params.yaml", "patience: 1", "patience: 2"), TRAIN),
     "config.owner.level": (lambda p: p.edit("params.yaml", "level: 1", "level: 2"), TRAIN),
     "config.data.test_percent": (lambda p: p.edit("params.yaml", "percent: 20", "percent: 30"), BOTH),
@@ -157,8 +163,7 @@ CHANGES: dict[str, tuple[Change, list[str]]] = {
     "config.data.sha256": (another_dataset, BOTH),
     "determinism.cpu": (lambda p: p.edit("params.yaml", "cpu: portable", "cpu: native"), BOTH),
     "seed": (lambda p: p.edit("params.yaml", "seed: 0", "seed: 1"), TRAIN),
-    "lock.cpu.txt": (lambda p: p.edit("requirements/cpu.txt", "--hash=sha256:", "--hash=sha256:0"), TRAIN),
-    "lock.another.txt": (lambda p: p.write("requirements/another.txt", "numpy==2.4.6\n"), TRAIN),
+    "lock.sympy": (another_sympy, TRAIN),
 }
 
 
@@ -186,8 +191,12 @@ def test_what_changes_no_run_is_no_change(pipeline: Pipeline) -> None:
             ".model.py.swp",
         ):
             pipeline.write(f"{CODE}/{name}")
-        for name in ("README.md", "requirements/notes.md", "src/notes.md"):
+        for name in ("README.md", "requirements/notes.md", "requirements/another.txt", "src/notes.md"):
             pipeline.write(name)
+        for name in ("run.py", "records/opening.py", "new.py", "training/trace.py"):  # the library around its core
+            pipeline.write(f"{CODE}/repro/{name}")
+        for lock, name in (("dev", "ruff"), ("dev", "pytest"), ("run", "dvc"), ("run", "mlflow-skinny")):
+            pipeline.edit(f"requirements/{lock}.txt", f"\n{name}==", f"\n{name}==99.")
         (pipeline.path / CODE / ".#model.py").symlink_to("an.editors.lock")
         assert pipeline.changed() == []
         code, said = pipeline.check()
@@ -252,9 +261,11 @@ COUNTED = {
         "lab": True,
         "notes.egg-info/PKG-INFO": True,
         "__pycache__.py": True,
-        "repro/new.py": True,
-        "repro/cli.pyx": True,
-        "repro/machinery.sha256.bak": True,
+        "repro/core/new.py": True,
+        "repro/training/new.py": True,
+        "repro/new.py": False,
+        "repro/cli.pyx": False,
+        "repro/machinery.sha256.bak": False,
         "blocks/repro/analysis/a.py": True,
         "blocks/repro/cli.py": True,
         "repro/analysis/new.py": False,
@@ -268,7 +279,7 @@ COUNTED = {
         "blocks/__pycache__/gone.cpython-311.pyc": False,
     }.items()
 } | {
-    "requirements/another.txt": True,
+    "requirements/another.txt": False,
     "requirements/notes.md": False,
     "requirements/deep/another.txt": False,
 }
@@ -283,7 +294,9 @@ from {PACKAGE}.repro.address.address import code, locks
 (stage,) = [stage for stage in Repo(".").index.stages if stage.addressing == "train"]
 dvc = set()
 for dep in stage.deps:
-    if dep.def_path in ("requirements", "{CODE}"):
+    if dep.def_path.startswith("requirements/"):
+        dvc.add(dep.def_path)
+    elif dep.def_path == "{CODE}":
         tree = build(dep.cache, dep.fs_path, dep.fs, dep.hash_name, ignore=dep.dvcignore, dry_run=True)[2]
         dvc |= {{"/".join((dep.def_path, *parts)) for parts, _, _ in tree}}
 ours = {{f"{CODE}/{{name}}" for name in code(PROJECT)}} | {{f"requirements/{{name}}" for name in locks(PROJECT)}}
@@ -300,5 +313,10 @@ def test_file_enters_the_address_if_and_only_if_dvc_hashes_it(pipeline: Pipeline
         dvc, ours = json.loads(run("python", "-c", SEEN, cwd=pipeline.path, env=pipeline.env).stdout)
         assert dvc == ours
         assert {name: name in ours for name in COUNTED} == COUNTED
-        assert {f"{CODE}/linked.py", f"{CODE}/train.py", f"{CODE}/repro/run.py", "requirements/cuda.txt"} < set(ours)
-        assert f"{CODE}/repro/machinery.sha256" not in ours and f"{CODE}/repro/cli.py" not in ours
+        assert {
+            f"{CODE}/linked.py",
+            f"{CODE}/train.py",
+            f"{CODE}/repro/core/step.py",
+            "requirements/train-cuda.txt",
+        } < set(ours)
+        assert f"{CODE}/repro/machinery.sha256" not in ours and f"{CODE}/repro/run.py" not in ours

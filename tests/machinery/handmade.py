@@ -86,7 +86,8 @@ def write(
     """Write what a run leaves in `folder`; a receipt only of a finished one."""
     asked = {"train.learning_rate": 0.004, "model.width": 32} | dict(config or {})
     data = {"files": [{"path": "train.npy", "sha256": HEX}]}
-    preimage = {"config": asked, "code": {"train.py": HEX}, "data": data, "lock": {"cpu.txt": HEX}, "seed": seed}
+    code = {"code": {"train.py": HEX}, "core": {"step.py": HEX}, "lock": {"torch": "2.13.0"}}
+    preimage = {"config": asked, **code, "data": data, "seed": seed}
     parts = {name: digest(part) for name, part in preimage.items()}
     address = {"address": digest(preimage), "parts": parts, "preimage": preimage}
     held = dict(environment or ENVIRONMENT)

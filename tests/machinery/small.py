@@ -17,12 +17,12 @@ stages:
     deps: ["${data.raw}", src/tides/__init__.py, src/tides/data.py, src/tides/repro/]
     params: [data, determinism]
   train:
-    deps: [data/prepared, ./requirements, src/tides]
+    deps: [data/prepared, ./requirements/train-cpu.txt, src/tides]
     params: [seed, data, determinism]
   sweep:
     foreach: [1, 2]
     do:
-      deps: [requirements, src/tides]
+      deps: [requirements/train-cpu.txt, src/tides]
       params: [seed, data]
 """
 PARAMS = "seed: 0\ndata: {raw: data/raw.csv, shift: 1}\ndeterminism: {cpu: portable}\ntracking: {uri: here}\n"
@@ -30,7 +30,7 @@ SECTIONS = ["seed", "data", "determinism"]
 FILES = {
     "dvc.yaml": PIPELINE,
     "params.yaml": PARAMS,
-    "requirements/cpu.txt": "numpy==2.4.6  # via tides\n",
+    "requirements/train-cpu.txt": "numpy==2.4.6  # via tides\n",
     "README.md": "\n",
     **{
         f"src/tides/{name}.py": ""

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ import pytest
 from conftest import PACKAGE, PROJECT, python
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.address import address, manifest
-from project.repro.address.address import ContentAddress, code, content_address, digest, locks
+from project.repro.address import address, manifest, pins
+from project.repro.address.address import ContentAddress, code, content_address, core, digest, locks
 from project.repro.base.project import Project
 from project.repro.config.params import load
 from project.repro.core.errors import Refused
@@ -174,7 +175,7 @@ def test_a_comment_in_the_code_of_a_run_changes_the_address(renamed: Project, na
     assert digest(before) != digest(after)
 
 
-NEW = "losses.py", "losses.pyc", "repro/cli.pyc", "words.txt", "table.csv", "kernels/sum.cu", "repro/new.py"
+NEW = "losses.py", "losses.pyc", "words.txt", "table.csv", "kernels/sum.cu", "repro/core/new.py", "repro/core/a.cu"
 
 
 @pytest.mark.parametrize("name", NEW)
@@ -191,6 +192,37 @@ def test_what_no_run_imports_does_not_change_the_code(renamed: Project, name: st
     with (renamed.package / name).open("a") as file:
         file.write("# a remark\n")
     assert code(renamed) == code(OURS)
+
+
+LIBRARY = sorted(path.relative_to(OURS.machinery).as_posix() for path in OURS.machinery.rglob("*.py"))
+CORE = [name for name in LIBRARY if address.in_core(name)]
+
+
+def test_core_is_what_decides_bits():
+    """And no more than half of the library; an edit of each module on its own side is told."""
+    assert {"step.py", "training/accumulate.py", "training/seeds.py", "machine/switches.py"} <= set(CORE)
+    assert not {"run.py", "records/tracking.py", "asked/address.py", "training/checkpoint.py"} & set(CORE)
+    assert 20 < len(CORE) < len(LIBRARY) / 2
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_edit_of_a_module_changes_the_address_only_in_core(renamed: Project, name: str):
+    """A planted line in each module of the library."""
+    with (renamed.machinery / name).open("a") as file:
+        file.write("planted = 1\n")
+    before, after = core(code(OURS)), core(code(renamed))
+    assert {each for each in after if before.get(each) != after[each]} == ({name} & set(CORE))
+    assert (code(renamed) != code(OURS)) == (name in CORE)
+
+
+def test_core_that_is_moved_keeps_its_digest(renamed: Project):
+    """Its files are named from its folder, wherever that lies in the library."""
+    before = core(code(renamed))
+    for name in CORE:
+        target = renamed.machinery / "core" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (renamed.machinery / name).rename(target)
+    assert core(code(renamed)) == before
 
 
 @pytest.mark.parametrize("name", ["model.py~", ".model.py.swp", ".hidden/model.py", "__pycache__/gone.pyc"])
@@ -229,40 +261,139 @@ def test_no_run_imports_what_is_left_out():
 
 
 @pytest.fixture
-def lock(tmp_path: Path) -> Path:
-    """A copy of a lock in a project of its own, `locked`."""
-    (tmp_path / "requirements").mkdir()
-    return Path(shutil.copy(PROJECT / "requirements" / "cpu.txt", tmp_path / "requirements"))
+def locked(tmp_path: Path) -> Project:
+    """A project with copies of the locks."""
+    shutil.copytree(PROJECT / "requirements", tmp_path / "requirements")
+    shutil.copy(PROJECT / "pyproject.toml", tmp_path)
+    return Project(tmp_path / "src" / "package")
 
 
-def locked(lock: Path) -> Project:
-    """The project of a lock."""
-    return Project(lock.parents[1] / "src" / "package")
+SOURCES = {name: (OURS.package / name).read_bytes() for name in address.addressed(OURS) if name.endswith(".py")}
 
 
-def changes_the_lock(lock: Path, old: str, new: str) -> bool:
-    text, before = lock.read_text(), locks(locked(lock))
-    assert old in text
-    lock.write_text(text.replace(old, new))
-    return locks(locked(lock)) != before
+def pinned(project: Project, **added: str) -> dict[str, str]:
+    """The pins of a project with this code, and with more files."""
+    return pins.pins(project.root, SOURCES | {f"{name}.py": text.encode() for name, text in added.items()})
 
 
-def test_comments_in_a_lock_change_nothing(lock: Path):
-    assert not changes_the_lock(lock, "# via", "# via another-name\n    # via")
-    lock.write_text("# a heading\n\n" + lock.read_text())
-    assert locks(locked(lock))["cpu.txt"] == locks(OURS)["cpu.txt"]
-    lock.write_text("rich==1\n")
-    assert not changes_the_lock(lock, "rich==1", "rich==1  # via another-name")
+def bump(project: Project, package: str, *locks: str) -> None:
+    """Pin the next version of a package in these locks, or in all that have it."""
+    paths = [project.root / "requirements" / f"{name}.txt" for name in locks]
+    found = 0
+    for path in paths or (project.root / "requirements").glob("*.txt"):
+        text, count = re.subn(rf"(?m)^({package}==[^ +]*)", r"\1.1", path.read_text())
+        path.write_text(text)
+        found += count
+    assert found
+
+
+def test_pins_are_those_of_what_the_code_imports_and_all_that_this_needs():
+    held = pinned(OURS)
+    assert {"torch", "numpy", "safetensors", "pydantic", "pydantic_core", "sympy", "mpmath"} <= held.keys()
+    assert not {"rich", "click", "ruff", "dvc", "mlflow_skinny", "pytest", "scipy", "triton"} & held.keys()
+    assert not [name for name in held if name.startswith("nvidia")] and "+" not in held["torch"]
+
+
+@pytest.mark.parametrize("package", ["torch", "numpy", "sympy", "pydantic-core"])
+def test_bump_of_what_decides_bits_changes_its_pin_only(locked: Project, package: str):
+    before = pinned(locked)
+    bump(locked, package)
+    after = pinned(locked)
+    assert {name for name in before if before[name] != after[name]} == {package.replace("-", "_")}
+
+
+@pytest.mark.parametrize(
+    "package", ["ruff", "pytest", "dvc", "mlflow", "mlflow-skinny", "mypy", "rich", "nvidia-nccl-cu13"]
+)
+def test_bump_of_what_decides_no_bit_changes_nothing(locked: Project, package: str):
+    before = pinned(locked)
+    bump(locked, package)
+    assert pinned(locked) == before
+
+
+def test_locks_of_cpu_and_cuda_give_one_address(locked: Project):
+    """Each alone has more than both; what only torch's CUDA build brings is no part."""
+    before = pinned(locked)
+    for lock in ("train-cuda.txt", "torch-cpu.txt"):
+        text = (locked.root / "requirements" / lock).read_text()
+        (locked.root / "requirements" / lock).unlink()
+        if lock == "train-cuda.txt":
+            assert pinned(locked) == before
+        (locked.root / "requirements" / lock).write_text(text)
+    (locked.root / "requirements" / "train-cpu.txt").unlink()
+    (locked.root / "requirements" / "torch-cpu.txt").unlink()
+    assert pinned(locked).items() >= before.items()
+
+
+def test_locks_with_two_versions_of_what_decides_bits_are_refused(locked: Project):
+    bump(locked, "numpy", "train-cuda")
+    with pytest.raises(Refused, match=r"numpy: 2\.4\.6 for cpu, 2\.4\.6\.1 for cuda in requirements/train-.*make lock"):
+        pinned(locked)
+
+
+@pytest.mark.parametrize("line", ["import scipy.stats", "from scipy import stats", "def f():\n    import scipy"])
+def test_package_that_another_lock_has_is_no_part_of_a_training(locked: Project, line: str):
+    """Else a bump of what reports need could change bits."""
+    with pytest.raises(Refused) as refused:
+        pinned(locked, losses=line)
+    said = "scipy: imported by losses.py, but pinned in requirements/run.txt only, which is not what a training loads. "
+    assert str(refused.value) == said + "Add it to dependencies in pyproject.toml and run make lock"
+    assert pins.pins(locked.root, SOURCES | {"losses.py": line.encode()}, ("scipy",)) == pinned(locked)
+
+
+def test_package_that_the_code_imports_enters_with_what_it_needs(locked: Project):
+    added = pinned(locked, losses="from rich import print").keys() - pinned(locked).keys()
+    assert added == {"rich", "markdown_it_py", "mdurl", "pygments"}
+    assert pinned(locked, losses="from ruamel.yaml import YAML").keys() - pinned(locked).keys() == {"ruamel_yaml"}
+
+
+def test_package_that_pyproject_asks_for_enters_though_nobody_imports_it(locked: Project):
+    """It may be loaded by name, or by another package that works in another way where it is there."""
+    before = pinned(locked)
+    path = locked.root / "pyproject.toml"
+    path.write_text(path.read_text().replace('"torch>', '"Mdurl", "torch>'))
+    assert pinned(locked).keys() - before.keys() == {"mdurl"}
+
+
+@pytest.mark.parametrize("line", ["import nobody.has_this", "from . import model", "import json, os.path", "broken ("])
+def test_import_of_no_package_changes_nothing(locked: Project, line: str):
+    assert pinned(locked, losses=line) == pinned(locked)
+
+
+def test_extras_bring_what_they_ask_for():
+    lines = ["a[x,y]>=1; python_version < '3'", "b ; extra == 'Fast'", "c; (sys_platform == 'x') and extra == 'slow'"]
+    assert dict(pins._needed(lines, {"fast"})) == {"a": {"x", "y"}, "b": set()}
+
+
+def test_locked_package_that_is_not_installed_is_refused(locked: Project):
+    for name in ("train-cpu.txt", "train-cuda.txt"):
+        with (locked.root / "requirements" / name).open("a") as lock:
+            lock.write("not-here==1.0\n")
+    path = locked.root / "pyproject.toml"
+    path.write_text(path.read_text().replace('"torch>', '"not-here", "torch>'))
+    with pytest.raises(Refused, match="not_here: locked in requirements, but not installed here: make setup"):
+        pinned(locked)
+    assert pins.pins(locked.root, SOURCES, ("all",))["not_here"] == "1.0"
+
+
+def test_comments_in_a_lock_change_nothing(locked: Project):
+    before = locks(locked)
+    for name in before:
+        path = locked.root / "requirements" / name
+        path.write_text("# a heading\n\n" + path.read_text().replace("# via", "# via another-name\n    # via"))
+    assert locks(locked) == before == locks(OURS)
 
 
 @pytest.mark.parametrize(("old", "new"), [("numpy==2", "numpy==1"), ("--hash=sha256:", "--hash=sha256:0")])
-def test_a_pin_or_a_hash_changes_the_lock(lock: Path, old: str, new: str):
-    assert changes_the_lock(lock, old, new)
+def test_a_pin_or_a_hash_changes_what_a_stage_depends_on(locked: Project, old: str, new: str):
+    before, path = locks(locked), locked.root / "requirements" / "train-cpu.txt"
+    path.write_text(path.read_text().replace(old, new))
+    assert locks(locked) != before
 
 
 def test_project_without_locks_is_refused(tmp_path: Path):
-    with pytest.raises(Refused, match="no lock seen, requirements/"):
-        locks(Project(tmp_path / "src" / "package"))
+    with pytest.raises(Refused, match="no lock seen, torch-cpu"):
+        pins.pins(tmp_path, {})
 
 
 # ---- the digest
@@ -286,7 +417,7 @@ def test_address_json_proves_itself():
     again = json.loads(json.dumps(record))
     assert digest(again["preimage"]) == record["address"]
     assert {name: digest(part) for name, part in again["preimage"].items()} == record["parts"]
-    assert set(record["parts"]) == {"config", "code", "data", "lock", "seed"}
+    assert set(record["parts"]) == {"config", "code", "core", "data", "lock", "seed"}
 
 
 def test_renamed_project_has_the_same_address(renamed: Project, prepared: Path, config: Config):

@@ -97,14 +97,14 @@ def test_run_that_cannot_be_made_again_is_refused(project: Path, run: Path, tmp_
 
 
 def test_locks_of_the_run_are_bundled_though_they_have_changed_since(project: Path, run: Path):
-    lock = project / "requirements" / "cpu.txt"
+    lock = project / "requirements" / "train-cpu.txt"
     before = lock.read_bytes()
     lock.write_bytes(before + b"# moved on\n")
     try:
         held = members(bundled(project_in(project), [run], "<html>", with_weights=False))
     finally:
         lock.write_bytes(before)
-    assert held["requirements/cpu.txt"] == before
+    assert held["requirements/train-cpu.txt"] == before
 
 
 def archived(path: Path, files: dict[str, bytes], **facts: Any) -> Path:

@@ -94,7 +94,7 @@ def break_locks(own: Path) -> None:
 
 def break_installed(own: Path) -> None:
     path = own / "requirements" / "train-cpu.txt"
-    path.write_text(path.read_text().replace("\nclick==", "\nclick==0.0.") + "nobody==1.0\n")
+    path.write_text(path.read_text().replace("\nrfc8785==", "\nrfc8785==0.0.") + "nobody==1.0\n")
 
 
 def break_clock(own: Path) -> None:
@@ -111,7 +111,7 @@ PLANTED = [
     (break_machinery, checks.machinery_as_released, WARNING, "modified: analysis/diff.py"),
     (break_address, checks.code_of_the_address, FAULT, "a link to a folder"),
     (break_locks, checks.locks, FAULT, "numpy"),
-    (break_installed, packages.installed, FAULT, "missing: nobody; click "),
+    (break_installed, packages.installed, FAULT, "missing: nobody; rfc8785 "),
     (break_clock, hardware.clock, FAULT, "in the future"),
 ]
 
@@ -196,6 +196,7 @@ LOCKS = {
     "torch-cpu.txt": "torch==1.0+cpu\n",
     "train-cpu.txt": "click==8.1\n",
     "train-cuda.txt": "torch==1.0\nclick==9.0\n",
+    "run.txt": "click==8.1\n",
 }
 
 
@@ -229,7 +230,7 @@ def test_environment_of_no_lock_is_found(package: Path, context: Context):
 
 
 def test_other_version_is_found(package: Path, context: Context):
-    (context.project.root / "requirements" / "train-cpu.txt").write_text("click==8.2\n")
+    (context.project.root / "requirements" / "run.txt").write_text("click==8.2\n")
     assert looked(packages.installed, context).seen == "click 8.1, 8.2 locked"
 
 

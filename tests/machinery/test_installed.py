@@ -66,7 +66,7 @@ def test_module_that_an_installed_package_makes_is_its_own(case: Case):
     made.__file__ = "/tmp/torchinductor_ada/xy/xyz.py"
     case.monkeypatch.setitem(sys.modules, made.__name__, made)
     case.before = tuple(set(case.before) - {"torch"})
-    case.write("requirements/cpu.txt", f"torch=={version('torch')}")
+    case.write("requirements/train-cpu.txt", f"torch=={version('torch')}")
     case.run("train")
 
 
@@ -84,7 +84,7 @@ PACKAGES = {  # the name of the .dist-info folder that brought the module: what 
 def install(case: Case, package: str, file: str = MODULE) -> Path:
     """A file in the environment that a package brought; of no package where its name is empty."""
     folder = site_packages(case)
-    case.write("requirements/cpu.txt", PINNED)
+    case.write("requirements/train-cpu.txt", PINNED)
     for name, text in {file: "", f"{package or 'other-1'}.dist-info/RECORD": f"{file if package else ''},,\n"}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from clone import project_in
 from conftest import PACKAGE, PROJECT
+from project.repro.address.address import code, core, digest
 from project.repro.address.manifest import sha256_file
 from project.repro.address.release import LIST, files, judged, machinery, template_version
 from project.repro.base.project import Project
@@ -34,7 +35,15 @@ def append(path: Path, text: str = "# a remark\n") -> None:
 def test_machinery_as_released_is_judged_so():
     stated = machinery(OURS).stated()
     assert stated["modified"] == [] and stated["template"] == VERSION != "unknown"
-    assert judged(OURS, stated) == [f"machinery as released by template {VERSION} ({stated['digest'][:16]})"]
+    assert judged(OURS, stated) == [
+        f"machinery as released by template {VERSION} ({stated['digest'][:16]})",
+        f"core {stated['core']['digest'][:16]}, as released, says the receipt; the same as this project's",
+    ]
+
+
+def test_core_has_the_digest_that_it_has_in_the_content_address():
+    stated = machinery(OURS).stated()["core"]
+    assert stated == {"digest": digest(core(code(OURS))), "modified": []}
 
 
 def test_list_is_read_by_sha256sum():
@@ -113,10 +122,21 @@ def test_modification_is_named_by_the_receipt_and_by_the_judge(copy: Project, ta
     name = tamper(copy.machinery)
     stated = machinery(copy).stated()
     assert stated["modified"] == [name]
-    digest = stated["digest"][:16]
-    assert judged(OURS, stated) == [f"machinery of template {VERSION} ({digest}) with modified files: {name}"]
+    seen = stated["digest"][:16]
+    assert judged(OURS, stated)[0] == f"machinery of template {VERSION} ({seen}) with modified files: {name}"
+    assert stated["core"] == machinery(OURS).stated()["core"] | {"modified": [name] if name == LIST else []}
     whole = machinery(OURS).stated()
-    assert judged(copy, whole)[1:] == [f"this project judges with modified machinery: {name}"]
+    assert judged(copy, whole)[2:] == [f"this project judges with modified machinery: {name}"]
+
+
+def test_modified_core_is_named_apart(copy: Project):
+    append(copy.machinery / "step.py")
+    append(copy.machinery / "run.py")
+    stated = machinery(copy).stated()
+    assert stated["modified"] == ["run.py", "step.py"] and stated["core"]["modified"] == ["step.py"]
+    seen, ours = (each.core[:16] for each in (machinery(copy), machinery(OURS)))
+    said = f"core {seen}, with modified files: step.py, says the receipt; another than this project's ({ours})"
+    assert seen != ours and judged(OURS, stated)[1] == said
 
 
 def test_many_modified_files_are_counted(copy: Project):
@@ -126,7 +146,7 @@ def test_many_modified_files_are_counted(copy: Project):
         path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     stated = machinery(copy).stated()
     assert len(stated["modified"]) == len(paths)
-    sentence, own = judged(copy, stated)
+    sentence, _, own = judged(copy, stated)
     more = f"{', '.join(stated['modified'][:5])} and {len(paths) - 5} more"
     assert sentence.endswith(f"with modified files: {more}") and own.endswith(f"modified machinery: {more}")
 
@@ -157,7 +177,7 @@ def test_folder_that_is_a_link_is_refused(copy: Project, tmp_path: Path):
 
 def test_claim_of_no_modification_with_another_digest_is_found():
     stated = machinery(OURS).stated() | {"digest": "0" * 64}
-    (sentence,) = judged(OURS, stated)
+    sentence = judged(OURS, stated)[0]
     assert sentence.startswith(f"machinery {'0' * 16} is not as released by template {VERSION} (")
     assert sentence.endswith("though the receipt names no modified file")
 
@@ -168,13 +188,13 @@ def test_code_and_list_edited_together_are_found_by_who_has_another_list(copy: P
     lines = (f"{sha256}  {name}\n" for name, sha256 in files(copy.machinery).items())
     (copy.machinery / LIST).write_text("".join(lines))
     stated = machinery(copy).stated()
-    assert judged(copy, stated) == [f"machinery as released by template {VERSION} ({stated['digest'][:16]})"]
+    assert judged(copy, stated)[0] == f"machinery as released by template {VERSION} ({stated['digest'][:16]})"
     assert "is not as released" in judged(OURS, stated)[0]
 
 
 def test_receipt_of_another_template_cannot_be_checked_here():
     stated = machinery(OURS).stated() | {"template": "0.0.1", "digest": "1" * 64}
-    (sentence,) = judged(OURS, stated)
+    sentence = judged(OURS, stated)[0]
     assert sentence.startswith(
         f"machinery as released by template 0.0.1 ({'1' * 16}), says the receipt; this project is"
     )
@@ -200,7 +220,19 @@ FORGED = "0.1.0\nweights are as stated"
 @pytest.mark.parametrize("forged", [{"template": FORGED}, {"digest": FORGED}, {"modified": [FORGED]}])
 def test_statement_cannot_pass_for_lines_of_the_judge(forged: dict[str, object]):
     stated = machinery(OURS).stated() | forged
-    assert judged(OURS, stated) == ["machinery: the receipt states something unreadable of it"]
+    assert judged(OURS, stated)[0] == "machinery: the receipt states something unreadable of it"
+
+
+@pytest.mark.parametrize("forged", [{"digest": FORGED, "modified": []}, {"digest": "0", "modified": [FORGED]}])
+def test_statement_of_core_cannot_pass_for_lines_of_the_judge(forged: dict[str, object]):
+    stated = machinery(OURS).stated() | {"core": forged}
+    assert judged(OURS, stated)[1:] == ["core: the receipt states something unreadable of it"]
+
+
+def test_receipt_of_a_release_without_a_core_states_nothing_of_it():
+    stated = machinery(OURS).stated()
+    del stated["core"]
+    assert len(judged(OURS, stated)) == 1
 
 
 def test_project_without_a_version_says_so(copy: Project):

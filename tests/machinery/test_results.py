@@ -1,6 +1,7 @@
 """`repro check`: whether a run gave what the locks expect, in words and in the exit code."""
 
 import hashlib
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -241,8 +242,13 @@ def another_sample(case: Case) -> None:
 
 
 def another_pin(case: Case) -> None:
-    with (case.project.root / "requirements" / "cpu.txt").open("a") as lock:
-        lock.write("another==1.0\n")
+    for path in (case.project.root / "requirements").glob("train-*.txt"):
+        path.write_text(re.sub(r"(?m)^sympy==\S+", "sympy==1.0", path.read_text()))
+
+
+def another_core(case: Case) -> None:
+    with (case.project.machinery / "step.py").open("a") as core:
+        core.write("# a remark\n")
 
 
 def a_remark(case: Case) -> None:
@@ -256,7 +262,8 @@ def a_new_file(case: Case) -> None:
 
 CHANGES = {
     "data.test-images.npy": another_sample,
-    "lock.cpu.txt": another_pin,
+    "lock.sympy": another_pin,
+    "core.step.py": another_core,
     "code.model.py": a_remark,
     "code.words.txt": a_new_file,
 }

@@ -37,9 +37,10 @@ def test_stages_of_a_loop_are_found(case: Case):
     assert "params of stage sweep lack determinism" in case.refusal("sweep@2")
 
 
-@pytest.mark.parametrize("lost", ["src/tides", "requirements"])
-def test_run_must_list_the_whole_package_and_all_locks(case: Case, lost: str):
-    listed = "/prepared, ./requirements, src/tides]"
+@pytest.mark.parametrize("lost", ["src/tides", "requirements/train-cpu.txt"])
+def test_run_must_list_the_whole_package_and_the_locks_of_what_it_loads(case: Case, lost: str):
+    case.write("requirements/dev.txt", "ruff==1\n")
+    listed = "/prepared, ./requirements/train-cpu.txt, src/tides]"
     case.edit("dvc.yaml", listed, listed.replace(lost, f"{lost}/x"))
     assert f"dvc.yaml: deps of stage train lack {lost}: a change" in case.refusal("train")
     case.run("")
@@ -94,14 +95,17 @@ def test_module_outside_the_address_is_refused_with_dvc_and_without(case: Case, 
 
 CHANGES = {
     "src/tides/train.py": lambda case: case.write("src/tides/train.py", "pass\n"),
+    "src/tides/repro/core/step.py": lambda case: case.write("src/tides/repro/core/step.py", "pass\n"),
     "src/tides/new.py": lambda case: case.write("src/tides/new.py", ""),
     "src/tides/words.json": lambda case: case.write("src/tides/words.json", "[]"),
-    "requirements/cpu.txt": lambda case: case.edit("requirements/cpu.txt", "2.4.6", "2.4.5"),
+    "requirements/train-cpu.txt": lambda case: case.edit("requirements/train-cpu.txt", "2.4.6", "2.4.5"),
     "data.shift": lambda case: case.edit("params.yaml", "shift: 1", "shift: 2"),
 }
 HARMLESS = {
     "a neutral section": lambda case: case.edit("params.yaml", "here", "there"),
-    "a remark in a lock": lambda case: case.edit("requirements/cpu.txt", "tides", "others"),
+    "a remark in a lock": lambda case: case.edit("requirements/train-cpu.txt", "tides", "others"),
+    "another lock": lambda case: case.write("requirements/dev.txt", "ruff==1\n"),
+    "the library around its core": lambda case: case.write("src/tides/repro/run.py", "pass\n"),
     "the lab": lambda case: case.write("src/tides/repro/analysis/diff.py", "pass\n"),
     "bytecode": lambda case: case.write("src/tides/__pycache__/train.pyc", "pass\n"),
     "the README": lambda case: case.write("README.md", "changed\n"),

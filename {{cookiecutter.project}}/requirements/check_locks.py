@@ -143,8 +143,8 @@ def against_base(dockerfile: str, cuda: dict[str, Pin], pythons: SpecifierSet) -
     if not runtime.startswith(f"{base['cuda']}."):
         yield f"{DOCKERFILE}: the base has CUDA {base['cuda']}, torch in the train-cuda lock brings {runtime}"
     for name in ("nvidia-cudnn", "nvidia-nccl"):
-        if f"{name}-cu{base['major']}" not in cuda:
-            yield f"{DOCKERFILE}: the base has CUDA {base['major']}, the train-cuda lock has no {name}-cu{base['major']}"
+        if (wanted := f"{name}-cu{base['major']}") not in cuda:
+            yield f"{DOCKERFILE}: the base has CUDA {base['major']}, the train-cuda lock has no {wanted}"
     python = PYTHONS.get(base["release"])
     if not python:
         yield f"{DOCKERFILE}: nobody noted which Python Ubuntu {base['release']} has: add it to PYTHONS in {__file__}"
@@ -174,9 +174,7 @@ def main() -> int:
         print(*found, "make lock brings the locks up to pyproject.toml", sep="\n")
         return 1
     count = sum(map(len, direct_requirements().values()))
-    print(
-        f"the locks {', '.join(LOCKS)} fit the Dockerfile's base and the {count} direct dependencies of pyproject.toml"
-    )
+    print(f"{', '.join(LOCKS)}: they fit the Dockerfile's base and the {count} direct dependencies of pyproject.toml")
     return 0
 
 

@@ -171,7 +171,7 @@ def check_data(ours: Ours, overrides: tuple[str, ...]) -> None:
 @click.pass_obj
 def sync(ours: Ours, run: Path) -> None:
     """Upload to MLflow the part of a run that it lacks."""
-    from .address.address import LOCKS
+    from .address.locks import LOCKS
     from .tracking import tracking
 
     click.echo(tracking.sync(run, ours.project.root / LOCKS)["where"])

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from .address import loaded, manifest
-from .address.address import LOCKS, content_address
+from .address.address import content_address
+from .address.locks import LOCKS
 from .base import progress
 from .base.files import write_json
 from .base.project import Project

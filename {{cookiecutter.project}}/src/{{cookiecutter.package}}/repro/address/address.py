@@ -1,4 +1,8 @@
-"""The content address: one hash over what was asked for. Its preimage names the fields in which two differ."""
+"""The content address: one hash over what was asked for. Its preimage names the fields in which two differ.
+
+Of the code it has the owner's package and the core of the library, which decides bits; the library's other modules,
+as those that write records, may change without a run being another one.
+"""
 
 import hashlib
 import os
@@ -16,12 +20,25 @@ from ..base.text import flatten
 from ..config.settings import Settings
 from ..core.errors import Refused
 from . import manifest
+from .locks import LOCKS
+from .pins import TRAIN, pins
 
-LOCKS = "requirements"
-
-# No run imports the lab or the command, so they cannot change one. MACHINERY is a list of digests.
-MACHINERY = "repro/machinery.sha256"
+LIBRARY, MACHINERY = "repro/", "repro/machinery.sha256"  # in the package; the latter is a list of digests
+# No run imports these; a stage that has loaded one is refused.
 OUTSIDE_THE_RUN = ("repro/analysis/", "repro/cli.py", MACHINERY)
+# The core of the library: a folder, or what will be one. Its files are named from there: a move changes nothing.
+CORE_FOLDER = "core/"
+CORE = (  # files, and folders with all in them
+    CORE_FOLDER, "errors.py", "place.py", "step.py", "loader.py", "training/",
+    "machine/__init__.py", "machine/libraries.py", "machine/rows.py", "machine/switches.py",
+)  # fmt: skip
+AROUND_CORE = {  # what such a folder holds of other purposes
+    f"training/{name}.py"
+    for name in (
+        "agreement", "checkpoint", "fit", "hidden", "kept", "logged", "metrics", "operations", "promise", "saver",
+        "stored", "timings", "trace", "updates",
+    )
+}  # fmt: skip
 # Files that editors and Python leave behind.
 LEFT_BEHIND = re.compile(r"(^|/)(\.|__pycache__/)|~$")
 
@@ -64,14 +81,26 @@ def digest(value: Any) -> str:
 
 
 def code(project: Project) -> dict[str, str]:
-    """SHA-256 of every file of the package that a run may read, by its path relative to the package."""
+    """SHA-256 of every file that enters the address, by its path relative to the package."""
     return {name: manifest.sha256_file(project.package / name) for name in addressed(project)}
 
 
 def addressed(project: Project) -> list[str]:
-    """The files of the package that a run may read, by their paths relative to the package."""
-    folders = tuple(each for each in OUTSIDE_THE_RUN if each.endswith("/"))
-    return [name for name in files(project.package) if name not in OUTSIDE_THE_RUN and not name.startswith(folders)]
+    """The files of the package that enter the address, by their paths relative to it: the owner's, and core's."""
+    return [name for name in files(project.package) if not name.startswith(LIBRARY) or in_core(name)]
+
+
+def in_core(name: str) -> bool:
+    """Whether a file, named from the package, is of the core of the library."""
+    name = name.removeprefix(LIBRARY)
+    folders = tuple(each for each in CORE if each.endswith("/"))
+    return (name in CORE or name.startswith(folders)) and name not in AROUND_CORE
+
+
+def core(code: Mapping[str, str]) -> dict[str, str]:
+    """Of the digests of a package's files those of core, by their paths relative to core."""
+    inside = {name: sha256 for name, sha256 in code.items() if name.startswith(LIBRARY) and in_core(name)}
+    return {name.removeprefix(LIBRARY).removeprefix(CORE_FOLDER): sha256 for name, sha256 in inside.items()}
 
 
 def files(folder: Path) -> list[str]:
@@ -91,11 +120,8 @@ def files(folder: Path) -> list[str]:
 
 
 def locks(project: Project) -> dict[str, str]:
-    """SHA-256 of every lock's requirements, by file name."""
-    folder = project.root / LOCKS
-    paths = sorted(folder.glob("*.txt"))
-    if not paths:
-        raise Refused(f"{folder}: no lock seen, {LOCKS}/*.txt wanted. Restore them from git, or: make lock")
+    """SHA-256 of the requirements in each lock of what a training loads, by file name."""
+    paths = [path for name in TRAIN if (path := project.root / LOCKS / name).is_file()]
     return {path.name: requirements(read_text(path, "Restore it from git, or: make lock")) for path in paths}
 
 
@@ -111,11 +137,14 @@ def content_address(project: Project, config: Settings, data: dict[str, Any], wo
 
     `world_size` enters only with `parallel.reduce: ddp`, where the bits depend on it.
     """
+    digests = code(project)
+    sources = {name: (project.package / name).read_bytes() for name in digests if name.endswith(".py")}
     preimage = {
         "config": config.addressed(),
-        "code": code(project),
+        "code": {name: sha256 for name, sha256 in digests.items() if not name.startswith(LIBRARY)},
+        "core": core(digests),
         "data": data,
-        "lock": locks(project),
+        "lock": pins(project.root, sources, config.unhashed.modules),
         "seed": config.seed,
     }
     if config.parallel.reduce == "ddp":

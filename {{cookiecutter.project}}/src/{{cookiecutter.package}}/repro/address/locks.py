@@ -11,11 +11,12 @@ from pathlib import Path
 from ..base.project import Project
 from ..base.text import some
 from ..core.errors import Refused
-from .address import LOCKS
 
+LOCKS = "requirements"  # the folder of the locks
 INSTALLED = {"site-packages", "dist-packages"}  # names of folders
-# Of one environment, as requirements/venv.sh has them: what a training loads, and what a run needs around it.
-LOCK_SETS = (("torch-cpu.txt", "train-cpu.txt", "run.txt"), ("train-cuda.txt", "run.txt"))
+DEVICES = {"cpu": ("torch-cpu.txt", "train-cpu.txt"), "cuda": ("train-cuda.txt",)}  # the locks of what a training loads
+# Those of one environment, as requirements/venv.sh has them: also of what a run needs around it.
+LOCK_SETS = tuple((*names, "run.txt") for names in DEVICES.values())
 PIN = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
 # Modules by which tools lead Python to an environment or a project: they hold no arithmetic.
 PATHFINDERS = re.compile(r"__editable__|_virtualenv$")
@@ -101,7 +102,12 @@ def locked_files(root: Path, folder: Path) -> frozenset[str]:
 
 def pins_of(lock: Path) -> dict[str, str]:
     """The packages of a lock, each with its version."""
-    return {_normal(name): version for name, version in PIN.findall(lock.read_text())}
+    return pins_in(lock.read_text())
+
+
+def pins_in(text: str) -> dict[str, str]:
+    """The packages of a lock of this text, each with its version."""
+    return {normal(name): version for name, version in PIN.findall(text)}
 
 
 def packages() -> dict[str, tuple[str, Path]]:
@@ -124,10 +130,10 @@ def locks_here(folder: Path) -> list[Path]:
 def _named(package: Path) -> tuple[str, str]:
     """Name and version of an installed package, from the name of its .dist-info folder."""
     name, _, version = package.stem.rpartition("-")
-    return _normal(name), version
+    return normal(name), version
 
 
-def _normal(name: str) -> str:
+def normal(name: str) -> str:
     """A package's name as .dist-info folders have it, so that two spellings of it are one."""
     return re.sub(r"[-_.]+", "_", name).lower()
 

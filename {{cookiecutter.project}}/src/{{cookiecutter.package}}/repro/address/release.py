@@ -1,11 +1,12 @@
-"""Whether a project's machinery, the lab included, is as the template released it.
+"""Whether a project's machinery, the lab included, and its core are as the template released them.
 
 `machinery.sha256` in the machinery's folder lists its files as sha256sum(1) does: `sha256sum --check` reads it, run in
 that folder. Who edits code and list alike is found by those who have the list from elsewhere: their own project.
 """
 
 import tomllib
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +28,31 @@ class Machinery:
         digest: SHA-256 (hex) over the names and digests of all its files.
         modified: the files that were changed, added or removed since the release, by name; the list itself, where
             that is lost.
+        core: SHA-256 (hex) of its core, as the content address has it.
     """
 
     template: str
     digest: str
     modified: tuple[str, ...]
+    core: str
 
     def stated(self) -> dict[str, Any]:
         """What a receipt states of it, JSON-compatible."""
-        return {**asdict(self), "modified": list(self.modified)}
+        inside = [name for name in self.modified if address.in_core(name) or name == LIST]
+        core = {"digest": self.core, "modified": inside}
+        return {"template": self.template, "digest": self.digest, "modified": list(self.modified), "core": core}
 
 
 def machinery(project: Project) -> Machinery:
     """The machinery of `project`, compared with the list that was released with it."""
     there, wanted = files(project.machinery), released(project)
     modified = sorted(name for name in there | wanted if there.get(name) != wanted.get(name)) if wanted else [LIST]
-    return Machinery(template_version(project), digest(there), tuple(modified))
+    return Machinery(template_version(project), digest(there), tuple(modified), core_digest(there))
+
+
+def core_digest(files: Mapping[str, str]) -> str:
+    """The digest of core, as the content address has it, from those of the machinery's files."""
+    return digest(address.core({address.LIBRARY + name: sha256 for name, sha256 in files.items()}))
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -69,10 +79,23 @@ def template_version(project: Project) -> str:
 def judged(project: Project, stated: Any) -> list[str]:
     """Sentences on the machinery that a receipt states, and on that of `project`, which judges it."""
     here = machinery(project)
-    sentences = [_judged(here, digest(released(project)), stated)]
+    sentences = [_judged(here, digest(released(project)), stated), *_core(here, stated)]
     if here.modified:
         sentences.append(f"this project judges with modified machinery: {some(here.modified)}")
     return sentences
+
+
+def _core(here: Machinery, stated: Any) -> list[str]:
+    """A sentence on the core that a receipt states; none where it states none, as receipts of older releases do."""
+    try:
+        seen, modified = str(stated["core"]["digest"]), [*map(str, stated["core"]["modified"])]
+    except (KeyError, TypeError):
+        return []
+    if not all(text.isprintable() for text in (seen, *modified)):  # which could pass for lines of ours
+        return ["core: the receipt states something unreadable of it"]
+    kind = f"with modified files: {some(modified)}" if modified else "as released"
+    same = "the same as this project's" if seen == here.core else f"another than this project's ({here.core[:16]})"
+    return [f"core {seen[:16]}, {kind}, says the receipt; {same}"]
 
 
 def _judged(here: Machinery, as_released: str, stated: Any) -> str:

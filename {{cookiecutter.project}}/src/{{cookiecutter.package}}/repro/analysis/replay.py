@@ -1,6 +1,7 @@
 """Making of a recorded run again, from its commit, its data and its config, and the comparison of both."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from ..address import hashing, manifest, pull
-from ..address.release import judged
+from ..address.release import judged, machinery
 from ..base.project import LIBRARY, Project
 from ..base.text import differences, flatten, some
 from ..config.params import PARAMS
@@ -78,13 +79,13 @@ def remade(
 ) -> Iterator[tuple[Project, dict[str, Any]]]:
     """The project that a run had, in a worktree that is gone afterwards, and the keys that may change bits.
 
-    `run` holds its `code`, `config`, `preimage` and `parts`, in the form `Made`. The user's own work tree is left
-    alone.
+    `run` holds its `code`, `config`, `preimage` and `parts`, in the form `Made`. The library is that of its commit.
+    The user's own work tree is left alone.
 
     Raises:
         Refused: its commit or its data cannot be had, or its config names a key that is not in the content address.
     """
-    with _checked_out(project, name, run["code"], patch) as tree:
+    with _checked_out(project, name, run, patch) as tree:
         keys = _keys(tree, run)
         keys["data.raw"] = str(_raw(project, run["config"], keys["data.sha256"], tree, tell))
         keys["data.prepared"] = str(tree.root / "data" / "prepared")
@@ -116,16 +117,37 @@ def _keys(tree: Project, run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _checked_out(project: Project, name: str, code: Mapping[str, Any], patch: Path | None) -> Iterator[Project]:
-    commit = code["commit"]
+def _checked_out(project: Project, name: str, run: Mapping[str, Any], patch: Path | None) -> Iterator[Project]:
+    commit = run["code"]["commit"]
     if not commit:
         raise Refused(f"run {name[:12]}: made outside git, so that nobody knows its code")
     folder = project.root / "build" / f"replay-{name[:12]}"
     with work_copy(project, folder, "which has the code of the run; run this in a clone", commit) as copy:
         if patch:
             copy.git("apply", "--whitespace=nowarn", str(patch.absolute()))
-        (machinery,) = (copy.root / "src").glob(f"*/{LIBRARY.name}")
-        yield Project(machinery.parent)
+        yield _with_library(project, copy.root, run)
+
+
+def _with_library(project: Project, root: Path, run: Mapping[str, Any]) -> Project:
+    """The project in a worktree, with the library of that commit; where it holds none, with this one if core is its.
+
+    Raises:
+        Refused: the commit has no copy of the library, and the core of the run is another than this project's.
+    """
+    if found := sorted((root / "src").glob(f"*/{LIBRARY.name}")):
+        return Project(found[0].parent)
+    here, wanted = machinery(project).core, run["parts"].get("core")
+    if wanted != here:
+        release = run.get("machinery", {}).get("template", "unknown")
+        raise Refused(
+            f"commit {run['code']['commit'][:12]} holds no copy of the library, and the run's core "
+            f"({str(wanted)[:16]}) is not this project's ({here[:16]}): release {release} of the template can replay it"
+        )
+    tree = Project(root / "src" / project.name)
+    shutil.copytree(project.machinery, tree.machinery)
+    return tree
+
+
 
 
 def _raw(project: Project, config: Mapping[str, Any], wanted: str, tree: Project, tell: Tell) -> Path:

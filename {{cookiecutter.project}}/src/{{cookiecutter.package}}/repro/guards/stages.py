@@ -14,10 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..address.address import LOCKS, code, locks
+from ..address.address import LIBRARY, OUTSIDE_THE_RUN, addressed, code, locks
 from ..address.loaded import require_kept, require_unchanged
 from ..address.locks import require_installed
 from ..base.forms import ABSENT, Form
+from ..address.locks import LOCKS, require_installed
 from ..base.project import Project
 from ..base.project import LIBRARY, Project
 from ..base.text import differences, flatten, some
@@ -29,7 +30,7 @@ from . import opened
 STAGES = "dvc.yaml"
 REMEDY = f"Mend it, or restore it: git checkout {STAGES}"
 VARIABLE = "DVC_STAGE"  # DVC sets it for the commands that it runs
-COMMAND = f"{LIBRARY.name}/cli.py"  # not in the address; `repro train` loads it, and it changes nothing
+COMMAND = f"{LIBRARY.name}/cli.py"  # `repro train` loads it
 KEY = re.compile(r"\$\{([\w.]+)\}")  # of params.yaml, in a path
 Items = list[str | dict[str, Any]]
 ASIDE = ("tests/", f"{LOCKS}/")  # a test may run a stage in its own process, which has loaded these
@@ -86,7 +87,8 @@ def watched(project: Project, sections: Sequence[str], whole: bool, unhashed: Se
     """Hold the stage that runs inside to what it says that it uses.
 
     `sections` are the top-level keys that it is given; `whole` says that this is the whole config. Then it is a run
-    or reads one, and must list the whole package and all locks. `unhashed` top-level modules may come from anywhere.
+    or reads one, and must list the whole package and the locks of what a training loads. `unhashed` top-level modules
+    may come from anywhere.
 
     Raises:
         Refused: it loaded a module or opened a file of the project that the content address lacks, or loaded a module
@@ -159,20 +161,26 @@ def _require_files(project: Project, stage: Stage | None, whole: bool, unhashed:
     """Refuse loaded modules and opened files that the content address lacks; under DVC, also those not listed."""
     require_installed(project, unhashed)
     package, loaded = _package(project), _loaded(project)
-    addressed = [f"{package}/{name}" for name in code(project)]
-    unknown = sorted(loaded - {*addressed, f"{package}/{COMMAND}"})
+    known = [f"{package}/{name}" for name in addressed(project)]
+    unknown = sorted(name for name in loaded - {*known} if not _of_library(name.removeprefix(f"{package}/")))
     if unknown:
         raise Refused(
             f"{some(unknown)}: loaded, but not in the content address: a change there would go unseen. "
             f"Move it into {package}, outside {package}/{LIBRARY.name}/lab"
         )
     # nobody sees which of the files that are not Python a stage reads: it is to list them all
-    used = [name for name in addressed if name in loaded or not name.endswith(".py")]
+    used = [name for name in known if name in loaded or not name.endswith(".py")]
     if whole:
         opened.require_known()
     if stage:
-        used = [package, LOCKS] if whole else [*used, *opened.unknown()]
+        locked = [f"{LOCKS}/{name}" for name in locks(project)]
+        used = [package, *locked] if whole else [*used, *opened.unknown()]
         stage.require("deps", [name for name in used if not stage.lists(name)])
+
+
+def _of_library(name: str) -> bool:
+    """Whether a file, named from the package, is the library's own, which a run loads although it decides no bit."""
+    return name == COMMAND or (name.startswith(LIBRARY) and not name.startswith(OUTSIDE_THE_RUN))
 
 
 def _loaded(project: Project) -> set[str]:

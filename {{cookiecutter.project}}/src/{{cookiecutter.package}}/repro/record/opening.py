@@ -104,6 +104,7 @@ def open_run(
             "repro.environment": digest(environment["preimage"]),
             "repro.data": address.parts["data"],
             "repro.lock": address.parts["lock"],
+            "repro.core": address.parts["core"],
             "repro.commit": code["commit"],
             "repro.dirty": code["dirty"],
             "repro.image": environment["preimage"]["image"],
@@ -227,6 +228,7 @@ def _asked_there(out: Path, differing: Sequence[Difference]) -> str:
     keys |= {each.field: each.one for each in differing if each.field == "seed"}
     words = [f"--set {shlex.quote(f'{key}={json.dumps(value)}')}" for key, value in keys.items() if value is not None]
     parts = {each.field.partition(".")[0] for each in differing}
+    parts |= {"code"} if "core" in parts else set()
     code = read_record(out, names.RUN)["code"]
     commit = f" of commit {code['commit'][:12]}" if code["commit"] else ""
     known = {

@@ -35,6 +35,7 @@ class Preimage(Form):
 
     config: dict[str, Any]
     code: dict[str, str]
+    core: dict[str, str] = {}
     data: Data
     lock: dict[str, str]
     seed: int

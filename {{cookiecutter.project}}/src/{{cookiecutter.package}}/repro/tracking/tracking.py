@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..address.address import LOCKS
+from ..address.locks import LOCKS
 from ..base.files import read_json, write_json
 from ..base.redact import without_credentials
 from ..core.errors import Failure, Refused

@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...address.address import LEFT_BEHIND, OUTSIDE_THE_RUN, code, digest, locks
+from ...address.address import LEFT_BEHIND, OUTSIDE_THE_RUN, digest, files
+from ...address.locks import LOCKS
+from ...address.manifest import sha256_file
 from ...base.files import write_json
 from ...base.git import GitFailed, git_text
 from ...base.project import Project
@@ -124,12 +126,14 @@ class Clone:
         words = ("diff", "--name-only", "--no-renames", "-z", a, b, "--", f":(literal){self._package}")
         listed = self._copy.git(*words)
         inside = [name.removeprefix(f"{self._package}/") for name in listed.split("\0") if name]
-        outside = tuple(each for each in OUTSIDE_THE_RUN if each.endswith("/"))
-        return [
-            name
-            for name in inside
-            if name not in OUTSIDE_THE_RUN and not name.startswith(outside) and not LEFT_BEHIND.search(name)
-        ]
+        return [name for name in inside if not name.startswith(OUTSIDE_THE_RUN) and not LEFT_BEHIND.search(name)]
+
+    def _read(self) -> dict[str, str]:
+        """SHA-256 of what a run of the commit may read, whatever its own release counts: its package, its locks."""
+        package = self.project.package
+        paths = [package / name for name in files(package) if not name.startswith(OUTSIDE_THE_RUN)]
+        paths += sorted((self.project.root / LOCKS).glob("*.txt"))
+        return {path.relative_to(self.project.root).as_posix(): sha256_file(path) for path in paths}
 
     def side(self, overrides: Sequence[str] = (), ranks: int = 1, variables: Mapping[str, str] | None = None) -> Side:
         """What the commit that is checked out asks for, as its own code reads it.
@@ -151,7 +155,7 @@ class Clone:
         config = {**setup.config, **places, "data.prepared": str(self.project.root / "data" / "prepared")}
         asked = Asked("bisect", ranks=setup.ranks, variables=setup.variables, number=number)
         wanted = {
-            "code": code(self.project), "lock": locks(self.project), "config": config, "ranks": setup.ranks,
+            "code": self._read(), "config": config, "ranks": setup.ranks,
             "variables": dict(setup.variables), "number": number,
         }  # fmt: skip
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...address.address import LOCKS, requirements
+from ...address.locks import LOCKS, pins_in
 from ...address.manifest import sha256_file
 from ...base.git import git, git_text
 from ...base.project import Project
@@ -143,15 +143,22 @@ def _citation(project: Project, about: About) -> bytes:
 def _locks(project: Project, receipts: Sequence[Receipt], commit: str) -> dict[str, bytes]:
     """The locks that the runs had, as their content addresses name them: those of the commit, or of the work tree."""
     found: dict[str, bytes] = {}
-    for name, wanted in {pair for receipt in receipts for pair in receipt.stated["preimage"]["lock"].items()}:
-        path = f"{LOCKS}/{name}"
+    wanted = {pair for receipt in receipts for pair in receipt.stated["preimage"]["lock"].items()}
+    listed = git(project.root, "ls-tree", "-z", "--name-only", commit, f"./{LOCKS}/").decode().split("\0")
+    for path in (path for path in listed if path.endswith(".txt")):
         here = project.root / path
         seen = [*_tracked(project, commit, path), *([here.read_bytes()] if here.is_file() else [])]
-        held = [content for content in seen if requirements(content.decode(errors="replace")) == wanted]
+        held = [content for content in seen if _fits(content, wanted)]
         if not held:
             raise Failure(f"{path}: neither commit {commit} nor the work tree has it as the run had it")
         found[path] = held[0]
     return found
+
+
+def _fits(lock: bytes, wanted: set[tuple[str, str]]) -> bool:
+    """Whether a lock pins nothing in another version than these; of torch, builds count as one."""
+    pins = pins_in(lock.decode(errors="replace"))
+    return all(pins.get(name, version).partition("+")[0] == version.partition("+")[0] for name, version in wanted)
 
 
 def _tracked(project: Project, commit: str, name: str) -> list[bytes]:

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.error import HTTPError
 
 from ...address import address, manifest
+from ...address.locks import LOCKS
 from ...address.release import machinery
 from ...base.redact import without_credentials
 from ...base.text import some
@@ -67,7 +68,7 @@ def code_of_the_address(context: Context) -> Found:
 
 def locks(context: Context) -> Found:
     """Whether the locks fit pyproject.toml, each other and the Dockerfile."""
-    script = context.project.root / address.LOCKS / "check_locks.py"
+    script = context.project.root / LOCKS / "check_locks.py"
     if not script.is_file():
         return Found(State.UNKNOWN, f"{script.relative_to(context.project.root)} is missing", "restore it from git")
     try:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ...address.address import LOCKS
-from ...address.locks import PATHFINDERS, locks_here, packages, pins_of
+from ...address.locks import LOCKS, PATHFINDERS, locks_here, packages, pins_of
 from ...base.text import some
 from .found import Context, Found, State
 

@@ -21,7 +21,8 @@ JOINT = re.compile(r"(?<!\d)[._/](?=\w)")
 DIGEST = re.compile("[0-9a-f]{32,}")
 Fact = tuple[str, Callable[[RunView], str]]  # its name, and what it is of a run
 Table = tuple[str, list[str], list[list[str]]]  # caption, head, rows
-PARTS = {"code": "code", "lock": "lock", "data manifest": "data", "config": "config"}  # of the content address
+# Of the content address.
+PARTS = {"code": "code", "core": "core", "lock": "lock", "data manifest": "data", "config": "config"}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,72 @@
+"""A fix of the library around its core leaves every result valid, and every unfinished run resumable."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from clone import SETTINGS, command, project_in
+from conftest import PACKAGE, PROJECT, training
+from project.repro.address.address import in_core
+from project.repro.address.manifest import sha256_file
+from project.repro.base.files import read_json
+
+
+def train(project: Path, out: str, *settings: str) -> str:
+    """Train in that project to the end, and return what it says."""
+    arguments = training(project / out, project / "data" / "prepared", *SETTINGS, *settings)
+    done = command(project, f"{PACKAGE}.train", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def plant(project: Path, core: bool) -> list[str]:
+    """A line in each module of the library, in core or around it; their names."""
+    library = project_in(project).machinery
+    names = [path.relative_to(library).as_posix() for path in library.rglob("*.py")]
+    planted = [name for name in names if in_core(name) == core]
+    for name in planted:
+        with (library / name).open("a") as file:
+            file.write("planted = 1\n")
+    return planted
+
+
+@pytest.fixture(scope="module")
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with a finished run and one that has stopped after step 7; then each module around core is fixed."""
+    folder = tmp_path_factory.mktemp("fixed")
+    for part in ("src", "requirements", "data/raw"):
+        shutil.copytree(PROJECT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("params.yaml", "pyproject.toml"):
+        shutil.copyfile(PROJECT / name, folder / name)
+    assert command(folder, f"{PACKAGE}.prepare").returncode == 0
+    train(folder, "finished")
+    train(folder, "unfinished", "trace.values=7")
+    assert not (folder / "unfinished" / "model.safetensors").exists()
+    assert len(plant(folder, core=False)) > 80
+    return folder
+
+
+def test_finished_run_is_found_by_its_address(fixed: Path):
+    weights = fixed / "finished" / "model.safetensors"
+    before, digest = weights.stat(), sha256_file(weights)
+    train(fixed, "finished")
+    assert weights.stat() == before and sha256_file(weights) == digest
+    assert not (fixed / "finished" / "earlier").exists()
+
+
+def test_unfinished_run_resumes_to_the_same_bits(fixed: Path):
+    assert "resumed " in train(fixed, "unfinished")
+    one, other = (fixed / out / "model.safetensors" for out in ("finished", "unfinished"))
+    assert sha256_file(one) == sha256_file(other)
+    one, other = (read_json(fixed / out / "receipt.json")["predicate"] for out in ("finished", "unfinished"))
+    assert one["address"] == other["address"] and one["trace"] == other["trace"]
+    assert one["machinery"]["core"] == other["machinery"]["core"]
+    assert one["machinery"]["digest"] != other["machinery"]["digest"] and len(other["machinery"]["modified"]) > 80
+
+
+def test_run_of_another_core_is_another_run(fixed: Path):
+    """A control: core is not outside of the address."""
+    train(fixed, "stopped", "trace.values=7")
+    names = plant(fixed, core=True)
+    done = command(fixed, f"{PACKAGE}.train", *training(fixed / "stopped", fixed / "data" / "prepared", *SETTINGS))
+    assert done.returncode == 2 and f"another content address (core.{min(names)}: " in done.stderr, done.stderr
