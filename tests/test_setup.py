@@ -33,10 +33,10 @@ def installed(venv: Path) -> dict[str, str]:
 
 
 def by_hand(
-    project: InstalledProject, venv: Path, installer: str, check: bool = True, path: str = ""
+    project: InstalledProject, venv: Path, installer: str, check: bool = True, path: str = "", locks: str = ""
 ) -> tuple[int, str]:
     """What `make setup` calls, for the locks alone: its exit code and what it prints."""
-    asked = {"VENV": str(venv), "DEVICE": "cpu", "LOCKS_ONLY": "1", "INSTALLER": installer}
+    asked = {"VENV": str(venv), "DEVICE": "cpu", "LOCKS_ONLY": "1", "INSTALLER": installer, "LOCKS": locks}
     (index,) = re.findall(r"^TORCH_INDEX \?= (.*)$", project.text("Makefile"), re.MULTILINE)
     env = {**project.env, **asked, "TORCH_INDEX": index}
     env |= {"PATH": path} if path else {}
@@ -58,6 +58,12 @@ def test_uv_and_pip_install_the_same_files(project: InstalledProject, tmp_path: 
 def test_installer_that_is_not_known_is_refused(project: InstalledProject, tmp_path: Path) -> None:
     told = "setup: INSTALLER=conda is not known: use INSTALLER=uv or INSTALLER=pip\n"
     assert by_hand(project, tmp_path / "venv", "conda", check=False) == (2, told)
+    assert not (tmp_path / "venv").exists()
+
+
+def test_purpose_that_is_not_known_is_refused(project: InstalledProject, tmp_path: Path) -> None:
+    told = "setup: LOCKS=train tests: tests is not known: use some of train run dev server\n"
+    assert by_hand(project, tmp_path / "venv", "", check=False, locks="train tests") == (2, told)
     assert not (tmp_path / "venv").exists()
 
 

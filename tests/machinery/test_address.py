@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from project.config import Config
 from project.repro.address import address, manifest, pins
 from project.repro.address.address import ContentAddress, code, content_address, core, digest, locks
 from project.repro.base.project import Project
+from project.repro.base.text import flatten
 from project.repro.config.params import load
 from project.repro.core.errors import Refused
+from ruamel.yaml import YAML
 
 # Legal values for every key of params.yaml, as --set takes them: the first that is not the key's own stands
 # for a change. A new key needs a row here: in the first table if a change of it may change bits, in the
@@ -129,7 +132,72 @@ def test_params_yaml_marks_the_keys_that_stay_outside():
         elif whole:
             marked.add(name)
     sections = {key.partition(".")[0] for key in OUTSIDE if "." in key}
-    assert marked - sections == set(OUTSIDE)
+    assert marked - sections == set(OUTSIDE) & standing(yaml_of(PROJECT / "params.yaml"))
+
+
+# ---- neutral keys of the library have defaults
+
+
+def yaml_of(path: Path) -> dict[str, Any]:
+    return dict(YAML(typ="safe").load(path.read_text()))
+
+
+def standing(tree: dict[str, Any]) -> set[str]:
+    """The keys that stand in a file."""
+    return set(flatten(tree))
+
+
+OWNERS = {"train.evaluate_every", "data.raw"}  # neutral keys without a default: the owner's, and where the data lie
+NEUTRALS = sorted(
+    key for key in OUTSIDE if key.partition(".")[0] not in ("device", "determinism") and key not in OWNERS
+)
+
+
+def without(tree: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """A config without these keys, and without sections that hold nothing more."""
+    kept: dict[str, Any] = {}
+    for key, value in flatten(tree).items():
+        if key not in keys:
+            *sections, name = key.split(".")
+            inner = kept
+            for section in sections:
+                inner = inner.setdefault(section, {})
+            inner[name] = value
+    return kept
+
+
+def written(folder: Path, tree: dict[str, Any]) -> Path:
+    (folder / "params.yaml").write_text(json.dumps(tree))  # JSON is YAML
+    return folder / "params.yaml"
+
+
+def test_params_without_any_neutral_key_has_the_same_address(tmp_path: Path):
+    """So that a release with a new one breaks no project."""
+    config = load(Config, written(tmp_path, without(yaml_of(PROJECT / "params.yaml"), NEUTRALS)))
+    assert content_address(OURS, config, {"files": []}, 1) == address_of()
+    assert config.data.prepared == "data/prepared" and config.verify.shorten == ()
+
+
+@pytest.mark.parametrize(
+    "key", sorted({"seed", "device", "data.sha256", "parallel.reduce", "compute.compile", *OWNERS})
+)
+def test_key_without_a_default_must_stand_in_the_file(key: str, tmp_path: Path):
+    path = written(tmp_path, without(yaml_of(PROJECT / "params.yaml"), {key}))
+    with pytest.raises(Refused, match=f"{key}: missing; add the key"):
+        load(Config, path)
+
+
+@pytest.mark.parametrize("key", NEUTRALS)
+def test_neutral_key_that_the_file_lacks_is_overridden_all_the_same(key: str, tmp_path: Path):
+    path, value = written(tmp_path, without(yaml_of(PROJECT / "params.yaml"), NEUTRALS)), changed(key)
+    assert load(Config, path, [value]).flat()[key] == load(Config, PROJECT / "params.yaml", [value]).flat()[key]
+
+
+def test_readme_has_the_keys_that_the_file_lacks_with_their_defaults(config: Config):
+    rows = re.findall(r"(?m)^\| `([a-z_]+\.[a-z_]+)` \| `(.*?)` \| ", (PROJECT / "README.md").read_text())
+    lacking = config.flat().keys() - standing(yaml_of(PROJECT / "params.yaml"))
+    told = {key: YAML(typ="safe").load(default) for key, default in rows if key in config.flat()}
+    assert lacking and told == {key: config.flat()[key] for key in lacking}
 
 
 # ---- world size

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from clone import SETTINGS, command, project_in
-from conftest import PACKAGE, PROJECT, training
+from conftest import PACKAGE, PROJECT, python, training
 from project.repro.address.address import in_core
 from project.repro.address.manifest import sha256_file
-from project.repro.base.files import read_json
+from project.repro.base.files import read_json, write_json
 
 
 def train(project: Path, out: str, *settings: str) -> str:
@@ -43,7 +43,16 @@ def fixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(folder, "unfinished", "trace.values=7")
     assert not (folder / "unfinished" / "model.safetensors").exists()
     assert len(plant(folder, core=False)) > 80
+    record(folder / "unfinished")
     return folder
+
+
+def record(run: Path) -> None:
+    """Have a run be of an older release, which lacked a neutral key."""
+    held = read_json(run / "run.json")
+    for key in ("checkpoint.keep", "integrity.compare_every"):
+        del held["config"][key]
+    write_json(run / "run.json", held)
 
 
 def test_finished_run_is_found_by_its_address(fixed: Path):
@@ -62,6 +71,30 @@ def test_unfinished_run_resumes_to_the_same_bits(fixed: Path):
     assert one["address"] == other["address"] and one["trace"] == other["trace"]
     assert one["machinery"]["core"] == other["machinery"]["core"]
     assert one["machinery"]["digest"] != other["machinery"]["digest"] and len(other["machinery"]["modified"]) > 80
+
+
+NOTING = """
+import atexit, json, os, sys
+def note():
+    with open(os.path.join(os.path.dirname(__file__), f"{os.getpid()}.json"), "w") as file:
+        json.dump([os.path.basename(sys.argv[0]), sorted({name.partition(".")[0] for name in sys.modules})], file)
+atexit.register(note)
+"""
+
+
+def test_training_imports_no_mlflow(fixed: Path, tmp_path: Path):
+    """MLflow is the uploader's, DVC its caller's; each process notes at its end what it has imported."""
+    (tmp_path / "sitecustomize.py").write_text(NOTING)
+    settings = [word for word in SETTINGS if not word.startswith("tracking")]
+    arguments = training(fixed / "tracked", fixed / "data" / "prepared", *settings, "unhashed.modules=[sitecustomize]")
+    env = {"PYTHONPATH": f"{tmp_path}:{fixed / 'src'}", "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/runs.db"}
+    done = python("-m", f"{PACKAGE}.train", *arguments, cwd=fixed, env=env)
+    assert done.returncode == 0 and "tracked    sqlite:///" in done.stdout, done.stdout + done.stderr
+    noted = [read_json(path) for path in tmp_path.glob("*.json")]
+    (trained,) = [set(names) for program, names in noted if program == "train.py" and "torch" in names]
+    (uploaded,) = [set(names) for program, names in noted if program == "tracking.py"]
+    others = {"mlflow", "dvc", "sqlalchemy", "pandas", "scipy", "matplotlib", "pytest"}
+    assert not trained & others and {"mlflow", "sqlalchemy"} <= uploaded
 
 
 def test_run_of_another_core_is_another_run(fixed: Path):

@@ -14,9 +14,11 @@ from conftest import PACKAGE, python
 from project import PROJECT as OURS
 from project.repro.address.address import digest
 from project.repro.address.manifest import sha256_file
+from project.repro.address.release import machinery
 from project.repro.analysis import replay as replay_module
 from project.repro.analysis import sources
 from project.repro.analysis.trust import Trust, require_trusted
+from project.repro.base.project import Project
 from project.repro.core.errors import Failure, Refused
 from project.repro.record import names
 from project.repro.record.receipt import Receipt, read
@@ -51,6 +53,35 @@ def test_run_is_not_made_over_the_one_that_it_is_compared_with(out: str, in_a_fo
             replay_module.replay(OURS, source, Path(out), None, print)
         with pytest.raises(Refused, match="missing; the receipt of a finished run is wanted"):  # the control
             replay_module.replay(OURS, source, Path("other"), None, print)
+
+
+def bare(folder: Path) -> Path:
+    """A worktree whose commit holds no copy of the library."""
+    (folder / "src" / PACKAGE).mkdir(parents=True)
+    return folder
+
+
+def test_commit_without_a_library_takes_this_one_where_core_is_that_of_the_run(tmp_path: Path):
+    core = machinery(OURS).core
+    run = {"code": {"commit": "c" * 40}, "parts": {"core": core}}
+    tree = replay_module._with_library(OURS, bare(tmp_path), run)
+    assert tree == Project(tmp_path / "src" / PACKAGE) and machinery(tree).core == core
+
+
+def test_release_that_can_replay_a_run_of_another_core_is_named_in_a_line(tmp_path: Path):
+    run = {"code": {"commit": "c" * 40}, "parts": {"core": "d" * 64}, "machinery": {"template": "0.0.7"}}
+    with pytest.raises(Refused) as refused:
+        replay_module._with_library(OURS, bare(tmp_path), run)
+    said = f"commit {'c' * 12} holds no copy of the library, and the run's core ({'d' * 16}) is not this project's ("
+    assert str(refused.value).startswith(said) and str(refused.value).endswith(
+        "): release 0.0.7 of the template can replay it"
+    )
+    assert not [*tmp_path.glob("src/*/repro")]
+
+
+def test_library_of_the_commit_is_used_where_it_holds_one(tmp_path: Path):
+    (bare(tmp_path) / "src" / PACKAGE / "repro").mkdir()
+    assert replay_module._with_library(OURS, tmp_path, {}) == Project(tmp_path / "src" / PACKAGE)
 
 
 @pytest.mark.long

@@ -19,11 +19,11 @@ def leaves(tree: Any, *sections: str) -> Iterator[tuple[str, int]]:
             yield ".".join([*sections, name]), tree.lc.key(name)[0]
 
 
-def test_each_key_is_explained_beside_it():
+def test_each_key_of_the_file_is_explained_beside_it():
     text = (ROOT / "params.yaml").read_text()
     lines = text.splitlines()
     found = dict(leaves(YAML().load(text)))
-    assert set(found) == set(params().flat())
+    assert set(found) <= set(params().flat())
     assert [key for key, line in found.items() if "#" not in lines[line]] == []
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import to_jsonable_python
 
 from ..base.shape import shown
 from ..base.text import flatten, some
@@ -63,6 +64,7 @@ def load(schema: type[S], path: Path = PARAMS, overrides: Sequence[str] = ()) ->
     tree = read_yaml(path, dict, f"Mend it, or restore it: git checkout {path.name}")
     if odd := [f"{path}: {told}" for told in _odd(tree)]:
         raise Refused("\n".join(odd))
+    _fill(tree, schema)
     problems = [problem for override in overrides if (problem := _override(tree, override))]
     set_here = {override.partition("=")[0] for override in overrides}
     try:
@@ -78,6 +80,16 @@ def load(schema: type[S], path: Path = PARAMS, overrides: Sequence[str] = ()) ->
     if problems:
         raise Refused("\n".join(problems))
     return config
+
+
+def _fill(tree: dict[str, Any], schema: type[BaseModel]) -> None:
+    """Give the keys that a tree lacks their defaults, so that `--set` knows them."""
+    for name, field in schema.model_fields.items():
+        if not field.is_required():
+            tree.setdefault(name, to_jsonable_python(field.get_default()))
+        kind = field.annotation
+        if isinstance(tree.get(name), dict) and isinstance(kind, type) and issubclass(kind, BaseModel):
+            _fill(tree[name], kind)
 
 
 def _odd(value: Any, key: str = "") -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The typed config behind params.yaml: the keys that the machinery reads.
 
-Every key must stand in params.yaml; there are no hidden defaults. A key is one of three kinds, and
-only the first enters the content address:
+A key that may change bits must stand in params.yaml. A neutral one of the library's own has a default: a release with a
+new one breaks no project. A key is one of three kinds, and only the first enters the content address:
 
 - ordinary: asks for other numbers
 - `ENVIRONMENT`: its effect is read back and recorded in the numeric environment
@@ -70,8 +70,8 @@ class Data(Section):
 
     raw: Annotated[str, NEUTRAL]
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    check: Annotated[Check, NEUTRAL]
-    prepared: Annotated[str, NEUTRAL]
+    check: Annotated[Check, NEUTRAL] = "remembered"
+    prepared: Annotated[str, NEUTRAL] = "data/prepared"
 
 
 class Parallel(Section):
@@ -80,9 +80,9 @@ class Parallel(Section):
     global_batch: Annotated[int, Field(gt=0, le=2**20)]  # whose samples a host holds at once
     micro_batches: PositiveInt
     reduce: Literal["tree", "ddp"]
-    shard: Annotated[Literal["none", "optimizer", "full"], NEUTRAL]
-    replicas: Annotated[PositiveInt, NEUTRAL]
-    timeout_seconds: Annotated[int, Field(gt=0, le=SECONDS), NEUTRAL]
+    shard: Annotated[Literal["none", "optimizer", "full"], NEUTRAL] = "none"
+    replicas: Annotated[PositiveInt, NEUTRAL] = 1
+    timeout_seconds: Annotated[int, Field(gt=0, le=SECONDS), NEUTRAL] = 600
 
     @model_validator(mode="after")
     def _only_the_tree_is_sharded(self) -> Self:
@@ -130,52 +130,52 @@ class Unhashed(Section):
 class Checkpoint(Section):
     """How often the state is saved, how many saves are kept, and whether a failed save ends the run."""
 
-    every: PositiveInt
-    keep: PositiveInt
-    on_error: Literal["stop", "continue"]
+    every: PositiveInt = 50
+    keep: PositiveInt = 3
+    on_error: Literal["stop", "continue"] = "stop"
 
 
 class Integrity(Section):
     """How often ranks compare their weights and recompute a micro-batch; 0: never."""
 
-    compare_every: NonNegativeInt
-    recompute_every: NonNegativeInt
+    compare_every: NonNegativeInt = 50
+    recompute_every: NonNegativeInt = 0
 
 
 class Trace(Section):
     """How much of a step is written down."""
 
-    level: Literal["off", "step", "tensor"]
-    values: Annotated[int, Field(ge=-1)]
+    level: Literal["off", "step", "tensor"] = "step"
+    values: Annotated[int, Field(ge=-1)] = -1
 
 
 class Record(Section):
     """The fate of a finished run whose directory a run of another content address is to have."""
 
-    finished: Literal["keep", "replace", "refuse"]
+    finished: Literal["keep", "replace", "refuse"] = "keep"
 
 
 class Receipt(Section):
     """The ssh key that signs the receipts of runs: a private one's file, or a public one's for ssh-agent."""
 
-    key: str
+    key: str = ""
 
 
 class Loader(Section):
     """DataLoader settings that change speed only."""
 
-    workers: Annotated[int, Field(ge=0, le=1024)]
+    workers: Annotated[int, Field(ge=0, le=1024)] = 0
 
 
 class Tracking(Section):
     """Where MLflow records the run, and how long the end of a run waits for the upload."""
 
-    enabled: bool
-    uri: str
-    experiment: str
-    model: bool
-    system_seconds: Annotated[int, Field(ge=0, le=SECONDS)]
-    wait_seconds: Annotated[int, Field(ge=0, le=SECONDS)]
+    enabled: bool = True
+    uri: str = ""
+    experiment: str = "Default"  # MLflow's own
+    model: bool = True
+    system_seconds: Annotated[int, Field(ge=0, le=SECONDS)] = 0
+    wait_seconds: Annotated[int, Field(ge=0, le=SECONDS)] = 60
 
     @model_validator(mode="after")
     def _keep_credentials_out_of_files(self) -> Self:
@@ -190,8 +190,8 @@ class Tracking(Section):
 class Verify(Section):
     """How `repro verify` makes a training short, and varies neutral keys: overrides of other keys, as `KEY=VALUE`."""
 
-    shorten: tuple[str, ...]
-    vary: tuple[str, ...]
+    shorten: tuple[str, ...] = ()
+    vary: tuple[str, ...] = ()
 
 
 class Settings(Section):
@@ -204,14 +204,14 @@ class Settings(Section):
     compute: Compute
     unhashed: Unhashed
     determinism: Annotated[Determinism, ENVIRONMENT]
-    checkpoint: Annotated[Checkpoint, NEUTRAL]
-    integrity: Annotated[Integrity, NEUTRAL]
-    trace: Annotated[Trace, NEUTRAL]
-    record: Annotated[Record, NEUTRAL]
-    receipt: Annotated[Receipt, NEUTRAL]
-    loader: Annotated[Loader, NEUTRAL]
-    tracking: Annotated[Tracking, NEUTRAL]
-    verify: Annotated[Verify, NEUTRAL]
+    checkpoint: Annotated[Checkpoint, NEUTRAL] = Checkpoint()
+    integrity: Annotated[Integrity, NEUTRAL] = Integrity()
+    trace: Annotated[Trace, NEUTRAL] = Trace()
+    record: Annotated[Record, NEUTRAL] = Record()
+    receipt: Annotated[Receipt, NEUTRAL] = Receipt()
+    loader: Annotated[Loader, NEUTRAL] = Loader()
+    tracking: Annotated[Tracking, NEUTRAL] = Tracking()
+    verify: Annotated[Verify, NEUTRAL] = Verify()
 
     @model_validator(mode="after")
     def _only_the_tree_recomputes(self) -> Self:
