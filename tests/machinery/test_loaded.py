@@ -4,6 +4,7 @@ import json
 import os
 import py_compile
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -176,4 +177,4 @@ def test_module_loaded_from_another_source_than_the_address_states_is_refused():
     with pytest.raises(Refused, match=r"^repro/errors\.py: changed while the stage started"):
         loaded.require_unchanged(OURS, other)
     with pytest.raises(Refused, match=r"^repro/errors\.py: changed before a worker loaded it"):
-        _begin_worker(None, {OURS.package: other}, 0)  # type: ignore[arg-type]
+        _begin_worker(None, partial(loaded.require_same, {OURS.package: other}), 0)  # type: ignore[arg-type]

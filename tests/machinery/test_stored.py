@@ -10,6 +10,7 @@ import torch
 from conftest import Trained, trained
 from faulty import Faulty
 from project.repro.checkpoint import checkpoint, final, stored
+from project.repro.core import weights
 from project.repro.core.errors import Failure
 from project.repro.core.ranks import World
 from project.repro.core.shards import Shard, whole
@@ -69,7 +70,7 @@ def test_same_shards_give_the_same_bytes(tensors: dict[str, Tensor], tmp_path: P
 def test_weights_are_gathered_into_files_without_a_name(tmp_path: Path):
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     model[2].weight = model[0].weight
-    there = final.gathered(model, tmp_path, World(0, 1, CPU)).state_dict()
+    there = weights.gathered(model, tmp_path, World(0, 1, CPU)).state_dict()
     assert list(tmp_path.iterdir()) == [] and there["0.weight"] is there["2.weight"]
     wanted = model.state_dict()
     assert there.keys() == wanted.keys() and all(same(there[name], wanted[name]) for name in wanted)

@@ -131,13 +131,13 @@ def env(ours: Ours, overrides: tuple[str, ...]) -> None:
     from .core import flags
 
     settings = load(ours.schema, overrides=overrides)
-    flags.set_environment(settings.determinism)
-    flags.apply(settings.determinism)
+    flags.set_environment(settings.options.determinism)
+    flags.apply(settings.options.determinism)
 
     from .core.ranks import device_of
     from .environment import environment  # imports torch, so only now
 
-    preimage = environment.numeric_environment(settings.determinism, device_of(settings.device))
+    preimage = environment.numeric_environment(settings.options.determinism, device_of(settings.device))
     _print(environment.record(preimage, settings.compute))
 
 

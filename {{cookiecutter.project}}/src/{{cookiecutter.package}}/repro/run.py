@@ -22,11 +22,11 @@ from .base.text import flatten
 from .checkpoint import checkpoint, final
 from .checkpoint.saver import Saver, seen_by_all
 from .config.settings import Settings
-from .core import flags, ranks, sampling, shards, snapshot
+from .core import flags, plan, ranks, sampling, shards, snapshot, weights
 from .core.errors import Failure, Preempted, Refused
 from .core.optimizers import Given, Optimizers
+from .core.plan import Indexed
 from .core.ranks import World
-from .core.sampling import Indexed
 from .core.seeds import derive, seed_everything
 from .core.step import Step, Training
 from .core.trees import Stateful, require_stateful
@@ -65,14 +65,14 @@ class Run:
         self._follower: Follower | None = None
         self._saver: Saver | None = None
         self._origin: checkpoint.Origin | None = None
-        self._plan: sampling.Plan | None = None
+        self._plan: plan.Plan | None = None
         self._still: Still | None = None
         self._resumed = self._terminated = self._finished = self._sharded = False
         self._done = 0  # steps
 
     def __enter__(self) -> Self:
-        flags.apply(self.config.determinism)
-        self.world = ranks.join(self.config.device, self.config.parallel)
+        flags.apply(self.config.options.determinism)
+        self.world = ranks.join(self.config.device, self.config.options.parallel)
         self._promise = Promise(self.config, self.world)
         self._trace = Trace(self.config.trace.level, self.out, self.world, self.config.trace.values)
         self._old_handler = signal.signal(signal.SIGTERM, self._terminate)
@@ -174,12 +174,12 @@ class Run:
         """
         if self._plan:
             raise Refused("run.steps() was called twice: a run is one loop; give it all epochs or steps at once")
-        self._plan, self._stop = plan, stop = sampling.planned(dataset, self.config, epochs, steps)
+        self._plan, self._stop = planned, stop = plan.planned(dataset, self.config.options, epochs, steps)
         self._model, self._optimizers, self._objects = model, Optimizers(optimizer, model), require_stateful(state)
         held = model, self._optimizers, self._objects
         watch = self._promise.watch
         watch.rest()
-        training = Training(self.config, self.world, self._trace, plan, *held, units, self.log, watch)
+        training = Training(self.config, self.world, self._trace, planned, *held, units, self.log, watch)
         self._sharded, self._replicas = training.gradients.sharded, training.gradients.replicas
         self.world.together(opened.require_known)  # before step 0, where all can be told by one
         self.world.together(flags.require_held)
@@ -187,7 +187,9 @@ class Run:
         if start:
             watch.end()  # what step 0 calls is known from before
         mine = training.gradients.leaves[self.world.rank]
-        loader = sampling.loader(dataset, plan, self.config, self.world, mine, start, stop)
+        begin_worker = partial(loaded.require_same, loaded.begun())
+        checked = opened.Checked(dataset)
+        loader = sampling.loader(checked, planned, self.config.options, self.world, mine, start, stop, begin_worker)
         training.batches = sampling.batches(loader, self.world)
         numbers = progress.shown(start, stop, lambda: self._latest) if self.world.leads else iter(range(start, stop))
         try:
@@ -300,12 +302,13 @@ class Run:
         if self._finished:
             raise Refused("run.finish() was called twice: call it once, with all metrics")
         numbers = {name: as_number(name, value) for name, value in metrics.items()}
+        self.world.together(opened.require_known)
         self.world.together(self._require_still)
         self.world.together(flags.require_held)
         self._finished = True
         self.log(self._stop - 1, **{"epoch": self._plan.epoch(self._stop), **numbers})
         self._write_metrics()
-        whole = final.gathered(self._model, self.out, self.world) if self._sharded else self._model
+        whole = weights.gathered(self._model, self.out, self.world) if self._sharded else self._model
         self.world.together(self._finish_saving)
         if not self._record:
             return
@@ -316,9 +319,9 @@ class Run:
             _tell(told)
         write_json(self.out / names.METRICS, {**numbers, "steps": self._stop})
         write_curves(self.out)
-        weights = manifest.sha256_file(self.out / names.WEIGHTS)
-        name = receipt.write(self.out, receipt.statement(self.project, self.out, weights, self._trace.root))
-        self._results = {"weights": weights, "trace": self._trace.root or "off", "receipt": name}
+        sha256 = manifest.sha256_file(self.out / names.WEIGHTS)
+        name = receipt.write(self.out, receipt.statement(self.project, self.out, sha256, self._trace.root))
+        self._results = {"weights": sha256, "trace": self._trace.root or "off", "receipt": name}
         self._results |= {name: progress.number(value) for name, value in numbers.items()}
         if self.config.receipt.key:
             try:
@@ -376,7 +379,7 @@ def alone(config: Settings) -> World:
     Raises:
         Refused: the prepared data is missing or altered, or there is no such device.
     """
-    flags.apply(config.determinism)
+    flags.apply(config.options.determinism)
     still = Still(config.data)
     _let_read(still.manifest, config)
     stages.hold(still.require)

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..config.settings import Determinism
 from ..core import flags
 from ..core.errors import Refused
+from ..core.options import Determinism
 from . import statistics
 from .series import Asked, Made, Series
 from .table import table

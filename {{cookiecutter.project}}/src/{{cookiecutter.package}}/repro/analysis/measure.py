@@ -119,7 +119,7 @@ def cost(ours: Ours, overrides: tuple[str, ...], cycles: int, only: tuple[str, .
     settings, asked, _ = shortened(ours.schema, overrides)
     place, tell = Path("build", "cost"), partial(click.echo, err=as_json)
     series = Series(ours.project, ours.schema, place, trainings.texts(asked), tell)
-    costs = measure(series, settings.determinism, cycles, only)
+    costs = measure(series, settings.options.determinism, cycles, only)
     click.echo(json.dumps(costs.record(), indent=2) if as_json else "\n".join(lines(costs)))
 
 

@@ -35,7 +35,7 @@ def doctor(ours: Ours, overrides: tuple[str, ...], as_json: bool) -> None:
 
     settings, rows = load(ours.schema, overrides=overrides), []
     with suppress(Refused):  # the check of the switches tells it
-        flags.set_environment(settings.determinism)
+        flags.set_environment(settings.options.determinism)
     for row in examine(ours.project, settings):
         rows.append(row)
         if not as_json:
@@ -132,7 +132,7 @@ def verify(ours: Ours, overrides: tuple[str, ...], ranks: int | None, only: tupl
     ways, (settings, asked, vary) = chosen(only), shortened(ours.schema, overrides)
     prepared(ours.project, settings, click.echo)
     places, verdicts = ranks or places_here(settings.device), []
-    with starting(ours.project, settings.determinism) as start:
+    with starting(ours.project, settings.options.determinism) as start:
         for row in train_in_all_ways(ours.project, settings, places, start, asked, click.echo, ways, vary):
             verdicts.append(row.verdict)
             click.echo(f"{row.name:30}  {row.weights[:16]:16}  {(row.trace or '')[:16]:16}  {row.verdict}")

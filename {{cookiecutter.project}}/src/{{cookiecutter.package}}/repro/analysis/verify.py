@@ -18,9 +18,10 @@ from ..base.project import Project
 from ..base.shape import plain
 from ..base.text import differences
 from ..config.params import PARAMS, load
-from ..config.settings import Determinism, Settings
+from ..config.settings import Settings
 from ..core.errors import Failure, Refused
 from ..core.flags import told_variables
+from ..core.options import Determinism
 from ..record.names import CHECKPOINTS, METRIC_ROWS
 from ..record.opening import told_of, unproven
 from ..record.receipt import read

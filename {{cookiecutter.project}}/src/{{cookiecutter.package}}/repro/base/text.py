@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.errors import some as some
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -35,9 +37,3 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Differ
 def named(found: Sequence[Difference], one: str, other: str) -> str:
     """The differences in one line; `one` and `other` say which value is whose."""
     return "; ".join(f"{d.field}: {d.one} {one}, {d.other} {other}" for d in found)
-
-
-def some(names: Sequence[str], most: int = 5) -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -120,7 +120,7 @@ class Saver:
         self.join()
 
     def join(self) -> None:
-        """Return once this rank's thread is done; unlike `wait`, it completes nothing and any rank may call it alone."""
+        """Return once this rank's thread is done; unlike `wait`, it completes nothing, so a rank may call it alone."""
         if self._thread:
             self._thread.join()
             self._thread = None

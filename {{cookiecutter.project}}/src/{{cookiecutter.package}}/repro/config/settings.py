@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, to_jsonable_python
 
 from ..base.text import flatten
+from ..core import options
 
 
 class Kind:
@@ -224,6 +225,19 @@ class Settings(Section):
         if self.compute.compile and self.parallel.shard == "full":
             raise ValueError("compute.compile=true works with parallel.shard=none or optimizer; full seen")
         return self
+
+    @property
+    def options(self) -> options.Options:
+        """What the core is asked for."""
+        parallel, compute, determinism = (each.model_dump() for each in (self.parallel, self.compute, self.determinism))
+        return options.Options(
+            self.seed,
+            options.Parallel(**parallel),
+            options.Compute(**compute),
+            options.Determinism(**determinism),
+            options.Integrity(self.integrity.recompute_every),
+            options.Loader(self.loader.workers),
+        )
 
     @classmethod
     def sections(cls) -> list[str]:

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..config.settings import Parallel
 from .buckets import Bucket, buckets_of
 from .buffers import Buffers
 from .digest import tensor_digest
 from .errors import Disagreement, Failure
 from .guard import Turns
+from .options import Parallel
 from .ranks import ALONE, World
 from .transport import Transport, local_size
 from .tree import are_siblings, blocks, nodes_of, total

@@ -6,9 +6,9 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from ..config.settings import Parallel
 from .buffers import Buffers
 from .guard import Turns
+from .options import Parallel
 from .ranks import ALONE, World
 from .transport import Transport
 from .tree import blocks

@@ -4,6 +4,7 @@ import errno
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 PATIENCE, LOOK = 2.0, 0.01  # seconds in which rank 0 of a host may speak first; between two looks
@@ -102,3 +103,9 @@ def of_system(error: OSError) -> Failure | None:
     if error.errno in NO_PLACE:
         return Refused(f"{error.filename or 'the current folder'}: {error.strerror}: {NO_PLACE[error.errno]}")
     return None
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

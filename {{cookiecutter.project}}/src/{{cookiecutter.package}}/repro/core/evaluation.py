@@ -10,8 +10,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from .batch import on_device
+from .plan import Indexed
 from .ranks import World
-from .sampling import Indexed, Seeded, on_device
+from .sampling import Seeded
 from .seeds import derive, seed_everything
 from .shards import is_cut
 

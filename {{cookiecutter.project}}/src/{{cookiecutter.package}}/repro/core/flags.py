@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from ..config.settings import Determinism
 from . import libraries
 from .errors import Refused
 from .flag_table import ALLOCATION, ALLOCATION_DECIDED, torch_of
 from .flag_table import SWITCHES as SWITCHES
 from .flag_table import Switch as Switch
 from .libraries import Value
+from .options import Determinism
 
 _stated: dict[str, Value] = {}  # what `apply` has found effective
 

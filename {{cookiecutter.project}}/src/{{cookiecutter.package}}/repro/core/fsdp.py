@@ -14,13 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from ..base.text import some
-from ..config.settings import Parallel
 from .accumulate import Accumulation
 from .buckets import HALVES
 from .digest import tensor_digest
-from .errors import Failure, Refused
+from .errors import Failure, Refused, some
 from .optimizers import Optimizers
+from .options import Parallel
 from .ranks import World
 from .shardable import kept_unsharded, require_own, require_untied
 from .sharded import place_gradient

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..base.text import some
-from .errors import Refused
+from .errors import Refused, some
 from .shards import Held, Shard, Stored, whole
 from .trees import realized
 

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..config.settings import Parallel
 from .errors import Failure, Refused, of_system
+from .options import Parallel
 from .place import number, rank_and_size
 
 HEARTBEAT = 1.0  # seconds between two words of ranks that wait for a long work of one of them

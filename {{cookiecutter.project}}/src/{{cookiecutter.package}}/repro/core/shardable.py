@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..base.text import some
-from .errors import Refused
+from .errors import Refused, some
 from .shards import aligned
 
 STEPS, LENGTH = 3, (1 << 17) + 7  # of the try whether an optimizer updates shards alike; so long that threads share it

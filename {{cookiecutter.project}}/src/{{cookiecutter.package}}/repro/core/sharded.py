@@ -14,11 +14,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..base.text import some
-from ..config.settings import Parallel
 from .accumulate import Accumulation
-from .errors import Refused
+from .errors import Refused, some
 from .optimizers import Optimizers
+from .options import Parallel
 from .ranks import World
 from .shards import Scattered, Shard
 

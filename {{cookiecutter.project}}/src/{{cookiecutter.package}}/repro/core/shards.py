@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from ..environment.portable import plain
 from .errors import Refused
 from .ranks import World
 
@@ -180,8 +179,8 @@ class Scattered(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, *call: Any) -> Any:
         raise Refused(
-            f"{plain(func.name())} cannot take a gradient that is sharded over the ranks: to clip gradients, or for "
-            f"their norm, call clip_grad_norm_ of repro/core/exact.py; for other uses set parallel.shard=none"
+            f"{func.overloadpacket.__name__} cannot take a gradient that is sharded over the ranks: to clip gradients, "
+            f"or for their norm, call clip_grad_norm_ of repro/core/exact.py; for other uses set parallel.shard=none"
         )
 
 

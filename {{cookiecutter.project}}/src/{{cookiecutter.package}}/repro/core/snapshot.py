@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..base.text import some
 from .digest import held_digests
-from .errors import Failure, Refused
+from .errors import Failure, Refused, some
 from .optimizers import Optimizers
 from .shards import Held, Shard, extras, load_weights, weights
 from .trees import Stateful, copied, leaves, pack, realized, unpack

@@ -7,7 +7,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..base.text import some
 from ..config.settings import Settings
 from ..environment.watch import Operations
 from ..guards.fit import require_fit
@@ -15,11 +14,12 @@ from ..guards.unsaved import Hidden
 from ..guards.updates import Updates
 from ..trace.trace import Trace
 from ..tracking.logged import Shapes
-from .errors import NonFinite, Refused
+from .batch import on_device, tensors_of
+from .errors import NonFinite, Refused, some
 from .finite import nonfinite, one_nan
 from .optimizers import Optimizers
+from .plan import Plan
 from .ranks import World
-from .sampling import Plan, on_device, tensors_in
 from .seeds import derive, seed_everything
 from .summing import gradients_of
 from .trees import Stateful
@@ -54,7 +54,7 @@ class Training:
         self.config, self.world, self.trace, self.plan, self.model, self.log = config, world, trace, plan, model, log
         require_fit(model, world.device, moves=config.parallel.shard == "full" and world.size > 1)
         self.updates = Updates(model, optimizers, objects)
-        self.gradients = gradients_of(model, config.parallel, world, optimizers, units)
+        self.gradients = gradients_of(model, config.options.parallel, world, optimizers, units)
         module = self.gradients.module
         self.network = cast(nn.Module, torch.compile(module)) if config.compute.compile else module
         self.batches: Iterator[Any] = iter(())
@@ -110,7 +110,7 @@ class Step:
         for number in training.gradients.micro_batches(self._rechecked()):
             with training.operations.paused():  # nor are workers to inherit the watch
                 batch = on_device(next(training.batches), training.world.device)
-            training.trace.batch(number, tensors_in(batch))
+            training.trace.batch(number, tensors_of(batch))
             training.gradients.add(partial(self._loss, compute, batch, number))
         loss = training.gradients.reduce()  # now every rank holds the same gradients, to the last bit
         self._seed(training.plan.micro_batches + 1)  # each rank ran others; after them all are to draw the same

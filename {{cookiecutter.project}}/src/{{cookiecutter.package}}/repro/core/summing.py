@@ -5,11 +5,11 @@ from functools import partial
 
 from torch import nn
 
-from ..config.settings import Parallel
 from .accumulate import Accumulation
 from .ddp import Stock
 from .fsdp import Full
 from .optimizers import Optimizers
+from .options import Parallel
 from .ranks import World
 from .shardable import require_elementwise, units_of
 from .sharded import Owned

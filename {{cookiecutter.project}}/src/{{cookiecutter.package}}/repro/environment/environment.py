@@ -13,8 +13,9 @@ import numpy
 import torch
 
 from ..base.redact import SECRET, without_credentials
-from ..config.settings import Compute, Determinism
+from ..config.settings import Compute
 from ..core.flags import effective, is_portable
+from ..core.options import Determinism
 from ..record.classes import PORTABLE, class_of, described
 from .canary import arithmetic_canary
 from .compiler import COMPILED, compiler

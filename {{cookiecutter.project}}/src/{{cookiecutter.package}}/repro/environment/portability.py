@@ -26,7 +26,7 @@ class Promise:
 
     def __init__(self, config: Settings, world: World) -> None:
         self._compute, self._world = config.compute, world
-        self.environment = environment.numeric_environment(config.determinism, world.device)
+        self.environment = environment.numeric_environment(config.options.determinism, world.device)
         self.promised = environment.is_promised(self.environment, config.compute)
         self.watch = Operations(self.promised)
         self.unproven: Mapping[str, str] = {}

@@ -4,7 +4,6 @@
 operation that is not in it may be the same everywhere as well: nobody knows.
 """
 
-from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -12,25 +11,15 @@ import torch
 from torch import Tensor
 
 from ..base.project import LIBRARY
+from ..core.batch import tensors_in
 
-TABLE = LIBRARY / "machine" / "portable.txt"
+TABLE = LIBRARY / "environment" / "portable.txt"
 DIFFERS = "-"  # before a kind of number in which the operation differs between CPUs
 INTEGERS, MEASURED = "integers", {torch.float32: "float32", torch.float64: "float64"}
 ROOTS = (0.5, -0.5)  # as exponents, they are computed by other functions
 # not arithmetic: communication moves bits, and FSDP2 moves weights and gradients
 SILENT = ("c10d", "_c10d_functional", "fsdp", "profiler")
 POINTS = ("set",)  # gives a tensor another storage, as copy.deepcopy does: no number is computed
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested lists, tuples and mappings, such as an operation's arguments or a batch, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from tensors_in(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from tensors_in(each)
 
 
 def plain(name: str) -> str:

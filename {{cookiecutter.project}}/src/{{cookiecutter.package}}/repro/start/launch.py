@@ -84,7 +84,7 @@ def begin(project: Project, schema: type[S], trains: bool = False) -> tuple[S, P
         config = load(schema, overrides=overrides)
         if ranks > 1:
             _start_ranks(config, overrides, out, ranks)
-        set_environment(config.determinism)
+        set_environment(config.options.determinism)
         known = [project.root / name for name in (config.data.prepared, *config.unhashed.files)]
         opened.watch(project, [*known, Path(sys.prefix), *([] if trains else [out])], out if trains else None)
         return config, out
@@ -101,7 +101,7 @@ def _start_ranks(config: Settings, overrides: tuple[str, ...], out: Path, ranks:
         most = f"parallel.micro_batches={config.parallel.micro_batches}"
         raise Refused(f"--ranks {ranks} given, at most {most} wanted: each runs one")
     words = [*(word for override in overrides for word in ("--set", override)), "--out", str(out)]
-    sys.exit(torchrun(_module(), words, ranks, told_variables(config.determinism)))
+    sys.exit(torchrun(_module(), words, ranks, told_variables(config.options.determinism)))
 
 
 def call(project: Project, stage: Callable[[Any, Path], None], config: Settings, out: Path, only: str = "") -> None:

@@ -142,7 +142,7 @@ def _one_step(project: Project, settings: Settings, overrides: Sequence[str]) ->
     report = folder / "step.json"
     asked, failed = trainings.sets(overrides), ""
     words = trainings.command(project, trainings.AUDITED, ONE_STEP, report, "--out", folder / "run", *asked)
-    environ = trainings.environment(project) | told_variables(settings.determinism)
+    environ = trainings.environment(project) | told_variables(settings.options.determinism)
     try:
         said = "the training did not begin"
         try:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...environment.portable import plain, tensors_in
+from ...core.batch import tensors_in
+from ...environment.portable import plain
 
 HEADING = re.compile(r"operations will\s+(act|throw)\b.*?``mode=True``:", re.DOTALL)
 NAME = re.compile(r":\w+:`([\w.]+)`")

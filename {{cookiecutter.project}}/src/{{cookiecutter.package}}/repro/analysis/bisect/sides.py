@@ -14,9 +14,10 @@ from ...base.project import Project
 from ...base.shape import plain
 from ...base.text import differences, flatten, named
 from ...config.params import load
-from ...config.settings import Determinism, Settings
+from ...config.settings import Settings
 from ...core.errors import Failure, Refused
 from ...core.flags import SWITCHES, applicable
+from ...core.options import Determinism
 from ...record.names import TRACE
 from ...record.receipt import Receipt, read
 from ..replay import ENVIRONMENT_KEYS

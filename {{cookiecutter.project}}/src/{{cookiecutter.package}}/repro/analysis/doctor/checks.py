@@ -105,9 +105,9 @@ def switches_effective(context: Context) -> Found:
     """Whether every switch has its strict value, as read back."""
     from ...core import flags
 
-    flags.missing_variables(context.settings.determinism)  # refuses what contradicts them
-    flags.apply(context.settings.determinism)
-    rows = flags.applicable(context.settings.determinism)
+    flags.missing_variables(context.settings.options.determinism)  # refuses what contradicts them
+    flags.apply(context.settings.options.determinism)
+    rows = flags.applicable(context.settings.options.determinism)
     if relaxed := context.settings.determinism.relax:
         return Found(State.WARNING, f"relaxed: {some(relaxed)}", "determinism.relax: [] keeps the bits")
     return Found(State.OK, f"{len(rows)} switches are effective")

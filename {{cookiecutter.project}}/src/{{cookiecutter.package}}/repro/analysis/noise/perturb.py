@@ -186,7 +186,7 @@ def train(project: Project, settings: Settings, overrides: Sequence[str], folder
     words = trainings.command(project, trainings.PERTURBED, ALONE, *own, "--out", folder / "run", *given)
     environ = trainings.environment(project, switches=False)
     try:
-        trainings.run(project, words, environ=environ | told_variables(settings.determinism, environ))
+        trainings.run(project, words, environ=environ | told_variables(settings.options.determinism, environ))
     except trainings.Ended as ended:
         kind = Refused if ended.code == Refused.exit_code else Failure
         raise kind(ended.last or f"the training ended with {ended.code}") from None

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from ... import run
 from ...base.files import write_json
 from ...checkpoint.saver import Saver
+from ...core.batch import tensors_of
 from ...core.errors import Refused
-from ...core.sampling import tensors_in
 from ...core.shards import is_extra
 from ...core.step import Compute, Step, Training
 from ...core.trees import copied
@@ -112,7 +112,7 @@ def _batch(training: Training) -> None:
     """Change the batch of the first micro-batch: a copy, for the dataset may hand out what it keeps."""
     batch = copy.deepcopy(next(training.batches))
     training.batches = chain([batch], training.batches)
-    for number, tensor in enumerate(tensors_in(batch)):
+    for number, tensor in enumerate(tensors_of(batch)):
         if tensor.is_floating_point() and tensor.numel():
             return Perturbed.changed(f"tensor {number} of the batch", tensor)
     raise Refused("--perturb batch: no tensor of the batch holds floating-point numbers; take weight or gradient")

@@ -1,0 +1,93 @@
+"""The samples of each micro-batch of each step, for any step at once."""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from .errors import Refused
+from .options import Options
+from .order import Permutation
+from .seeds import derive
+
+Key = tuple[int, int]  # (epoch, index of the sample in the dataset)
+MOST = 10**9 - 1  # steps: names of checkpoints have nine digits
+
+
+@runtime_checkable
+class Indexed(Protocol):
+    """A dataset: its length, and its items by index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+
+class Plan:
+    """The samples of (step, micro-batch), for any step at once.
+
+    Epochs are laid end to end and cut into global batches: a batch may straddle two epochs, nothing is
+    dropped, and every sample is seen exactly once per epoch.
+    """
+
+    def __init__(self, samples: int, global_batch: int, micro_batches: int, seed: int) -> None:
+        self.samples, self.global_batch, self.micro_batches = samples, global_batch, micro_batches
+        self.micro_batch_size = global_batch // micro_batches
+        self._order = cache(lambda epoch: Permutation(samples, derive(seed, "order", epoch)))
+
+    def steps(self, epochs: int) -> int:
+        """The number of steps after which `epochs` epochs have been seen."""
+        return math.ceil(epochs * self.samples / self.global_batch)
+
+    def epoch(self, step: int) -> float:
+        """How many epochs have been seen once `step` steps are done."""
+        return step * self.global_batch / self.samples
+
+    def ends_epoch(self, step: int, every: int = 1) -> bool:
+        """Whether `step` completes an epoch whose number, counted from 1, is a multiple of `every`."""
+        before, after = (n * self.global_batch // self.samples // every for n in (step, step + 1))
+        return after > before
+
+    def keys(self, step: int, micro_batch: int) -> list[Key]:
+        """The samples of one micro-batch."""
+        first = step * self.global_batch + micro_batch * self.micro_batch_size
+        places = (divmod(position, self.samples) for position in range(first, first + self.micro_batch_size))
+        return [(epoch, self._order(epoch)[position]) for epoch, position in places]
+
+    def keys_of(self, steps: range, micro_batches: Sequence[int]) -> list[list[Key]]:
+        """The samples of each of these micro-batches of each of these steps, computed all at once."""
+        size = self.micro_batch_size
+        begins = np.add.outer(np.arange(steps.start, steps.stop) * self.global_batch, np.array(micro_batches) * size)
+        positions = np.add.outer(begins, np.arange(size)).reshape(-1)  # int64 reaches far beyond any training
+        epochs, places = np.divmod(positions, self.samples)
+        items = np.empty(len(positions), dtype=np.uint64)
+        for epoch in np.unique(epochs):
+            of = epochs == epoch
+            items[of] = self._order(int(epoch)).items(places[of])
+        keys = list(zip(epochs.tolist(), items.tolist(), strict=True))
+        return [keys[first : first + size] for first in range(0, len(keys), size)]
+
+
+def planned(dataset: Indexed, options: Options, epochs: int | None, steps: int | None) -> tuple[Plan, int]:
+    """The plan of a training of so many epochs or steps, and its number of steps.
+
+    Raises:
+        Refused: there is nothing to plan, too much, or no dataset.
+    """
+    if not isinstance(dataset, Indexed):
+        raise Refused(
+            f"run.steps(): a {type(dataset).__name__} given, a dataset with __len__ and __getitem__ wanted: the run "
+            f"makes its own loader"
+        )
+    if (epochs is None) == (steps is None):
+        raise Refused(f"run.steps(): epochs={epochs} and steps={steps} given, one of the two wanted")
+    plan = Plan(len(dataset), options.parallel.global_batch, options.parallel.micro_batches, options.seed)
+    stop = plan.steps(epochs) if epochs is not None else steps or 0
+    if stop < 1 or len(dataset) < 1:
+        told = f"{stop} steps of a dataset of {len(dataset)} samples"
+        raise Refused(f"run.steps(): {told}, at least one of each wanted")
+    if stop > MOST:
+        raise Refused(f"run.steps(): {stop} steps, at most {MOST} wanted: ask for fewer epochs, or a larger batch")
+    return plan, stop
