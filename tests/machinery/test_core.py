@@ -13,42 +13,16 @@ from conftest import PACKAGE
 from project.repro.core import errors
 
 REPRO = Path(errors.__file__).parent
-CORE = [
-    "errors",
-    "place",
-    "machine.libraries",
-    "machine.rows",
-    "machine.switches",
-    "training.accumulate",
-    "training.batch",
-    "training.buckets",
-    "training.buffers",
-    "training.digest",
-    "training.divisible",
-    "training.evaluation",
-    "training.exact",
-    "training.finite",
-    "training.fsdp",
-    "training.generators",
-    "training.optimizers",
-    "training.options",
-    "training.order",
-    "training.plan",
-    "training.sampling",
-    "training.schedules",
-    "training.seeds",
-    "training.sharded",
-    "training.shards",
-    "training.snapshot",
-    "training.stock",
-    "training.summing",
-    "training.transport",
-    "training.tree",
-    "training.trees",
-    "training.turns",
-    "training.weights",
-    "training.world",
-]
+FOLDERS = {
+    "": "errors place",
+    "machine.": "libraries rows switches",
+    "training.": """
+        accumulate alike batch buckets buffers digest divisible evaluation exact finite fsdp generators lost optimizers
+        options order plan sampling schedules seeds sharded shards snapshot stock summing transport tree trees turns
+        weights world
+    """,
+}
+CORE = [f"{folder}{name}" for folder, names in FOLDERS.items() for name in names.split()]
 LIBRARIES = {"torch", "numpy", "safetensors"}
 
 

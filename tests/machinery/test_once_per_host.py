@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from project.repro.core import ranks as module
+from project.repro.core.alike import once_per_host
 from project.repro.core.errors import Failure, Refused
 from project.repro.core.ranks import World
 
@@ -56,7 +57,7 @@ def together(work: Callable[[int], Any], asked: list[str]) -> tuple[list[Any], M
     def run(rank: int) -> Any:
         world = Rank(rank, len(asked), torch.device("cpu"), meeting=meeting)
         try:
-            return world.once_per_host(lambda: work(rank), asked[rank])
+            return once_per_host(world, lambda: work(rank), asked[rank])
         except Failure as failure:
             return str(failure)
 
@@ -76,9 +77,9 @@ def test_one_rank_works_for_all_that_are_asked_the_same():
 
 
 def test_one_rank_alone_does_its_own_work():
-    assert World(0, 1, torch.device("cpu")).once_per_host(lambda: "done", "asked") == "done"
+    assert once_per_host(World(0, 1, torch.device("cpu")), lambda: "done", "asked") == "done"
     with pytest.raises(Refused, match=r"^nowhere: No such file or directory: restore it, or name another place$"):
-        World(0, 1, torch.device("cpu")).once_per_host(Path("nowhere").read_bytes, "asked")
+        once_per_host(World(0, 1, torch.device("cpu")), Path("nowhere").read_bytes, "asked")
 
 
 def altered(rank: int) -> str:

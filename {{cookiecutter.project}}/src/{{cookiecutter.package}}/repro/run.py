@@ -23,6 +23,7 @@ from .checkpoint import checkpoint, final
 from .checkpoint.saver import Saver, seen_by_all
 from .config.settings import Settings
 from .core import flags, plan, ranks, sampling, shards, snapshot, weights
+from .core.alike import once_per_host, together
 from .core.errors import Failure, Preempted, Refused
 from .core.optimizers import Given, Optimizers
 from .core.plan import Indexed
@@ -78,7 +79,7 @@ class Run:
         self._old_handler = signal.signal(signal.SIGTERM, self._terminate)
         try:
             self._agree()
-            self.world.together(self._open)
+            together(self.world, self._open)
             seed_everything(derive(self.config.seed, "init"))  # for the weights that are made next
             self._promise.watch.begin()
         except BaseException as error:  # `with` leaves only what was entered
@@ -91,13 +92,13 @@ class Run:
 
     def _agree(self) -> None:
         """Compare all that could make ranks compute different numbers, before they compute any."""
-        data = self.world.once_per_host(self._data, self.config.data.model_dump_json())
+        data = once_per_host(self.world, self._data, self.config.data.model_dump_json())
         _let_read(data, self.config)
         self.address = content_address(self.project, self.config, data, self.world.size)
         loaded.require_unchanged(self.project, self.address.preimage["code"])
         report = self.address.preimage | {"environment": self.environment}
         agreement.require_agreement(flatten(report), self.world, "the ranks disagree before step 0:")
-        known = self.world.together(lambda: unproven_before(self.out) if self.world.leads else {})
+        known = together(self.world, lambda: unproven_before(self.out) if self.world.leads else {})
         self._promise.meet(self.world.from_lead(known))
 
     def _data(self) -> dict[str, Any]:
@@ -181,8 +182,8 @@ class Run:
         watch.rest()
         training = Training(self.config, self.world, self._trace, planned, *held, units, self.log, watch)
         self._sharded, self._replicas = training.gradients.sharded, training.gradients.replicas
-        self.world.together(opened.require_known)  # before step 0, where all can be told by one
-        self.world.together(flags.require_held)
+        together(self.world, opened.require_known)  # before step 0, where all can be told by one
+        together(self.world, flags.require_held)
         start = self._restore()
         if start:
             watch.end()  # what step 0 calls is known from before
@@ -219,12 +220,12 @@ class Run:
         there = checkpoint.newest(folder, origin, _tell, self.world, shared)
         if there:
             state = self._model, self._optimizers, self._objects
-            self.world.together(partial(snapshot.put, there, *state))
+            together(self.world, partial(snapshot.put, there, *state))
         self._done = done = there.step if there else 0
         agreement.require_replicas(self._model, done, self.world, self._replicas)
         outputs = not self.config.compute.compile  # whose modules have no outputs to look at
         held = self._model, self._optimizers
-        self.world.together(lambda: self._trace.begin(*held, done, outputs, self._sharded))
+        together(self.world, lambda: self._trace.begin(*held, done, outputs, self._sharded))
         if self.world.leads or self._sharded:
             writers = self.world if self._sharded else ranks.ALONE
             self._saver = Saver(folder, self._origin, self.config.checkpoint, self._sync, writers, shared)
@@ -268,7 +269,7 @@ class Run:
             if self._saver:
                 self._saver.save(done, self._model, self._optimizers, self._objects)
         if preempted and not ended:
-            self.world.together(self._finish_saving)  # launchers kill the others soon after one has ended
+            together(self.world, self._finish_saving)  # launchers kill the others soon after one has ended
             why = "as trace.values asks" if kept else "by SIGTERM"
             raise Preempted(f"stopped {why} after step {done}; the same command goes on from there")
 
@@ -302,14 +303,14 @@ class Run:
         if self._finished:
             raise Refused("run.finish() was called twice: call it once, with all metrics")
         numbers = {name: as_number(name, value) for name, value in metrics.items()}
-        self.world.together(opened.require_known)
-        self.world.together(self._require_still)
-        self.world.together(flags.require_held)
+        together(self.world, opened.require_known)
+        together(self.world, self._require_still)
+        together(self.world, flags.require_held)
         self._finished = True
         self.log(self._stop - 1, **{"epoch": self._plan.epoch(self._stop), **numbers})
         self._write_metrics()
         whole = weights.gathered(self._model, self.out, self.world) if self._sharded else self._model
-        self.world.together(self._finish_saving)
+        together(self.world, self._finish_saving)
         if not self._record:
             return
         self._lock.require()

@@ -26,6 +26,7 @@ from typing import Any
 from ..address import manifest
 from ..base.files import PART, part, rename, sync, write_json
 from ..base.text import some
+from ..core.alike import together
 from ..core.errors import Failure, Refused
 from ..core.ranks import ALONE, World
 from ..core.snapshot import GROUPS, VALUES, Snapshot
@@ -184,7 +185,7 @@ def newest(
     for name in reversed(world.from_lead([path.name for path in found(folder)] if origin else [])):
         path = folder / name
         try:
-            there = world.together(partial(read, path, origin, share) if shared or world.leads else lambda: None)
+            there = together(world, partial(read, path, origin, share) if shared or world.leads else lambda: None)
             return there if shared else from_lead(there, world)
         except Damaged as damage:
             if world.leads:

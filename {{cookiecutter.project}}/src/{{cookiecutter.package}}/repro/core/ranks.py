@@ -1,56 +1,23 @@
-"""This process's place among the ranks, and the few things that ranks do together."""
+"""This process's place among the ranks, and what they send each other."""
 
 import atexit
 import gc
 import os
-import re
 import socket
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import wraps
-from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .errors import Failure, Refused, of_system
+from .errors import Refused
+from .lost import contacting, meeting
 from .options import Parallel
 from .place import number, rank_and_size
-
-HEARTBEAT = 1.0  # seconds between two words of ranks that wait for a long work of one of them
-T = TypeVar("T")
-P = ParamSpec("P")
-
-
-def _reaching(otherwise: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Turn a backend's RuntimeError into a Failure of one line, which begins with `otherwise`."""
-
-    def decorate(collective: Callable[P, T]) -> Callable[P, T]:
-        @wraps(collective)
-        def reach(*args: P.args, **kwargs: P.kwargs) -> T:
-            try:
-                return collective(*args, **kwargs)
-            except RuntimeError as error:
-                said = re.sub(r"^\[\S+\] ", "", str(error)).split(". ")[0].split("\n")[0]
-                raise Failure(f"{otherwise} ({said})", local=True) from error
-
-        return reach
-
-    return decorate
-
-
-_together = _reaching(
-    "lost contact with another rank, or waited parallel.timeout_seconds for it; run the same command again to resume"
-)
-_meeting = _reaching(
-    "the ranks did not all meet within parallel.timeout_seconds; on several hosts GLOO_SOCKET_IFNAME, with GPUs "
-    "NCCL_SOCKET_IFNAME, names the network interface that leads to the others"
-)
 
 
 class Works(dist.Work):
@@ -94,7 +61,7 @@ class World:
                 worlds.append(World(mine.index(self.rank), size, self.device, self._group_of(mine, timeout_seconds)))
         return worlds
 
-    @_together
+    @contacting
     def _group_of(self, ranks: Sequence[int], timeout_seconds: int) -> dist.ProcessGroup:
         """A process group of some of these ranks, which ask for it together."""
         everywhere = [dist.get_global_rank(self.group, rank) if self.group else rank for rank in ranks]
@@ -111,17 +78,17 @@ class World:
         """True on the one rank that prints and writes."""
         return self.rank == 0
 
-    @_together
+    @contacting
     def sum(self, tensor: Tensor, asynchronous: bool = False) -> dist.Work | None:
         """Add `tensor` over all ranks, in place."""
         return dist.all_reduce(tensor, group=self.group, async_op=asynchronous) if self.size > 1 else None
 
-    @_together
+    @contacting
     def all_to_all(self, sent: Tensor, received: Tensor, to: Sequence[int], of: Sequence[int]) -> dist.Work | None:
         """Start to send each rank so many elements, in the order of the ranks, and to receive so many of each."""
         return dist.all_to_all_single(received.view(-1), sent.view(-1), of, to, group=self.group, async_op=True)
 
-    @_together
+    @contacting
     def all_gather(self, part: Tensor, gathered: Tensor, ring: bool = False) -> dist.Work:
         """Start to give every rank the equal parts of all of them as one vector.
 
@@ -137,13 +104,13 @@ class World:
         receives = [dist.irecv(rows[rank], group=self.group, group_src=rank) for rank in others]
         return Works([work for work in [*sends, *receives] if work])
 
-    @_together
+    @contacting
     def largest(self, tensor: Tensor) -> None:
         """Leave the largest of each element over all ranks, in place."""
         if self.size > 1:
             dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
 
-    @_together
+    @contacting
     def wait(self, work: dist.Work | None) -> None:
         """Wait for what an asynchronous collective began."""
         if work:
@@ -165,7 +132,7 @@ class World:
         read = torch.cat([sums, *(number.view(torch.int64) for number in own)]).tolist()
         return read[: len(sums)], np.array(read[len(sums) :], np.int64).view(np.float64).tolist()
 
-    @_together
+    @contacting
     def from_lead(self, value: Any) -> Any:
         """The lead's value, on every rank."""
         held = [value]
@@ -173,7 +140,7 @@ class World:
             dist.broadcast_object_list(held, device=self.device, group=self.group, group_src=0)
         return held[0]
 
-    @_together
+    @contacting
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank, on every rank."""
         values = [value] * self.size
@@ -181,50 +148,7 @@ class World:
             dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def together(self, work: Callable[[], T]) -> T:
-        """Do work on every rank that may fail on one of them. Then all fail alike, and none is left waiting.
-
-        Raises:
-            Failure: that of the first rank that met one, saying which ranks did where not all of them.
-        """
-        result, failure = _outcome(work)
-        self._fail_alike(failure)
-        return cast(T, result)
-
-    def once_per_host(self, work: Callable[[], T], asked: str) -> T:
-        """What `work` returns, which one rank of each host does for all that are `asked` the same there.
-
-        It may take longer than `parallel.timeout_seconds`: meanwhile the ranks tell each other that they are there.
-
-        Raises:
-            Failure: that of the first rank that met one, on all ranks alike.
-        """
-        if self.size == 1:
-            return self.together(work)
-        # a rank of torchrun knows its launcher's number: two of these on one host may see different disks
-        places = self.gather((socket.gethostname(), os.environ.get("GROUP_RANK"), str(Path.cwd()), asked))
-        first = places.index(places[self.rank])
-        doing: list[Future[tuple[T | None, Failure | None]]] = []
-        with ThreadPoolExecutor(1) as pool:
-            if first == self.rank:
-                doing.append(pool.submit(_outcome, work))
-            while any(self.total(len(wait(doing, HEARTBEAT).not_done))):
-                pass
-        result, failure = doing[0].result() if doing else (None, None)
-        self._fail_alike(failure, bool(doing))
-        return cast(T, self.gather(result)[first])
-
-    def _fail_alike(self, failure: Failure | None, tried: bool = True) -> None:
-        """Raise the first rank's failure on every rank, saying whose it is where others that tried met none."""
-        met = self.gather((failure, tried))
-        met_by = {rank: failure for rank, (failure, _) in enumerate(met) if failure}
-        if met_by:
-            first = next(iter(met_by.values()))
-            if len(met_by) == sum(tried for _, tried in met):
-                raise first
-            raise type(first)(f"{first} (met by rank {', '.join(map(str, met_by))} of {self.size})")
-
-    @_together
+    @contacting
     def broadcast(self, tensor: Tensor) -> None:
         """Give every rank the lead's values, in place."""
         if self.size > 1:
@@ -232,18 +156,6 @@ class World:
 
 
 ALONE = World(0, 1, torch.device("cpu"))
-
-
-def _outcome(work: Callable[[], T]) -> tuple[T | None, Failure | None]:
-    """What work returns, or the failure that a user can cause."""
-    try:
-        return work(), None
-    except Failure as failure:
-        return None, failure
-    except OSError as error:
-        if not (failed := of_system(error)):
-            raise
-        return None, failed
 
 
 def join(device: str, parallel: Parallel) -> World:
@@ -263,7 +175,7 @@ def join(device: str, parallel: Parallel) -> World:
     return World(rank, size, place)
 
 
-@_meeting
+@meeting
 def _meet(rank: int, size: int, place: torch.device, timeout: timedelta) -> None:
     """Make the process group."""
     if size > 1:

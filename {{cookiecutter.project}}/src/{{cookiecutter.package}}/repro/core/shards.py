@@ -179,8 +179,9 @@ class Scattered(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, *call: Any) -> Any:
         raise Refused(
-            f"{func.overloadpacket.__name__} cannot take a gradient that is sharded over the ranks: to clip gradients, "
-            f"or for their norm, call clip_grad_norm_ of repro/core/exact.py; for other uses set parallel.shard=none"
+            f"{func.overloadpacket.__name__} cannot take a gradient that is sharded over the ranks: to clip "
+            f"gradients, or for their norm, call clip_grad_norm_ of repro/core/exact.py; for other uses set "
+            f"parallel.shard=none"
         )
 
 

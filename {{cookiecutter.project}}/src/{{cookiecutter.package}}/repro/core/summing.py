@@ -6,6 +6,7 @@ from functools import partial
 from torch import nn
 
 from .accumulate import Accumulation
+from .alike import together
 from .ddp import Stock
 from .fsdp import Full
 from .optimizers import Optimizers
@@ -28,7 +29,7 @@ def gradients_of(
     if settings.shard == "none" or world.size == 1 or optimizers is None:
         return Accumulation(module, settings, world)
     for optimizer in optimizers.all:
-        world.together(partial(require_elementwise, optimizer))
+        together(world, partial(require_elementwise, optimizer))
     if settings.shard == "optimizer":
         return Owned(module, settings, world, optimizers)
     return Full(module, settings, world, optimizers, units or units_of(module))

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
+from .alike import together
 from .ranks import World
 from .shards import Held, extras, is_extra, local, weights, whole
 from .trees import copied, pack, unpack
@@ -32,7 +33,7 @@ def gathered(model: nn.Module, folder: Path, world: World) -> nn.Module:
     """
     named = weights(model)
     held = {id(each): each for each in named.values()}
-    files = world.together(lambda: {key: _in_file(each, folder) for key, each in held.items()} if world.leads else {})
+    files = together(world, lambda: {key: _in_file(each, folder) for key, each in held.items()} if world.leads else {})
     for key, each in held.items():
         tensor = whole(each)
         if key in files:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.alike import together
 from ..core.digest import tensor_digests
 from ..core.errors import Disagreement
 from ..core.ranks import World
@@ -155,4 +156,4 @@ def require_replicas(model: nn.Module, step: int, world: World, replicas: World)
     require_same_weights({name: tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}, step, world)
     cut = {name: shard.local for name, shard in held.items() if isinstance(shard, Shard)}
     if replicas.size > 1:
-        world.together(lambda: require_same_weights(cut, step, replicas, "replicas'"))
+        together(world, lambda: require_same_weights(cut, step, replicas, "replicas'"))
