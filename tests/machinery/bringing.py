@@ -32,7 +32,7 @@ def main(package: str, mode: str, folder: Path, overrides: list[str]) -> None:
                 for step in run.steps(case.model, case.optimizers, Numbers(), steps=STEPS, state=case.state):
                     loss = step.backward(case.loss)
                     case.update(step, loss)
-                    run._terminated = mode == "stopped" and step.number == 1  # all that the handler does
+                    run._stop.came = mode == "stopped" and step.number == 1  # all that the handler does
                 run.finish()
         except errors.Refused as refused:
             digests[name] = [str(refused)]

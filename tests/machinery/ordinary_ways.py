@@ -37,7 +37,7 @@ def stopping(steps: Callable[..., Iterator[Any]], run: Any) -> Callable[..., Ite
     def until(*given: Any, **named: Any) -> Iterator[Any]:
         for step in steps(*given, **named):
             yield step
-            run._terminated = step.number == 1  # all that the handler does
+            run._stop.came = step.number == 1  # all that the handler does
 
     return until
 

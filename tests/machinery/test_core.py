@@ -14,12 +14,12 @@ from project.repro.core import errors
 
 REPRO = Path(errors.__file__).parent
 FOLDERS = {
-    "": "errors place",
+    "": "errors place step",
     "machine.": "libraries rows switches",
     "training.": """
-        accumulate alike batch buckets buffers digest divisible evaluation exact finite fsdp generators lost optimizers
-        options order plan sampling schedules seeds sharded shards snapshot stock summing transport tree trees turns
-        weights world
+        accumulate alike batch buckets buffers digest divisible evaluation exact finite fsdp generators loop lost
+        observer optimizers options order plan sampling schedules seeds sharded shards snapshot stock summing transport
+        tree trees turns weights world
     """,
 }
 CORE = [f"{folder}{name}" for folder, names in FOLDERS.items() for name in names.split()]

@@ -27,6 +27,7 @@ from project.repro.core.accumulate import Accumulation
 from project.repro.core.buffers import Buffers
 from project.repro.core.ddp import Stock
 from project.repro.core.errors import Refused
+from project.repro.core.loop import Loop as TrainingLoop
 from project.repro.core.ranks import World
 from project.repro.core.step import Step
 from project.repro.core.summing import gradients_of
@@ -121,7 +122,7 @@ def stopped(body: Callable[[Step, Parts], None]) -> Loop:
     def loop(run: Run, parts: Parts) -> None:
         for step in parts.steps(run):
             body(step, parts)
-            run._terminated = step.number == 1  # all that the handler does
+            run._stop.came = step.number == 1  # all that the handler does
 
     return loop
 
@@ -173,13 +174,13 @@ def test_numbers_that_the_loop_draws_do_not_depend_on_rank_or_kill(drawn: Callab
 
 
 def test_numbers_that_the_loop_draws_would_depend_on_both(drawn: Callable[[], Drawn], monkeypatch: pytest.MonkeyPatch):
-    seed = Step._seed
+    seed = TrainingLoop.seed
 
-    def micro_batches_only(step: Step, micro_batch: int) -> None:
-        if micro_batch < step._training.plan.micro_batches:
-            seed(step, micro_batch)
+    def micro_batches_only(loop: TrainingLoop, step: int, micro_batch: int) -> None:
+        if micro_batch < loop.plan.micro_batches:
+            seed(loop, step, micro_batch)
 
-    monkeypatch.setattr(Step, "_seed", micro_batches_only)
+    monkeypatch.setattr(TrainingLoop, "seed", micro_batches_only)
     numbers = drawn()
     assert numbers.alone != numbers.rank and numbers.alone != numbers.resumed
 
@@ -295,7 +296,7 @@ def scripted(run: Run, parts: Parts, stop: bool = False) -> None:
     for step in parts.steps(run):
         good(step, parts)
         step.log(gradient=parts.model[0].weight.grad.double().sum())
-        run._terminated = stop and step.number == 0
+        run._stop.came = stop and step.number == 0
     run.finish()
 
 
@@ -374,7 +375,7 @@ def with_state(run: Run, parts: Parts, stop: bool = False) -> None:
             rate=schedule.get_last_lr()[0],
             count=parts.model[4].count,
         )
-        run._terminated = stop and step.number == 0
+        run._stop.came = stop and step.number == 0
     run.finish()
 
 
@@ -404,7 +405,7 @@ def test_other_state_than_the_checkpoint_has_is_refused(state: dict[str, Any], a
         mine = {"average": AveragedModel(parts.model)}
         for step in run.steps(parts.model, parts.optimizer, parts.dataset, steps=STEPS, state=mine):
             good(step, parts)
-            run._terminated = True
+            run._stop.came = True
         run.finish()
 
     assert attempt(held).code == 143
@@ -446,7 +447,7 @@ class Lazy(nn.Module):
 
 def test_attributes_that_are_no_state_are_not_told():
     model, lines = Lazy(), []
-    hidden, optimizer = Hidden(model), torch.optim.SGD(model.parameters(), lr=1.0)
+    hidden, optimizer = Hidden(model, print), torch.optim.SGD(model.parameters(), lr=1.0)
     for _ in range(3):
         model(torch.rand(2, 4)).sum().backward()
         optimizer.step()

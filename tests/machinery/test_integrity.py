@@ -15,14 +15,12 @@ from project.config import Config
 from project.model import MODELS
 from project.repro.core.accumulate import Accumulation
 from project.repro.core.errors import Disagreement
+from project.repro.core.loop import Loop
 from project.repro.core.optimizers import Optimizers
 from project.repro.core.ranks import World
 from project.repro.core.sampling import Plan
 from project.repro.core.seeds import seed_everything
 from project.repro.core.step import Step
-from project.repro.core.step import Training as TrainingOfRun
-from project.repro.environment.watch import Operations
-from project.repro.trace.trace import Trace
 from states import parallel_of
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -201,17 +199,14 @@ def test_computation_that_does_not_repeat_is_caught(name: str):
         rig.step(2, seeded=False)
 
 
-def test_every_micro_batch_has_its_turn_to_be_computed_twice(config: Config, tmp_path: Path):
+def test_every_micro_batch_has_its_turn_to_be_computed_twice(config: Config):
     def turns(every: int, steps: int = 24) -> list[tuple[int, int]]:
         integrity = config.integrity.model_copy(update={"recompute_every": every})
         asked, model = config.model_copy(update={"integrity": integrity}), nn.Linear(1, 1)
         plan = Plan(1000, config.parallel.global_batch, config.parallel.micro_batches, config.seed)
         optimizer = Optimizers(torch.optim.SGD(model.parameters()), model)
-        trace = Trace("off", tmp_path, ALONE)
-        training = TrainingOfRun(
-            asked, ALONE, trace, plan, model, optimizer, {}, (), lambda step, **metrics: None, Operations(wanted=False)
-        )
-        every_step = [(number, Step(training, number, steps)) for number in range(steps)]
+        loop = Loop(asked.options, ALONE, plan, steps, model, optimizer, {})
+        every_step = [(number, Step(loop, number)) for number in range(steps)]
         return [(n, micro_batch) for n, step in every_step if (micro_batch := step._rechecked()) is not None]
 
     assert turns(0) == []

@@ -180,7 +180,7 @@ def test_killed_after_the_last_step_only_the_end_is_made_again(
     finish: Finish, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def crash(run: Any, **metrics: Any) -> None:
-        run._saver.wait()  # for the last checkpoint
+        run._keeper.finish()  # for the last checkpoint
         raise Crash
 
     with monkeypatch.context() as patch, pytest.raises(Crash):

@@ -233,7 +233,7 @@ class Odd(nn.Module):
 
 def test_shapes_name_tensors_and_leave_the_batch_open():
     model = Odd()
-    shapes = logged.Shapes(model, model, size=4)
+    shapes = logged.Shapes(model, model, 4, print)
     model(torch.zeros(4, 2, dtype=torch.bfloat16), y=torch.zeros(3))
     assert shapes.seen == {
         "inputs": [{"name": "x", "dtype": "bfloat16", "shape": [-1, 2]}],

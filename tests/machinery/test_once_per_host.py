@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from project.repro.core import ranks as module
+from project.repro.core import alike as module
 from project.repro.core.alike import once_per_host
 from project.repro.core.errors import Failure, Refused
 from project.repro.core.ranks import World

@@ -240,21 +240,20 @@ def test_tensor_without_a_finite_element_is_refused():
 Pair = namedtuple("Pair", "numbers labels")
 
 
-def test_batch_is_copied_before_it_is_changed(monkeypatch: pytest.MonkeyPatch):
+def test_batch_is_copied_before_it_is_changed(tmp_path: Path):
     """A dataset may hand out what it keeps."""
-    monkeypatch.setattr(perturbed.Perturbed, "changed", classmethod(lambda cls, name, tensor: perturbed.nudge(tensor)))
+    change = perturbed.Change(perturbed.Report(tmp_path), "batch", 1)
     kept = Pair(torch.tensor([1.0, 2.0]), torch.tensor([7]))
-    training: Any = SimpleNamespace(batches=iter([kept, kept]))
-    perturbed._batch(training)
-    first, second = training.batches
-    assert isinstance(first, Pair) and first.numbers[1] == 2 + 2**-22 and second.numbers[1] == 2
+    before, first, second = (change.batch(step, 0, kept) for step in (0, 1, 1))
+    assert isinstance(first, Pair) and first.numbers[1] == 2 + 2**-22
+    assert before is second is kept and kept.numbers[1] == 2
 
 
 @pytest.mark.parametrize("kind", ["batch", "weight", "gradient"])
-def test_nothing_to_change_is_refused(kind: str):
-    training: Any = SimpleNamespace(batches=iter([[torch.tensor([7])]]), model=nn.ReLU())
+def test_nothing_to_change_is_refused(kind: str, tmp_path: Path):
+    change, model = perturbed.Change(perturbed.Report(tmp_path), kind, 0), nn.ReLU()
     with pytest.raises(Refused, match=f"--perturb {kind}: no "):
-        perturbed._batch(training) if kind == "batch" else perturbed._first(training.model, kind)
+        change.weights(0, model), change.batch(0, 0, [torch.tensor([7])]), change.gradients(0, model)
 
 
 @pytest.mark.parametrize(("at", "of"), [*itertools.product([0, 1, 5, 9], [10, 11, 23, 675, 10**6])])

@@ -167,7 +167,7 @@ def test_what_the_owner_compiles_is_compiled_in_each_step_and_told(attempt: Atte
         def loop(run: Run, parts: Parts) -> None:
             for step in parts.steps(run):
                 good(step, parts)
-                run._terminated = stop and step.number == 0
+                run._stop.came = stop and step.number == 0
             run.finish()
 
         return attempt(loop, function=torch.compile(lambda x: x * 0.1, backend=other), **more)
@@ -284,7 +284,7 @@ def stopped(after: int) -> Loop:
     def loop(run: Run, parts: Parts) -> None:
         for step in parts.steps(run):
             if step.number == after:
-                run._saver.wait()  # type: ignore[union-attr]
+                run._keeper.finish()  # type: ignore[union-attr]
                 raise Crash
             good(step, parts)
 

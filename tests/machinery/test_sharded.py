@@ -151,7 +151,7 @@ def test_sharded_gradients_are_used_or_dropped_as_whole_ones():
     assert updates.forgotten
     optimizer.zero_grad()  # how a loop leaves the weights alone
     assert weight.grad is not None and not updates.forgotten
-    updates.end()
+    updates.close(None)
 
 
 def test_units_are_modules_inside_the_model_and_apart():

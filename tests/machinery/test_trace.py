@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from project import train as train_module
 from project.config import Config
 from project.repro.base.files import read_json
 from project.repro.core.errors import Failure, Refused
+from project.repro.core.observer import View
 from project.repro.core.ranks import World
 from project.repro.record.chain import HAS_WEIGHTS, STEP, Chain, first_difference, rows
 from project.repro.trace import trace
@@ -96,12 +98,14 @@ def test_batches_enter_with_the_micro_batch_that_sees_them(tmp_path: Path):
     def share(*order: int) -> list[int]:
         told = Trace("step", tmp_path / "trace", World(0, 1, torch.device("cpu")))
         model = torch.nn.Linear(1, 1)
-        told.begin(model, torch.optim.SGD(model.parameters()), 0, outputs=False)
+        told.begin(model, 0, outputs=False)
+        loop: Any = SimpleNamespace(model=model)
+        told.begin_step(View(loop, 0))
         for place, micro_batch in enumerate(order):
-            told.batch(micro_batch, batches[place])
+            told.batch(View(loop, 0, micro_batch, batches[place]))
         model(torch.ones(1)).backward()
-        told.gradients(torch.zeros((), dtype=torch.float64))
-        return told.contribution().tolist()
+        told.gradients(View(loop, 0, loss=torch.zeros((), dtype=torch.float64)))
+        return told.ballot(View(loop, 0)).sums.tolist()
 
     assert share(0, 1) == share(0, 1) != share(1, 0)
 

@@ -2,6 +2,8 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from project.repro.analysis.values import at, differences, how_much, recorded
 from project.repro.base.files import read_json, write_json
 from project.repro.core.digest import combined_digest
 from project.repro.core.errors import Failure, Refused
+from project.repro.core.observer import View
 from project.repro.core.ranks import World
 from project.repro.record import chain, names
 from project.repro.trace import trace
@@ -154,12 +157,14 @@ def test_value_that_the_next_module_works_on_in_place_is_kept_as_it_was(tmp_path
     wanted = model[0](batch).detach()
     assert (wanted < 0).any()
     told = trace.Trace("step", tmp_path, World(0, 1, torch.device("cpu")), values=0)
-    told.begin(model, torch.optim.AdamW(model.parameters(), fused=True), 0, outputs=True)
-    told.batch(0, [batch])
+    told.begin(model, 0, outputs=True)
+    loop: Any = SimpleNamespace(model=model, stop=1)
+    told.begin_step(View(loop, 0))
+    told.batch(View(loop, 0, 0, [batch]))
     loss = model(batch).sum()
     loss.backward()
-    told.gradients(loss.double())
-    told.step(0, told.contribution().tolist(), last=True)
+    told.gradients(View(loop, 0, loss=loss.double()))
+    told.end_step(View(loop, 0), told.ballot(View(loop, 0)).sums.tolist(), [])
     kept = load_file(tmp_path / names.VALUES)
     assert torch.equal(kept["output 0, micro-batch 0, call 1"], wanted)
     assert torch.equal(kept["output 1, micro-batch 0, call 1"], wanted.relu())

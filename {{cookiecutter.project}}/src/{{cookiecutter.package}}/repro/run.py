@@ -1,12 +1,12 @@
 """One run as `train.py` holds it: from the switches to the receipt."""
 
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -20,21 +20,30 @@ from .base.files import write_json
 from .base.project import Project
 from .base.text import flatten
 from .checkpoint import checkpoint, final
+from .checkpoint.keeper import Keeper
 from .checkpoint.saver import Saver, seen_by_all
 from .config.settings import Settings
 from .core import flags, plan, ranks, sampling, shards, snapshot, weights
 from .core.alike import once_per_host, together
 from .core.errors import Failure, Preempted, Refused
+from .core.loop import Loop, Tamper
+from .core.observer import Observer
 from .core.optimizers import Given, Optimizers
 from .core.plan import Indexed
 from .core.ranks import World
 from .core.seeds import derive, seed_everything
-from .core.step import Step, Training
+from .core.step import Step
 from .core.trees import Stateful, require_stateful
 from .environment import agreement
 from .environment.portability import Promise
+from .environment.watch import Operations
 from .guards import opened, stages
+from .guards.fit import require_fit
+from .guards.observers import Opened, Replicas
 from .guards.still import Still
+from .guards.stop import Stop
+from .guards.unsaved import Hidden
+from .guards.updates import Updates
 from .record import names, receipt
 from .record.curves import write_curves
 from .record.lock import RunLock
@@ -48,6 +57,22 @@ from .tracking import logged
 from .tracking.tracking import Follower
 
 
+@dataclass(frozen=True)
+class Added:
+    """What a process of the analysis adds to the run that it makes of the owner's `train.py`. No config names it.
+
+    Attributes:
+        watch: makes what sees the operations of the first step.
+    """
+
+    observers: Sequence[Observer] = ()
+    tamper: Tamper | None = None
+    watch: Callable[[bool], Operations] = Operations
+
+
+ADDED = ContextVar("ADDED", default=Added())  # noqa: B039 - it is frozen
+
+
 class Run:
     """Entering sets the switches, joins the ranks and seeds the generators; leaving closes the record.
 
@@ -58,25 +83,24 @@ class Run:
 
     def __init__(self, project: Project, config: Settings, out: Path) -> None:
         self.project, self.config, self.out = project, config, out
-        self._latest: dict[str, float] = {}
-        self._metrics = Metrics()
+        self._added = ADDED.get()
+        self._metrics = Metrics(self._write)
         self._results: dict[str, str] = {}
         self._lock = RunLock(out)
         self._record: Record | None = None
         self._follower: Follower | None = None
-        self._saver: Saver | None = None
+        self._keeper: Keeper | None = None
         self._origin: checkpoint.Origin | None = None
-        self._plan: plan.Plan | None = None
+        self._loop: Loop | None = None
         self._still: Still | None = None
-        self._resumed = self._terminated = self._finished = self._sharded = False
-        self._done = 0  # steps
+        self._resumed = self._finished = False
 
     def __enter__(self) -> Self:
         flags.apply(self.config.options.determinism)
         self.world = ranks.join(self.config.device, self.config.options.parallel)
-        self._promise = Promise(self.config, self.world)
+        self._promise = Promise(self.config, self.world, self._added.watch)
         self._trace = Trace(self.config.trace.level, self.out, self.world, self.config.trace.values)
-        self._old_handler = signal.signal(signal.SIGTERM, self._terminate)
+        self._stop = Stop()
         try:
             self._agree()
             together(self.world, self._open)
@@ -86,9 +110,6 @@ class Run:
             self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
-
-    def _terminate(self, number: int, frame: FrameType | None) -> None:
-        self._terminated = True  # seen after the step, by all ranks together
 
     def _agree(self) -> None:
         """Compare all that could make ranks compute different numbers, before they compute any."""
@@ -116,9 +137,8 @@ class Run:
         """The numeric environment (what its digest is made of)."""
         return self._promise.environment
 
-    def _first_step(self) -> None:
-        """Step 0 is made, so that nearly all operations of the run are known; no checkpoint is written yet."""
-        self._promise.judge(self._model)
+    def _judged(self) -> None:
+        """The first step has shown the operations of the run."""
         if self._promise.unproven and self._record:
             here = self._promise.record()
             change_environment(self.out, self._record, here, self.config.compute.plain)
@@ -142,8 +162,8 @@ class Run:
     def _set_origin(self, digest: str) -> None:
         assert self._record
         self._origin = checkpoint.Origin(self.address.digest, digest, self._record.environments)
-        if self._saver:
-            self._saver.origin = self._origin
+        if self._keeper and self._keeper.saver:
+            self._keeper.saver.origin = self._origin
 
     def steps(
         self,
@@ -173,66 +193,83 @@ class Run:
             Refused: the loop forgets a line, or the optimizer is not the model's.
             Preempted: after the step in which any rank got SIGTERM, once the state is saved.
         """
-        if self._plan:
+        if self._loop:
             raise Refused("run.steps() was called twice: a run is one loop; give it all epochs or steps at once")
-        self._plan, self._stop = planned, stop = plan.planned(dataset, self.config.options, epochs, steps)
-        self._model, self._optimizers, self._objects = model, Optimizers(optimizer, model), require_stateful(state)
-        held = model, self._optimizers, self._objects
-        watch = self._promise.watch
-        watch.rest()
-        training = Training(self.config, self.world, self._trace, planned, *held, units, self.log, watch)
-        self._sharded, self._replicas = training.gradients.sharded, training.gradients.replicas
+        options = self.config.options
+        planned, stop = plan.planned(dataset, options, epochs, steps)
+        given = Optimizers(optimizer, model)
+        objects = require_stateful(state)
+        require_fit(model, self.world.device, moves=options.parallel.shard == "full" and self.world.size > 1)
+        updates = Updates(model, given, objects)
+        tamper = self._added.tamper
+        self._loop = loop = Loop(options, self.world, planned, stop, model, given, objects, units, self.log, tamper)
+        self._promise.begin(model, self._judged)
         together(self.world, opened.require_known)  # before step 0, where all can be told by one
         together(self.world, flags.require_held)
-        start = self._restore()
+        start = self._restore(loop)
         if start:
-            watch.end()  # what step 0 calls is known from before
-        mine = training.gradients.leaves[self.world.rank]
+            self._promise.watch.end()  # what step 0 calls is known from before
+        mine = loop.gradients.leaves[self.world.rank]
         begin_worker = partial(loaded.require_same, loaded.begun())
         checked = opened.Checked(dataset)
-        loader = sampling.loader(checked, planned, self.config.options, self.world, mine, start, stop, begin_worker)
-        training.batches = sampling.batches(loader, self.world)
-        numbers = progress.shown(start, stop, lambda: self._latest) if self.world.leads else iter(range(start, stop))
-        try:
-            for number in numbers:
-                step = Step(training, number, stop)
-                with watch.watched():
-                    yield step
-                step.require_whole()
-                if number == 0:
-                    self._first_step()
-                if number == start and self._record:
-                    self._record.describe(shapes=training.shapes.seen or {})
-                if (told := training.hidden.look()) and self.world.leads:
-                    _tell(f"step {number}: {told}")
-                self._after(number + 1)
-        finally:
-            training.end()
+        loader = sampling.loader(checked, planned, options, self.world, mine, start, stop, begin_worker)
+        loop.batches = sampling.batches(loader, self.world)
+        loop.observe([updates, *self._observers(loop, start), *self._added.observers])
+        yield from loop.steps(start)
+        if loop.reason and loop.done < stop:
+            together(self.world, self._finish_saving)  # launchers kill the others soon after one has ended
+            raise Preempted(f"stopped {loop.reason} after step {loop.done}; the same command goes on from there")
 
-    def _restore(self) -> int:
+    def _observers(self, loop: Loop, start: int) -> Iterator[Observer]:
+        """What looks at each step, in this order: what refuses comes before what writes, and checkpoints last."""
+        assert self._keeper
+        parallel, describes, lead = self.config.parallel, self._record and self._record.describe, self.world.leads
+        size = parallel.global_batch // parallel.micro_batches
+        yield self._promise
+        yield logged.Shapes(loop.network, loop.model, size, lambda seen: describes and describes(shapes=seen))
+        yield Hidden(loop.model, _tell if lead else lambda line: None)
+        yield Opened()
+        yield Replicas(self.config.integrity.compare_every, loop.model, self.world, loop.gradients.replicas)
+        yield self._metrics
+        yield self._trace
+        yield self._stop
+        yield self._keeper
+        if lead:
+            yield progress.Shown(start, loop.stop, lambda: self._metrics.latest)
+
+    def _restore(self, loop: Loop) -> int:
         """Give model and optimizer the newest valid checkpoint's state; return how many steps are done.
 
         Ranks that do not see the lead's disk get its copy. Then all compare their weights.
         """
-        folder = self.out / names.CHECKPOINTS
+        folder, sharded = self.out / names.CHECKPOINTS, loop.gradients.sharded
         shared = seen_by_all(self.out, self.world)
         origin = self._origin if self._resumed else None
         there = checkpoint.newest(folder, origin, _tell, self.world, shared)
         if there:
-            state = self._model, self._optimizers, self._objects
-            together(self.world, partial(snapshot.put, there, *state))
-        self._done = done = there.step if there else 0
-        agreement.require_replicas(self._model, done, self.world, self._replicas)
+            together(self.world, partial(snapshot.put, there, *loop.state))
+        done = there.step if there else 0
+        agreement.require_replicas(loop.model, done, self.world, loop.gradients.replicas)
         outputs = not self.config.compute.compile  # whose modules have no outputs to look at
-        held = self._model, self._optimizers
-        together(self.world, lambda: self._trace.begin(*held, done, outputs, self._sharded))
-        if self.world.leads or self._sharded:
-            writers = self.world if self._sharded else ranks.ALONE
-            self._saver = Saver(folder, self._origin, self.config.checkpoint, self._sync, writers, shared)
+        together(self.world, lambda: self._trace.begin(loop.model, done, outputs, sharded))
+        saver = None
+        if (self.world.leads or sharded) and not loop.tamper:
+            writers = self.world if sharded else ranks.ALONE
+            saver = Saver(folder, self._origin, self.config.checkpoint, self._sync, writers, shared)
+        # before a checkpoint holds what came of it
+        before = [self._require_held, self._require_data, self._trace.flush]
+        self._keeper = Keeper(saver, self.config.checkpoint.every, loop.state, before)
         if self._record and self._resumed:
             self._record.went_on(done)
             print(f"resumed {self.out} after step {done}", flush=True)
         return done
+
+    def _require_held(self) -> None:
+        flags.require_held(local=self.world.size > 1)
+
+    def _require_data(self) -> None:
+        if self._still:
+            self._still.require(local=self.world.size > 1)
 
     def _sync(self) -> None:
         assert self._record
@@ -240,57 +277,18 @@ class Run:
         self._record.sync()
         self._trace.sync()
 
-    def _after(self, done: int) -> None:
-        self._done = done
-        opened.require_known(local=self.world.size > 1)
-        ended = done == self._stop
-        every = self.config.integrity.compare_every
-        if every and (done % every == 0 or ended):
-            agreement.require_replicas(self._model, done, self.world, self._replicas)
-        failure = self._saver.failure() if self._saver else None
-        kept = 0 <= self.config.trace.values < done  # the step that was asked for
-        ends = self._terminated or kept
-        writing = self._saver is not None and self._saver.writing
-        told = ends, failure is not None, writing
-        (preempted, failed, writes, *sums), read = self.world.totals(
-            told, self._trace.contribution(), self._metrics.tensors
-        )
-        self._write_metrics(read)
-        if failed:
-            raise failure or Failure("another rank could not write a checkpoint")
-        if self._saver and not writes:
-            self._saver.seal()
-        self._trace.step(done - 1, sums, last=ended)
-        if preempted or ended or done % self.config.checkpoint.every == 0:
-            flags.require_held(local=self.world.size > 1)  # before a checkpoint holds what came of it
-            if self._still:
-                self._still.require(local=self.world.size > 1)
-            self._trace.flush()
-            if self._saver:
-                self._saver.save(done, self._model, self._optimizers, self._objects)
-        if preempted and not ended:
-            together(self.world, self._finish_saving)  # launchers kill the others soon after one has ended
-            why = "as trace.values asks" if kept else "by SIGTERM"
-            raise Preempted(f"stopped {why} after step {done}; the same command goes on from there")
-
     def _finish_saving(self) -> None:
-        if self._saver:
-            self._saver.wait()
-            if failure := self._saver.failure():
-                raise failure
+        assert self._keeper
+        self._keeper.finish()
 
     def log(self, step: int, /, **metrics: float | torch.Tensor) -> None:
         """Record numbers of a step (counted from 0). They are read when the step ends, with all else that is."""
         if self._record:
             self._metrics.take(step, metrics)
 
-    def _write_metrics(self, read: Sequence[float] | None = None) -> None:
-        """Write what was logged; `read` holds its numbers that are tensors, where they are known."""
-        values = [float(number) for number in self._metrics.tensors] if read is None else read
-        for step, numbers in self._metrics.rows(values):
-            assert self._record
-            self._latest |= numbers
-            self._record.log(step, numbers)
+    def _write(self, step: int, numbers: dict[str, float]) -> None:
+        assert self._record
+        self._record.log(step, numbers)
 
     def finish(self, /, **metrics: float | torch.Tensor) -> None:
         """Write the weights, the final metrics (and with them how many `steps` were made) and the receipt.
@@ -298,8 +296,10 @@ class Run:
         Raises:
             Refused: steps of the run are left, the run is finished already, or a metric is no number.
         """
-        if not self._plan or not self._done or self._done != self._stop:
-            raise Refused(f"run.finish() came after step {self._done}: let the loop go through all of run.steps()")
+        loop = self._loop
+        if not loop or not loop.done or loop.done != loop.stop:
+            done = loop.done if loop else 0
+            raise Refused(f"run.finish() came after step {done}: let the loop go through all of run.steps()")
         if self._finished:
             raise Refused("run.finish() was called twice: call it once, with all metrics")
         numbers = {name: as_number(name, value) for name, value in metrics.items()}
@@ -307,24 +307,26 @@ class Run:
         together(self.world, self._require_still)
         together(self.world, flags.require_held)
         self._finished = True
-        self.log(self._stop - 1, **{"epoch": self._plan.epoch(self._stop), **numbers})
-        self._write_metrics()
-        whole = weights.gathered(self._model, self.out, self.world) if self._sharded else self._model
+        self.log(loop.stop - 1, **{"epoch": loop.plan.epoch(loop.stop), **numbers})
+        self._metrics.write()
+        whole = weights.gathered(loop.model, self.out, self.world) if loop.gradients.sharded else loop.model
         together(self.world, self._finish_saving)
         if not self._record:
             return
         self._lock.require()
         final.write(whole, self.out)
         tracking = self.config.tracking
-        if tracking.enabled and tracking.model and (told := logged.write(self._model, self.project, self.out)):
+        if tracking.enabled and tracking.model and (told := logged.write(loop.model, self.project, self.out)):
             _tell(told)
-        write_json(self.out / names.METRICS, {**numbers, "steps": self._stop})
+        write_json(self.out / names.METRICS, {**numbers, "steps": loop.stop})
         write_curves(self.out)
         sha256 = manifest.sha256_file(self.out / names.WEIGHTS)
-        name = receipt.write(self.out, receipt.statement(self.project, self.out, sha256, self._trace.root))
+        name = "none"  # of a run that was tampered with
+        if not loop.tamper:
+            name = receipt.write(self.out, receipt.statement(self.project, self.out, sha256, self._trace.root))
         self._results = {"weights": sha256, "trace": self._trace.root or "off", "receipt": name}
         self._results |= {name: progress.number(value) for name, value in numbers.items()}
-        if self.config.receipt.key:
+        if self.config.receipt.key and not loop.tamper:
             try:
                 sign(self.out, self.config.receipt.key)
             except Failure as failure:
@@ -344,26 +346,24 @@ class Run:
             # Told now, and SIGTERM only noted until the end: torchrun sends it as soon as one rank has ended.
             error.tell()
         else:
-            signal.signal(signal.SIGTERM, self._old_handler)
+            self._stop.restore()
         if not (isinstance(error, Failure) and error.local):
             ranks.leave()  # else the launcher is to see this rank's exit before the others', who miss it in the group
+        if self._loop:
+            self._loop.close(error)
         if self._record:
-            if isinstance(error, Failure):
-                with suppress(Failure):
-                    self._write_metrics()
-                    self._trace.flush()  # the last whole step
             tags = {f"repro.{name}": self._results[name] for name in ("weights", "trace", "receipt") if self._results}
             self._record.end("KILLED" if preempted else "FAILED" if error else "FINISHED", tags)
-            patience = 0 if self._terminated else self.config.tracking.wait_seconds  # who sends SIGTERM is in a hurry
+            patience = 0 if self._stop.came else self.config.tracking.wait_seconds  # who sends SIGTERM is in a hurry
             tracked = self._follower.finish(patience) if self._follower else "off"
             if not error:
                 if self.config.record.finished == "replace":
                     drop_replaced(self.out, _tell)
                 self._summarise(tracked)
-        if self._saver:
-            self._saver.join()  # it writes into the folder, which nobody else may open before
+        if self._keeper:
+            self._keeper.close(error)  # it writes into the folder, which nobody else may open before
         self._lock.release()
-        signal.signal(signal.SIGTERM, self._old_handler)
+        self._stop.restore()
         if refused:
             raise refused
 

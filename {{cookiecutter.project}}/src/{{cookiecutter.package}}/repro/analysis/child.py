@@ -1,23 +1,22 @@
-"""How a process of the lab becomes a training of the owner's, which it watches from inside."""
+"""How a process of the analysis becomes a training of the owner's, which it watches from inside."""
 
 import runpy
 import sys
-from pathlib import Path
 
 from ..base.project import LIBRARY
+from ..guards import stages
+from ..run import ADDED, Added
 
-LAB = LIBRARY / "lab"
+ANALYSIS = LIBRARY / "analysis"
 
 
-def train(package: str, *arguments: str) -> None:
-    """Run the owner's training in this process, as `python -m <package>.train` does.
+def train(package: str, added: Added, *arguments: str) -> None:
+    """Run the owner's training in this process, as `python -m <package>.train` does, with what is `added` to its run.
 
-    A run is refused whose content address lacks a module that it loaded, and the lab is no part of it: so its modules
-    are forgotten first.
+    A run is refused whose content address lacks a module that it loaded. Those of the analysis that are loaded by now
+    are none of the run's.
     """
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__dict__", {}).get("__file__")  # a lazy module would load what it stands for
-        if name != "__main__" and file and LAB in Path(file).parents:
-            del sys.modules[name]
+    stages.leave_out(ANALYSIS)
+    ADDED.set(added)
     sys.argv = ["train", *arguments]
     runpy.run_module(f"{package}.train", run_name="__main__", alter_sys=True)

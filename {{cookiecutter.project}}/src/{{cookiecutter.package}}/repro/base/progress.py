@@ -1,11 +1,13 @@
 """Progress of a run: a bar on a terminal, plain lines in columns elsewhere."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..core.observer import Observer, View
 
 LINES = 10  # where there is no terminal
 WIDTH = 10  # of a number there: -0.0001234, -1.234e-05 and 12345.6789 fit
@@ -13,13 +15,32 @@ WIDTH = 10  # of a number there: -0.0001234, -1.234e-05 and 12345.6789 fit
 Latest = Callable[[], Mapping[str, float]]
 
 
-def shown(start: int, stop: int, latest: Latest) -> Iterator[int]:
+def shown(start: int, stop: int, latest: Latest) -> Generator[int, None, None]:
     """Yield the steps from `start` to `stop`, showing the count and the `latest` numbers after each.
 
     A name keeps its place among the numbers; a new one comes last.
     """
     console = Console()
     return _bar(start, stop, latest, console) if console.is_terminal else _lines(start, stop, latest)
+
+
+class Shown(Observer):
+    """Shows the steps that are done."""
+
+    name = "progress"
+    vital = False
+
+    def __init__(self, start: int, stop: int, latest: Latest) -> None:
+        self._numbers = shown(start, stop, latest)
+        next(self._numbers, None)
+
+    def end_step(self, view: View, sums: Sequence[int], own: Sequence[float]) -> None:
+        """One more is done."""
+        next(self._numbers, None)
+
+    def close(self, error: BaseException | None) -> None:
+        """Give the terminal back."""
+        self._numbers.close()
 
 
 def number(value: float) -> str:
@@ -29,7 +50,7 @@ def number(value: float) -> str:
     return f"{value:.4f}" if value == 0 or 0.1 <= abs(value) < 1e5 else f"{value:#.4g}"
 
 
-def _bar(start: int, stop: int, latest: Latest, console: Console) -> Iterator[int]:
+def _bar(start: int, stop: int, latest: Latest, console: Console) -> Generator[int, None, None]:
     columns = TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn()
     with Progress(*columns, TextColumn("{task.fields[latest]}"), console=console) as progress:
         task = progress.add_task("", total=stop, completed=start, latest="")
@@ -39,7 +60,7 @@ def _bar(start: int, stop: int, latest: Latest, console: Console) -> Iterator[in
             progress.update(task, advance=1, latest=news)
 
 
-def _lines(start: int, stop: int, latest: Latest) -> Iterator[int]:
+def _lines(start: int, stop: int, latest: Latest) -> Generator[int, None, None]:
     every, began = max(1, stop // LINES), time.monotonic()
     for step in range(start, stop):
         yield step

@@ -1,16 +1,15 @@
 """Evaluation that changes nothing of the training around it, and gives the same numbers on any number of ranks."""
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 from .batch import on_device
+from .generators import preserved
 from .plan import Indexed
 from .ranks import World
 from .sampling import Seeded
@@ -31,21 +30,14 @@ def evaluating(
     After it every module is in the mode that it had, a frozen one too, and the generators go on where they were.
     """
     modes = [(module, module.training) for module in model.modules()]
-    states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
         model.eval()
-        with torch.no_grad():
+        with preserved(), torch.no_grad():
             batches = _batches(dataset, batch, seed, world)
             yield _in_step(model, batches, count_batches(dataset, batch), world) if is_cut(model) else batches
     finally:
         for module, training in modes:
             module.training = training
-        random.setstate(states[0])
-        numpy.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
 
 
 def count_batches(dataset: Indexed, batch: int) -> int:

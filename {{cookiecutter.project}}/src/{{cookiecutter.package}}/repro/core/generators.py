@@ -7,12 +7,14 @@ and from then on the generator is seeded for each item. Nothing drawn from an un
 
 import ctypes
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
 import numpy
+import torch
 
 from .seeds import seed_torch
 
@@ -108,3 +110,18 @@ def _look_at_numpy() -> Look | None:
         return state[WORDS], state[0]
 
     return look if [*state] == [*known["state"]["key"].tolist(), known["state"]["pos"]] else None
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """After it python's, numpy's and torch's generators go on where they were."""
+    states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        numpy.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)

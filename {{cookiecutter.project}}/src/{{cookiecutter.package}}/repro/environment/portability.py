@@ -1,12 +1,14 @@
 """The numeric environment of a run, and the operations that may take it out of the portable class."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
 
 from ..base.text import flatten, some
 from ..config.settings import Settings
+from ..core.observer import Ballot, Observer, View
 from ..core.ranks import World
 from . import environment
 from .agreement import require_agreement
@@ -14,7 +16,7 @@ from .compiler import COMPILED
 from .watch import Operations
 
 
-class Promise:
+class Promise(Observer):
     """Whether every CPU gives the bits of a run. It is known for good when the first step is done.
 
     Attributes:
@@ -24,12 +26,35 @@ class Promise:
         unproven: those whose bits may depend on the CPU, each with a line on its first call.
     """
 
-    def __init__(self, config: Settings, world: World) -> None:
+    name = "portability"
+
+    def __init__(self, config: Settings, world: World, watch: Callable[[bool], Operations] = Operations) -> None:
+        """`watch` makes what sees the operations, given whether they are wanted."""
         self._compute, self._world = config.compute, world
         self.environment = environment.numeric_environment(config.options.determinism, world.device)
         self.promised = environment.is_promised(self.environment, config.compute)
-        self.watch = Operations(self.promised)
+        self.watch = watch(self.promised)
         self.unproven: Mapping[str, str] = {}
+
+    def begin(self, model: nn.Module, judged: Callable[[], None]) -> None:
+        """The loop begins; `judged` is called once its first step is judged."""
+        self._model, self._judged = model, judged
+        self.watch.rest()
+
+    def watching(self) -> AbstractContextManager[None]:
+        """The operations of the owner's lines are seen."""
+        return self.watch.watched()
+
+    def ballot(self, view: View) -> Ballot:
+        """Step 0 is made, so that nearly all operations of the run are known; no checkpoint is written yet."""
+        if view.step == 0:
+            self.judge(self._model)
+            self._judged()
+        return Ballot()
+
+    def close(self, error: BaseException | None) -> None:
+        """Nothing is seen any more."""
+        self.watch.end()
 
     def meet(self, unproven: Mapping[str, str]) -> None:
         """The run calls these operations: the CPU's model belongs to its environment, and no rank has another.

@@ -80,6 +80,7 @@ class Stage:
 
 
 _files: list[Callable[[], None]] = []  # of the stage that runs
+_left_out: set[Path] = set()  # files of modules
 
 
 @contextmanager
@@ -157,6 +158,14 @@ def require_own(project: Project, doing: str) -> None:
         )
 
 
+def leave_out(folder: Path) -> None:
+    """The modules in a folder that are loaded by now are those of who watches the stage, which does without them."""
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__dict__", {}).get("__file__")  # a lazy module would load what it stands for
+        if file and folder in Path(file).parents:
+            _left_out.add(Path(file))
+
+
 def _require_files(project: Project, stage: Stage | None, whole: bool, unhashed: Sequence[str]) -> None:
     """Refuse loaded modules and opened files that the content address lacks; under DVC, also those not listed."""
     require_installed(project, unhashed)
@@ -197,7 +206,7 @@ def _loaded(project: Project) -> set[str]:
     }
     # a file that is a link keeps its name; torch names files that do not exist
     files = [(folder, name) for folder, name in named if folder in ours and Path(folder, name).is_file()]
-    names = {Path(ours[folder], name).as_posix() for folder, name in files}
+    names = {Path(ours[folder], name).as_posix() for folder, name in files if Path(folder, name) not in _left_out}
     return {name for name in names if not name.startswith(ASIDE)}
 
 

@@ -4,23 +4,33 @@ A counter in `self.calls` is lost when a run is resumed, and is another one on e
 owner knows: a value that is written before it is read does no harm. So it is told, by name, and not refused.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..base.text import differences, some
+from ..core.observer import Observer, View
 
 OWN = set(vars(nn.Module()))  # what every module has
 
 
-class Hidden:
+class Hidden(Observer):
     """Compares the attributes after the first two steps; what modules set once, and then leave alone, is no state."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    name = "unsaved state"
+    vital = False
+
+    def __init__(self, model: nn.Module, tell: Callable[[str], None]) -> None:
+        self._model, self._tell = model, tell
         self._seen: dict[str, Any] | None = None
         self._looks = 0
+
+    def end_step(self, view: View, sums: Sequence[int], own: Sequence[float]) -> None:
+        """Tell what changed in the second step."""
+        if told := self.look():
+            self._tell(f"step {view.step}: {told}")
 
     def look(self) -> str | None:
         """A step is done: a line on what changed in the second one."""

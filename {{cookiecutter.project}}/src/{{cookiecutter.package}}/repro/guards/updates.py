@@ -9,31 +9,47 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..core.errors import Refused
+from ..core.observer import Ballot, Observer, View
 from ..core.optimizers import Optimizers
 from .holders import require_saved
 
 
-class Updates:
-    """Watches all optimizers of this process until `end`.
+class Updates(Observer):
+    """Watches all optimizers of this process until it is closed.
 
     Attributes:
         ready: whether the gradients of the step under way are in place.
         made: whether an optimizer of the run has used them.
     """
 
+    name = "updates"
+
     def __init__(self, model: nn.Module, optimizers: Optimizers, objects: Mapping[str, object]) -> None:
         require_saved(optimizers, objects)
         self._model, self._optimizers = model, optimizers
         self._given = [weakref.ref(parameter) for parameter in model.parameters()]
-        self.begin()
+        self.ready = self.made = False
         self._watch = register_optimizer_step_pre_hook(self._check)
 
-    def begin(self) -> None:
-        """A step begins."""
+    def begin_step(self, view: View) -> None:
+        """No gradient is there yet."""
         self.ready = self.made = False
 
-    def end(self) -> None:
-        """The last step is done: from here on nothing is watched."""
+    def gradients(self, view: View) -> None:
+        """An optimizer may use them now."""
+        self.ready = True
+
+    def ballot(self, view: View) -> Ballot:
+        """Refuse a first step that ends without an update."""
+        if view.step == 0 and self.forgotten:
+            raise Refused(
+                "step 0: optimizer.step() was never called; call it after step.backward(...). Where a step is to "
+                "leave the weights alone, drop the gradients: optimizer.zero_grad()"
+            )
+        return Ballot()
+
+    def close(self, error: BaseException | None) -> None:
+        """From here on nothing is watched."""
         self._watch.remove()
 
     @property

@@ -1,20 +1,28 @@
 """The numbers that a loop logs, held until all are read at once: a GPU is waited for at each reading."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from torch import Tensor
 
+from ..core.errors import Failure
+from ..core.observer import Ballot, Observer, View
 from .record import as_number
 
 
-class Metrics:
+class Metrics(Observer):
     """Rows of numbers, in the order in which they were logged.
 
     Attributes:
         tensors: the numbers that are still to be read: scalars.
+        latest: the last number of each name.
     """
 
-    def __init__(self) -> None:
+    name = "metrics"
+
+    def __init__(self, write: Callable[[int, dict[str, float]], None]) -> None:
+        """`write` takes the numbers of a step."""
+        self._write, self.latest = write, dict[str, float]()
         self._rows: list[tuple[int, dict[str, float | None]]] = []
         self.tensors: list[Tensor] = []
 
@@ -32,6 +40,29 @@ class Metrics:
             else:
                 row[name] = float(as_number(name, value))
         self._rows.append((step, row))
+
+    def ballot(self, view: View) -> Ballot:
+        """The numbers are read with all else that is."""
+        return Ballot(own=self.tensors)
+
+    def end_step(self, view: View, sums: Sequence[int], own: Sequence[float]) -> None:
+        """Write what was logged."""
+        self._put(own)
+
+    def write(self) -> None:
+        """Write what was logged since the last step; a GPU is waited for."""
+        self._put([float(number) for number in self.tensors])
+
+    def close(self, error: BaseException | None) -> None:
+        """After a failure what was logged until then is written."""
+        if isinstance(error, Failure):
+            with suppress(Failure):
+                self.write()
+
+    def _put(self, read: Sequence[float]) -> None:
+        for step, numbers in self.rows(read):
+            self.latest |= numbers
+            self._write(step, numbers)
 
     def rows(self, read: Sequence[float]) -> Iterator[tuple[int, dict[str, float]]]:
         """The rows since the last call, given the values of `tensors`."""

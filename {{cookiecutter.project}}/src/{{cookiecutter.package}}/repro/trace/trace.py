@@ -11,6 +11,7 @@ from what all ranks hold. So is the trace root, the hash at the end of the last 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,10 @@ from torch.utils.hooks import RemovableHandle
 
 from ..base.files import write_json
 from ..core.digest import combined_digests, held_digests, mix, tensor_digest
-from ..core.optimizers import Optimizers
+from ..core.errors import Failure
+from ..core.observer import Ballot, Observer, View
 from ..core.ranks import World
-from ..core.shards import Held, gradient_of, moved, whole
+from ..core.shards import Held, moved, whole
 from ..core.shards import weights as weights_of
 from ..record import names
 from ..record.chain import HAS_WEIGHTS, STEP, Chain
@@ -34,15 +36,17 @@ from .timings import Timings
 WEIGHTS_EVERY = 10  # steps between weights digests: a constant, so that no setting can change the root
 
 
-class Trace:
+class Trace(Observer):
     """Turns what happens in each step into rows. Level `off` makes none.
 
-    In a step: `batch` for each micro-batch, `gradients` once they are reduced. Then `contribution` is summed over the
-    ranks and handed to `step`, when the optimizer is done. Digests are read from the device one step late.
+    Digests are read from the device one step late.
     """
 
+    name = "trace"
+    stops = "as trace.values asks"
+
     def __init__(self, level: str, folder: Path, world: World, values: int = -1) -> None:
-        self.level, self.folder, self.world = level, folder, world
+        self.level, self.folder, self.world, self._stop_after = level, folder, world, values
         self.kept = Kept(values if level != "off" else -1, folder / names.VALUES)
         self._modules: list[str] = []
         self._hooks: list[RemovableHandle] = []
@@ -50,7 +54,7 @@ class Trace:
         self._tensors: Chain | None = None
         self._pending: Callable[[], None] | None = None
 
-    def begin(self, model: nn.Module, optimizers: Optimizers, done: int, outputs: bool, sharded: bool = False) -> None:
+    def begin(self, model: nn.Module, done: int, outputs: bool, sharded: bool = False) -> None:
         """Start the trace, or go on with it after `done` steps; at level `tensor` with the modules' `outputs`, too.
 
         Where gradients, and perhaps more, are `sharded` over the ranks, all ranks work at the digests together.
@@ -58,7 +62,7 @@ class Trace:
         Raises:
             Refused: the trace of those steps is not there.
         """
-        self._model, self._optimizers, self._sharded = model, optimizers, sharded
+        self._sharded, self._names = sharded, [name for name, _ in model.named_parameters()]
         if self.level == "off":
             return
         if outputs and (self.level == "tensor" or self.kept.step >= 0):
@@ -69,24 +73,26 @@ class Trace:
         if self.world.leads:
             self._steps = Chain(self.folder / names.STEP_ROWS, STEP.itemsize, done)
             if self.level == "tensor":
-                named = [name for name, _ in model.named_parameters()]
                 columns = [
                     *(f"output {name}" for name in self._modules),
-                    *(f"gradient {name}" for name in named),
+                    *(f"gradient {name}" for name in self._names),
                     *(f"weights {name}" for name in weights_of(model)),
-                    *(f"optimizer {name}" for name in named),
+                    *(f"optimizer {name}" for name in self._names),
                 ]
                 write_json(self.folder / names.TENSOR_COLUMNS, columns)
                 self._tensors = Chain(self.folder / names.TENSOR_ROWS, 8 * len(columns), done)
-        self._begin_step(done)
+        self.sums = 1 + len(self._modules)
+        self._timings.begin()
 
-    def _begin_step(self, step: int) -> None:
-        self._sums = torch.zeros(1 + len(self._modules), dtype=torch.int64, device=self.world.device)
+    def begin_step(self, view: View) -> None:
+        """Nothing of the step is seen yet."""
+        if self.level == "off":
+            return
+        self._sums = torch.zeros(self.sums, dtype=torch.int64, device=self.world.device)
         self._outputs: dict[str, list[Tensor]] = {}
         self._values: dict[str, list[Tensor]] = {}
         self._batches: dict[int, Sequence[Tensor]] = {}
-        self._timings.begin()
-        self.kept.begin(step)
+        self.kept.begin(view.step)
 
     def _output(self, name: str | None, value: Tensor | None) -> None:
         if name is None:
@@ -98,15 +104,16 @@ class Trace:
                 # a copy: the next module may work in place
                 self._values.setdefault(name, []).append(value.detach().clone())
 
-    def batch(self, micro_batch: int, tensors: Sequence[Tensor]) -> None:
+    def batch(self, view: View) -> None:
         """Take in the tensors of a micro-batch that the model is about to see."""
         if self.level == "off":
             return
         self._take_outputs()
         self._timings.ends("load")
-        self._micro_batch = micro_batch
-        self._batches[micro_batch] = tensors  # digested together at the end of the step
-        self.kept.take({f"batch {place}, micro-batch {micro_batch}": tensor for place, tensor in enumerate(tensors)})
+        self._micro_batch = view.leaf
+        self._batches[view.leaf] = view.batch  # digested together at the end of the step
+        named = {f"batch {place}, micro-batch {view.leaf}": tensor for place, tensor in enumerate(view.batch)}
+        self.kept.take(named)
 
     def _take_outputs(self) -> None:
         for place, name in enumerate(self._modules, start=1):
@@ -118,8 +125,8 @@ class Trace:
             self.kept.take(shown)
         self._outputs, self._values = {}, {}
 
-    def gradients(self, loss: Tensor) -> None:
-        """Take in the reduced gradients and the mean loss (float64, a scalar); the same on every rank."""
+    def gradients(self, view: View) -> None:
+        """Take in the reduced gradients and the mean loss; the same on every rank."""
         if self.level == "off":
             return
         self._take_outputs()
@@ -127,20 +134,23 @@ class Trace:
         digests = combined_digests(list(self._batches.values()))
         places = torch.tensor([micro_batch + 1 for micro_batch in self._batches]).to(digests.device, non_blocking=True)
         self._sums[0] = mix(digests, places).sum()
+        assert view.loss is not None
         if self.kept.active:
-            self.kept.take({"loss": loss} | _whole(self._gradients_by_name(), "gradient"))
+            self.kept.take({"loss": view.loss} | _whole(view.gradients(), "gradient"))
         if self.world.leads or self._sharded:
-            gradients = list(self._gradients_by_name().values())
-            self._loss, (self._gradient,) = loss.detach().view(torch.int64), held_digests([gradients])
+            gradients = view.gradients()
+            self._loss, (self._gradient,) = view.loss.detach().view(torch.int64), held_digests([[*gradients.values()]])
             if self.level == "tensor":
-                self._gradients = self._gradient_digests()
+                groups = {name: [gradients[name]] if name in gradients else [] for name in self._names}
+                self._gradients = self._digests({f"gradient {name}": group for name, group in groups.items()})
 
-    def contribution(self) -> Tensor:
-        """This rank's terms of the digests that are summed over the ranks: a vector of int64."""
-        return self._sums if self.level != "off" else torch.zeros(0, dtype=torch.int64)
+    def ballot(self, view: View) -> Ballot:
+        """This rank's terms of the digests that are summed over the ranks."""
+        stop = 0 <= self._stop_after < view.done  # the step that was asked for
+        return Ballot(sums=self._sums if self.level != "off" else None, stop=stop)
 
-    def step(self, step: int, sums: Sequence[int], last: bool) -> None:
-        """End a step; `sums` are the ranks' contributions added up.
+    def end_step(self, view: View, sums: Sequence[int], own: Sequence[float]) -> None:
+        """Record the step.
 
         Raises:
             Failure: the step before it was recorded with other digests, before an interruption.
@@ -149,39 +159,33 @@ class Trace:
             return
         self.flush()
         looked = self._tensors and not self._sharded  # a rank that holds shards would tell numbers of these alone
-        groups = {"groups": [_numbers(group["params"]) for group in self._optimizers.param_groups]} if looked else {}
-        self._timings.write(step, **groups)
+        groups = {"groups": [_numbers(group) for group in view.groups()]} if looked else {}
+        self._timings.write(view.step, **groups)
         if self.kept.active and (self.world.leads or self._sharded):
-            self.kept.take(_whole(weights_of(self._model), "weights"))
+            self.kept.take(_whole(view.weights(), "weights"))
             if self.world.leads:
                 self.kept.save()
         if self.world.leads or self._sharded:
-            weights = step % WEIGHTS_EVERY == 0 or last
+            weights = view.step % WEIGHTS_EVERY == 0 or view.is_last
             digests = [self._loss, self._gradient]
-            digests += held_digests([list(weights_of(self._model).values())]) if weights else []
+            digests += held_digests([list(view.weights().values())]) if weights else []
             if self.level == "tensor":
-                digests += [*self._gradients.values(), *self._state_digests().values()]
+                digests += [*self._gradients.values(), *self._state_digests(view).values()]
             if self._steps:
-                self._pending = partial(self._write, step, sums, weights, torch.stack(digests))
-        self._begin_step(step + 1)
+                self._pending = partial(self._write, view.step, sums, weights, torch.stack(digests))
+        self._timings.begin()
 
-    def end(self) -> None:
-        """The last step is done: the modules' outputs are not looked at any more."""
+    def close(self, error: BaseException | None) -> None:
+        """The modules' outputs are not looked at any more; after a failure the last complete step is written."""
         for hook in self._hooks:
             hook.remove()
+        if isinstance(error, Failure):
+            with suppress(Failure):
+                self.flush()
 
-    def _gradients_by_name(self) -> dict[str, Held]:
-        found = {name: gradient_of(parameter) for name, parameter in self._model.named_parameters()}
-        return {name: gradient for name, gradient in found.items() if gradient is not None}
-
-    def _gradient_digests(self) -> dict[str, Tensor]:
-        found = {f"gradient {name}": gradient_of(parameter) for name, parameter in self._model.named_parameters()}
-        return self._digests({name: [] if gradient is None else [gradient] for name, gradient in found.items()})
-
-    def _state_digests(self) -> dict[str, Tensor]:
-        weights = {f"weights {name}": [held] for name, held in weights_of(self._model).items()}
-        named = self._model.named_parameters()
-        return self._digests(weights | {f"optimizer {name}": self._optimizers.state_of(p) for name, p in named})
+    def _state_digests(self, view: View) -> dict[str, Tensor]:
+        weights = {f"weights {name}": [held] for name, held in view.weights().items()}
+        return self._digests(weights | {f"optimizer {name}": held for name, held in view.state().items()})
 
     def _digests(self, groups: Mapping[str, Sequence[Held]]) -> dict[str, Tensor]:
         here = [[moved(held, self.world.device) for held in group] for group in groups.values()]

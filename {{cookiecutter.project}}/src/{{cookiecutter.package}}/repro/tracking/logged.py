@@ -5,7 +5,7 @@ model.safetensors remains the file of the weights. The pickle serves who loads a
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from ..base.files import durable
 from ..base.project import Project
+from ..core.observer import Observer, View
 from ..core.shards import is_cut
 from ..record import names
 from .logged_model import write_code
 
 
-class Shapes:
+class Shapes(Observer):
     """Notes the tensors that a network takes and gives in its first call from outside.
 
     Attributes:
@@ -27,12 +28,24 @@ class Shapes:
             None before the first call.
     """
 
-    def __init__(self, network: nn.Module, model: nn.Module, size: int) -> None:
+    name = "shapes"
+
+    def __init__(
+        self, network: nn.Module, model: nn.Module, size: int, write: Callable[[dict[str, Any]], object]
+    ) -> None:
+        """`size` is a micro-batch's; `write` takes what was seen, once."""
+        self._write, self._written = write, False
         self.seen: dict[str, list[dict[str, Any]]] | None = None
         self._parameters, self._size = inspect.signature(model.forward), size
         self._hook = network.register_forward_hook(self._note, with_kwargs=True)
 
-    def end(self) -> None:
+    def end_step(self, view: View, sums: Sequence[int], own: Sequence[float]) -> None:
+        """Write down what was seen."""
+        if not self._written:
+            self._written = True
+            self._write(self.seen or {})
+
+    def close(self, error: BaseException | None) -> None:
         """Nothing is noted any more."""
         self._hook.remove()
 

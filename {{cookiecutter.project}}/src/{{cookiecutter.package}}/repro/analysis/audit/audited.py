@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,9 +22,9 @@ from torch import nn
 
 from ...base.files import write_json
 from ...core.flags import SWITCHES
-from ...environment import portability as promise
 from ...environment import watch as operations
 from ...environment.watch import Operations, Place
+from ...run import Added
 from .. import child
 from . import catalogue
 from .catalogue import Call, Verdict
@@ -148,13 +149,10 @@ def _undetermined() -> Iterator[None]:
 class Audited(Operations):
     """The watch of a run, which writes down what it saw when the first step is done."""
 
-    report: Path
-    watch: Watch
-
-    def __init__(self, wanted: bool = True) -> None:
+    def __init__(self, watch: Watch, report: Path, wanted: bool) -> None:
         super().__init__()
-        self._promised = wanted
-        self._mode = self.watch
+        self._watch, self._report, self._promised = watch, report, wanted
+        self._mode = watch
 
     def unproven(self, model: nn.Module) -> Mapping[str, str]:  # type: ignore[override]
         """As every run has it, and the report besides."""
@@ -162,38 +160,39 @@ class Audited(Operations):
         told = super().unproven(model) if self._promised else {}
         portability = []
         for name, line in told.items():
-            place = self.watch.unproven[name]
+            place = self._watch.unproven[name]
             why, _, instead = line.removeprefix(f"{name} at {place.told(names)}: ").partition(". Use ")
-            portability.append({"operation": name, "why": why, "instead": instead} | self.watch.where(place, names))
-        self.write(self.watch.facts(names), portability, self._promised)
+            portability.append({"operation": name, "why": why, "instead": instead} | self._watch.where(place, names))
+        write(self._report, self._watch, self._watch.facts(names), portability, self._promised)
         return told
 
-    @classmethod
-    def write(cls, met: list[dict[str, Any]], portability: list[dict[str, Any]], promised: bool) -> None:
-        """Write the report."""
-        facts = {
-            "operations": met,
-            "portability": portability,
-            "promised": promised,
-            "held": cls.watch.held,
-            "calls": cls.watch.calls,
-            "strict": torch.are_deterministic_algorithms_enabled(),
-            "torch": torch.__version__,
-            "cuda": torch.cuda.is_available(),
-            "listed": len(catalogue.entries()),
-            "unknown": catalogue.unknown(),
-        }
-        write_json(cls.report, facts)
+
+def write(
+    report: Path, watch: Watch, met: list[dict[str, Any]], portability: list[dict[str, Any]], promised: bool
+) -> None:
+    """Write the report."""
+    facts = {
+        "operations": met,
+        "portability": portability,
+        "promised": promised,
+        "held": watch.held,
+        "calls": watch.calls,
+        "strict": torch.are_deterministic_algorithms_enabled(),
+        "torch": torch.__version__,
+        "cuda": torch.cuda.is_available(),
+        "listed": len(catalogue.entries()),
+        "unknown": catalogue.unknown(),
+    }
+    write_json(report, facts)
 
 
 def _run(package: str, report: str, *arguments: str) -> None:
-    Audited.report, Audited.watch = Path(report), Watch()
-    promise.Operations = Audited  # type: ignore[attr-defined]
+    watch, path = Watch(), Path(report)
     try:
-        child.train(package, *arguments)
+        child.train(package, Added(watch=partial(Audited, watch, path)), *arguments)
     finally:
-        if not Audited.report.exists():  # the step was not done
-            Audited.write(Audited.watch.facts({}), [], False)
+        if not path.exists():  # the step was not done
+            write(path, watch, watch.facts({}), [], False)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ It violates its content address on purpose, so it writes no receipt, and no chec
 import copy
 import math
 import sys
-from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +18,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ... import run
 from ...base.files import write_json
-from ...checkpoint.saver import Saver
 from ...core.batch import tensors_of
 from ...core.errors import Refused
-from ...core.shards import is_extra
-from ...core.step import Compute, Step, Training
+from ...core.loop import Tamper
+from ...core.observer import Observer, View
+from ...core.shards import whole
 from ...core.trees import copied
-from ...record import receipt
+from ...run import Added
 from .. import child
 
 CHANGED = "perturbed.json"  # the report
@@ -66,76 +63,81 @@ def nudge(tensor: Tensor) -> dict[str, Any]:
     return {"index": list(index), "before": float(before), "after": float(after), "dtype": str(tensor.dtype)[6:]}
 
 
-class Perturbed(Step):
-    """A step of such a training."""
+class Report:
+    """The report, which grows."""
 
-    folder: Path
-    kind: str
-    at: int
-    report: dict[str, Any]
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._facts: dict[str, Any] = {}
 
-    def __init__(self, training: Training, number: int, of: int) -> None:
-        super().__init__(training, number, of)
-        if not self.report:
-            if self.at >= of:
-                raise Refused(f"--at {self.at} seen, at most {of - 1} wanted: the run has {of} steps, counted from 0")
-            self._tell(steps=of, probes=probes(self.at, of), changed=None)
+    def add(self, **facts: Any) -> None:
+        """Write down more."""
+        self._facts |= facts
+        write_json(self.folder / CHANGED, self._facts)
 
-    def backward(self, compute: Compute) -> Tensor:
-        """As every step has it, with the change before or within."""
-        change: Callable[[Training], None] | None = CHANGES[self.kind]
-        if change and self.number == self.at and not self._begun:
-            with self._training.operations.paused():  # the watch of the first step is to see the owner's alone
-                change(self._training)
-        return super().backward(compute)
-
-    def require_whole(self) -> None:
-        """As every step has it; then the weights are kept."""
-        super().require_whole()
-        if self.number in self.report["probes"]:
-            state = self._training.model.state_dict()
-            weights = {name: copied(held) for name, held in state.items() if not is_extra(name)}
-            save_file(weights, self.folder / f"{self.number}.safetensors")
-
-    @classmethod
-    def _tell(cls, **facts: Any) -> None:
-        cls.report = cls.report | facts
-        write_json(cls.folder / CHANGED, cls.report)
-
-    @classmethod
-    def changed(cls, name: str, tensor: Tensor) -> None:
-        """Change a tensor in place, and tell it."""
-        cls._tell(changed={"tensor": name, **nudge(tensor)})
+    def changed(self, name: str, tensor: Tensor) -> None:
+        """Change a tensor in place, and write it down."""
+        self.add(changed={"tensor": name, **nudge(tensor)})
 
 
-def _batch(training: Training) -> None:
-    """Change the batch of the first micro-batch: a copy, for the dataset may hand out what it keeps."""
-    batch = copy.deepcopy(next(training.batches))
-    training.batches = chain([batch], training.batches)
-    for number, tensor in enumerate(tensors_of(batch)):
-        if tensor.is_floating_point() and tensor.numel():
-            return Perturbed.changed(f"tensor {number} of the batch", tensor)
-    raise Refused("--perturb batch: no tensor of the batch holds floating-point numbers; take weight or gradient")
+class Probes(Observer):
+    """Keeps the weights after some steps."""
+
+    name = "probes"
+
+    def __init__(self, report: Report, at: int) -> None:
+        self._report, self._at = report, at
+        self._probes: list[int] = []
+
+    def begin_step(self, view: View) -> None:
+        """Refuse a change that would never come."""
+        if not self._probes:
+            if self._at >= view.of:
+                said = f"at most {view.of - 1} wanted: the run has {view.of} steps, counted from 0"
+                raise Refused(f"--at {self._at} seen, {said}")
+            self._probes = probes(self._at, view.of)
+            self._report.add(steps=view.of, probes=self._probes, changed=None)
+
+    def end_step(self, view: View, *counted: Any) -> None:
+        """Keep the weights, if this is such a step."""
+        if view.step in self._probes:
+            kept = {name: copied(whole(held)) for name, held in view.weights().items()}
+            save_file(kept, self._report.folder / f"{view.step}.safetensors")
 
 
-def _weight(training: Training) -> None:
-    name, parameter = _first(training.model, "weight")
-    Perturbed.changed(name, parameter)
+class Change(Tamper):
+    """The change of one number, at a step."""
 
+    def __init__(self, report: Report, kind: str, at: int) -> None:
+        self._report, self._kind, self._at, self._is_made = report, kind, at, False
 
-def _gradient(training: Training) -> None:
-    gradients, reduce = training.gradients, training.gradients.reduce
+    def _is_due(self, kind: str, step: int) -> bool:
+        due = (kind, step) == (self._kind, self._at) and not self._is_made
+        self._is_made |= due
+        return due
 
-    def reduced() -> Tensor:
-        del gradients.reduce  # the next step's is as it was
-        loss = reduce()
-        with training.operations.paused():
-            name, parameter = _first(training.model, "gradient")
+    def weights(self, step: int, model: nn.Module) -> None:
+        """Change a weight."""
+        if self._is_due("weight", step):
+            self._report.changed(*_first(model, "weight"))
+
+    def batch(self, step: int, leaf: int, batch: Any) -> Any:
+        """Change the first micro-batch: a copy, for the dataset may hand out what it keeps."""
+        if not self._is_due("batch", step):
+            return batch
+        batch = copy.deepcopy(batch)
+        for number, tensor in enumerate(tensors_of(batch)):
+            if tensor.is_floating_point() and tensor.numel():
+                self._report.changed(f"tensor {number} of the batch", tensor)
+                return batch
+        raise Refused("--perturb batch: no tensor of the batch holds floating-point numbers; take weight or gradient")
+
+    def gradients(self, step: int, model: nn.Module) -> None:
+        """Change a gradient."""
+        if self._is_due("gradient", step):
+            name, parameter = _first(model, "gradient")
             assert parameter.grad is not None
-            Perturbed.changed(f"the gradient of {name}", parameter.grad)
-        return loss
-
-    gradients.reduce = reduced  # type: ignore[method-assign]
+            self._report.changed(f"the gradient of {name}", parameter.grad)
 
 
 def _first(model: nn.Module, kind: str) -> tuple[str, nn.Parameter]:
@@ -146,24 +148,10 @@ def _first(model: nn.Module, kind: str) -> tuple[str, nn.Parameter]:
     raise Refused(f"--perturb {kind}: no parameter of the model has one of floating-point numbers")
 
 
-CHANGES: dict[str, Callable[[Training], None] | None] = {
-    CONTROL: None,
-    "batch": _batch,
-    "weight": _weight,
-    "gradient": _gradient,
-}
-
-
-def _no_receipt(folder: Path, receipt: dict[str, Any]) -> str:
-    return "none"
-
-
 def _run(package: str, folder: str, kind: str, at: str, *arguments: str) -> None:
-    Perturbed.folder, Perturbed.kind, Perturbed.at, Perturbed.report = Path(folder), kind, int(at), {}
-    run.Step = Perturbed  # type: ignore[attr-defined]
-    receipt.write = _no_receipt
-    Saver.save = lambda self, *state: None  # type: ignore[method-assign]
-    child.train(package, *arguments)
+    report = Report(Path(folder))
+    added = Added([Probes(report, int(at))], Change(report, kind, int(at)))
+    child.train(package, added, *arguments)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,56 @@
+"""When a run's state is saved."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..core.observer import Ballot, Observer, View
+from .saver import Saver
+
+
+class Keeper(Observer):
+    """Saves the state every so many steps, after the last one, and where the run ends early."""
+
+    name = "checkpoint"
+    counts = 1  # ranks that are writing
+
+    def __init__(
+        self, saver: Saver | None, every: int, state: tuple[Any, ...], before: Sequence[Callable[[], None]] = ()
+    ) -> None:
+        """`before` are called by each rank before each save; without a `saver` this rank, or nobody, saves nothing."""
+        self.saver, self._every, self._state, self._before = saver, every, state, before
+
+    def ballot(self, view: View) -> Ballot:
+        """Say whether this rank is writing.
+
+        Raises:
+            Failure: a checkpoint could not be written.
+        """
+        if self.saver and (failure := self.saver.failure()):
+            raise failure
+        return Ballot(counts=[self.saver is not None and self.saver.writing])
+
+    def end_step(self, view: View, sums: Sequence[int], own: Sequence[float]) -> None:
+        """Complete what all ranks have written; begin the next one where it is due."""
+        if self.saver and not sums[0]:
+            self.saver.seal()
+        if view.stops or view.is_last or view.done % self._every == 0:
+            for check in self._before:
+                check()
+            if self.saver:
+                self.saver.save(view.done, *self._state)
+
+    def finish(self) -> None:
+        """Return once all is written.
+
+        Raises:
+            Failure: it could not be.
+        """
+        if self.saver:
+            self.saver.wait()
+            if failure := self.saver.failure():
+                raise failure
+
+    def close(self, error: BaseException | None) -> None:
+        """After an error this rank's writing comes to its end, and nothing is completed."""
+        if self.saver and error:
+            self.saver.join()

@@ -1,0 +1,295 @@
+"""The loop of a run: its steps, their seeds, and the reports to observers."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from .alike import fail_alike
+from .errors import Disagreement, Failure, of_system
+from .generators import preserved
+from .observer import Ballot, Observer, View
+from .optimizers import Optimizers
+from .options import Options
+from .plan import Plan
+from .ranks import World
+from .seeds import derive, seed_everything
+from .shards import Scattered
+from .step import Step
+from .summing import gradients_of
+from .trees import Stateful
+
+EVENTS = "begin_step", "batch", "gradients", "ballot", "end_step"
+
+
+class Tamper:
+    """Changes what a run computes, to see what comes of it. No config can ask for one.
+
+    A run that has one writes no receipt, and no checkpoint.
+    """
+
+    def weights(self, step: int, model: nn.Module) -> None:
+        """The first micro-batch of a step is about to be loaded."""
+
+    def batch(self, step: int, leaf: int, batch: Any) -> Any:
+        """The micro-batch that takes the place of this one."""
+        return batch
+
+    def gradients(self, step: int, model: nn.Module) -> None:
+        """The gradients are summed, and nobody has seen them yet."""
+
+
+class Loop:
+    """What the steps of a run share.
+
+    Attributes:
+        stop: how many steps the run has; `done`: how many of them are.
+        gradients: the way of summing the model's gradients.
+        network: the model as it is to be called: compiled, or wrapped by DistributedDataParallel, as asked.
+        batches: one item per micro-batch that this rank runs, in order.
+        observers: are told what happens, in this order.
+        reason: why the loop ended before its last step, if it did.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        world: World,
+        plan: Plan,
+        stop: int,
+        model: nn.Module,
+        optimizers: Optimizers,
+        objects: Mapping[str, Stateful],
+        units: Sequence[nn.Module] = (),
+        log: Callable[..., None] = lambda step, **metrics: None,
+        tamper: Tamper | None = None,
+    ) -> None:
+        self.options, self.world, self.plan, self.stop, self.log = options, world, plan, stop, log
+        self.model, self.optimizers, self.objects, self.tamper = model, optimizers, objects, tamper
+        self.gradients = gradients_of(model, options.parallel, world, optimizers, units)
+        module = self.gradients.module
+        self.network = cast(nn.Module, torch.compile(module)) if options.compute.compile else module
+        self.batches: Iterator[Any] = iter(())
+        self.done = 0
+        self.reason: str | None = None
+        self._weights = [_local(parameter) for parameter in model.parameters()]
+        self._buffers = [module._buffers for module in model.modules()]
+        self._watch = ExitStack()
+        self.observe([])
+
+    @property
+    def state(self) -> tuple[nn.Module, Optimizers, Mapping[str, Stateful]]:
+        """All that a later step depends on."""
+        return self.model, self.optimizers, self.objects
+
+    def observe(self, observers: Sequence[Observer]) -> None:
+        """Report to these observers from now on."""
+        self.observers = observers
+        self._told = {
+            event: [(place, each) for place, each in enumerate(observers) if _has(each, event)] for event in EVENTS
+        }
+        self._watching = [each for each in observers if _has(each, "watching")]
+        self._failure: Exception | None = None
+        self._closed = False
+
+    def steps(self, start: int) -> Iterator[Step]:
+        """Yield the steps from `start` on; after the last one, or where an observer asks for it, close the observers.
+
+        Raises:
+            Refused: the loop forgets a line.
+            Failure: an observer's.
+        """
+        self.done = start
+        for number in range(start, self.stop):
+            step = Step(self, number)
+            self._tell("begin_step", View(self, number))
+            self.seed(number, self.plan.micro_batches)  # for what the loop draws before `backward`
+            with self._watch:
+                self._enter()
+                yield step
+            step.require_whole()
+            self.done = number + 1
+            if self.done < self.stop:
+                self._end(number)
+            else:
+                with preserved():  # else the next step's seed would hide what observers draw
+                    self._end(number)
+            if self.reason is not None:
+                break
+        self.close(None)
+
+    def _end(self, number: int) -> None:
+        """Let the observers vote, and report what was counted."""
+        ballots = self._tell("ballot", View(self, number))
+        voters = [place for place, each in enumerate(self.observers) if each.stops]
+        votes = [self._failure is not None, *(ballots[place].stop for place in voters)]
+        counts = [count for ballot in ballots for count in ballot.counts]
+        vectors = [ballot.sums for ballot in ballots if ballot.sums is not None]
+        own = [scalar for ballot in ballots for scalar in ballot.own]
+        vector = torch.cat(vectors) if len(vectors) > 1 else next(iter(vectors), torch.zeros(0, dtype=torch.int64))
+        try:
+            sums, read = self.world.totals([*votes, *counts], vector, own)
+        except Failure as lost:
+            raise self._failure or lost from None
+        if sums[0]:
+            self._fail()
+        stops = [self.observers[place].stops for place, vote in zip(voters, sums[1:], strict=False) if vote]
+        self.reason = stops[0] if stops else None
+        counted, vectors_at, own_at = len(votes), len(votes) + len(counts), 0
+        answers = []
+        for ballot in ballots:
+            of_own = read[own_at : own_at + len(ballot.own)]
+            ends = counted + len(ballot.counts), vectors_at + (0 if ballot.sums is None else len(ballot.sums))
+            answers.append(([*sums[counted : ends[0]], *sums[vectors_at : ends[1]]], of_own))
+            (counted, vectors_at), own_at = ends, own_at + len(ballot.own)
+        self._tell("end_step", View(self, number, stops=self.reason), answers)
+
+    def _tell(self, event: str, view: View, answers: Sequence[tuple[Any, ...]] = ()) -> list[Ballot]:
+        """Report an event. Returns ballots, one for each observer."""
+        ballots = [_empty(each, self.world) for each in self.observers] if event == "ballot" else []
+        told = self._told[event]
+        if not told:
+            return ballots
+        reach = self._reach(event, view)
+        before = _versions(reach)
+        for place, observer in [*told]:
+            try:
+                said = getattr(observer, event)(view, *(answers[place] if answers else ()))
+                if event == "ballot":
+                    ballots[place] = _valid(said, observer)
+            except Exception as error:
+                self._fails(observer, event, view.step, error, observer.vital)
+            after = _versions(reach) if event == "batch" else _versions(self._reach(event, view))
+            if after != before:
+                wrote = Disagreement(
+                    f"step {view.step}: {observer.name} wrote in {event} into weights, gradients, buffers, the "
+                    f"batch or the optimizer's state, at which an observer may only look"
+                )
+                self._fails(observer, event, view.step, wrote)
+                before = after
+        return ballots
+
+    def tell_batch(self, step: int, leaf: int, tensors: Sequence[Tensor]) -> None:
+        """The model is about to see these tensors."""
+        self._tell("batch", View(self, step, leaf, tensors))
+
+    def tell_gradients(self, step: int, loss: Tensor) -> None:
+        """The gradients are summed."""
+        self._tell("gradients", View(self, step, loss=loss))
+
+    def _reach(self, event: str, view: View) -> list[Tensor]:
+        """The tensors that no observer may write into, in this event."""
+        held = [*view.batch, *self._weights]
+        held += [buffer for home in self._buffers for buffer in home.values() if buffer is not None]
+        if event != "batch":  # in which none are complete
+            held += [_local(gradient) for each in self.model.parameters() if (gradient := each.grad) is not None]
+        states = chain.from_iterable(optimizer.state.values() for optimizer in self.optimizers.all)
+        held += [_local(value) for state in states for value in state.values() if isinstance(value, Tensor)]
+        if view.loss is not None:
+            held.append(view.loss)
+        return held
+
+    def _fails(self, observer: Observer, event: str, step: int, error: Exception, vital: bool = True) -> None:
+        """An observer raised, or wrote."""
+        if not vital:
+            self._told = {each: [pair for pair in told if pair[1] is not observer] for each, told in self._told.items()}
+            _report(f"step {step}: {observer.name} raised in {event}, and is left out: {_said(error)}")
+            return
+        local = isinstance(error, Failure) and error.local
+        if self.world.size == 1 or event == "end_step" or local:
+            raise error
+        self._failure = self._failure or error
+
+    def _fail(self) -> None:
+        """An observer failed, here or on another rank: end all alike."""
+        error, failure = self._failure, None
+        if isinstance(error, Failure):
+            failure = error
+        elif error is not None:
+            of_os = of_system(error) if isinstance(error, OSError) else None
+            failure = of_os or Failure(_said(error))
+        try:
+            fail_alike(self.world, failure)
+        except Failure:
+            if error is not None and not isinstance(error, Failure | OSError):
+                raise error from None  # with its traceback
+            raise
+
+    def seed(self, step: int, micro_batch: int) -> None:
+        """Seed all generators for a micro-batch; numbers beyond the last one stand for what the loop itself draws."""
+        seed_everything(derive(self.options.seed, "micro-batch", step, micro_batch))
+
+    def _enter(self) -> None:
+        for observer in self._watching:
+            self._watch.enter_context(observer.watching())
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """No observer watches what runs in here, nor do workers that are started inherit its watch."""
+        self._watch.close()
+        try:
+            yield
+        finally:
+            self._enter()
+
+    def close(self, error: BaseException | None) -> None:
+        """Close the observers, in reverse order, once; from here on the model is its owner's alone."""
+        if self._closed:
+            return
+        self._closed = True
+        self.gradients.end()
+        self._watch.close()
+        with ExitStack() as stack:
+            for observer in self.observers:
+                stack.callback(_close, observer, error)
+
+
+def _has(observer: Observer, method: str) -> bool:
+    """Whether an observer has such a method of its own."""
+    return getattr(type(observer), method) is not getattr(Observer, method)
+
+
+def _close(observer: Observer, error: BaseException | None) -> None:
+    try:
+        observer.close(error)
+    except Exception as raised:
+        if observer.vital:
+            raise
+        _report(f"{observer.name} raised at its end: {_said(raised)}")
+
+
+def _report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _empty(observer: Observer, world: World) -> Ballot:
+    """The ballot of an observer that has nothing to say."""
+    sums = torch.zeros(observer.sums, dtype=torch.int64, device=world.device) if observer.sums else None
+    return Ballot([0] * observer.counts, sums)
+
+
+def _valid(ballot: Ballot, observer: Observer) -> Ballot:
+    if (len(ballot.counts), 0 if ballot.sums is None else len(ballot.sums)) != (observer.counts, observer.sums):
+        raise Failure(f"{observer.name}: its ballot has not the numbers that it declares")
+    return ballot
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The tensor whose version counter counts what is written."""
+    if isinstance(tensor, Scattered):
+        return tensor.shard.local
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Which tensors these are, and how often each was written into."""
+    return [(id(tensor), -1 if tensor.is_inference() else tensor._version) for tensor in tensors]

@@ -1,0 +1,34 @@
+"""Observers that end a run, on all ranks alike, where its state or its surroundings are not as they must be."""
+
+from torch import nn
+
+from ..core.observer import Ballot, Observer, View
+from ..core.ranks import World
+from ..environment.agreement import require_replicas
+from . import opened
+
+
+class Opened(Observer):
+    """Refuses files of the project that the loop has opened and no hash covers."""
+
+    name = "opened files"
+
+    def ballot(self, view: View) -> Ballot:
+        """Look at what the step has opened."""
+        opened.require_known()
+        return Ballot()
+
+
+class Replicas(Observer):
+    """Compares what ranks hold alike, every so many steps and after the last one; 0: never."""
+
+    name = "replicas"
+
+    def __init__(self, every: int, model: nn.Module, world: World, replicas: World) -> None:
+        self._every, self._model, self._world, self._replicas = every, model, world, replicas
+
+    def ballot(self, view: View) -> Ballot:
+        """All ranks work at it together."""
+        if self._every and (view.done % self._every == 0 or view.is_last):
+            require_replicas(self._model, view.done, self._world, self._replicas)
+        return Ballot()
