@@ -52,12 +52,12 @@ ITEMS: dict[str, tuple[str, ...]] = {
     "trace: digests of gradients and weights": ("training.digest:held_digests",),
     "trace: times of phases": ("training.timings:Timings.write", "training.timings:Timings.ends"),
     "trace: its rows": ("training.trace:Trace._write",),
-    "trace: the rest": tuple(f"training.trace:Trace.{name}" for name in ("batch", "gradients", "step", "flush")),
+    "trace: the rest": tuple(f"training.trace:Trace.{name}" for name in ("batch", "gradients", "end_step", "flush")),
     "sums over the ranks": ("training.world:World.totals", "training.world:World.sum"),
-    "log of metrics": ("run:Run.log", "run:Run._write_metrics"),
+    "log of metrics": ("run:Run.log", "training.metrics:Metrics._put"),
     "attributes of modules": ("training.hidden:Hidden.look",),
-    "the rest of a step's end": ("run:Run._after",),
-    "updates are watched": ("training.updates:Updates._check", "training.updates:Updates.begin"),
+    "the rest of a step's end": ("training.loop:Loop._end", "training.loop:Loop._tell"),
+    "updates are watched": ("training.updates:Updates._check", "training.updates:Updates.begin_step"),
     "shapes": ("training.logged:Shapes._note",),
 }
 

@@ -176,6 +176,18 @@ def second_epoch(package: str) -> None:
     torch.optim.AdamW.step = changed  # type: ignore[method-assign]
 
 
+def observer(package: str) -> None:
+    """An observer that refuses the first step, in the event that OTHER names."""
+    run, observer = import_module(f"{package}.repro.run"), import_module(f"{package}.repro.core.observer")
+
+    def refuse(self: Any, view: Any, *counted: Any) -> None:
+        raise import_module(f"{package}.repro.core.errors").Refused("planted: no")
+
+    run.ADDED.set(
+        run.Added([type("Planted", (observer.Observer,), {"name": "planted", os.environ["OTHER"]: refuse})()])
+    )
+
+
 def now_and_then(package: str) -> None:
     """A number that nobody seeds enters the first weights in every third run whose dropout is not 0.1.
 
@@ -256,6 +268,7 @@ FAULTS: dict[str, Callable[[str], None]] = {
         shard,
         evaluation,
         second_epoch,
+        observer,
         now_and_then,
         unseen,
         no_room,

@@ -89,7 +89,7 @@ def test_file_that_no_hash_covers_is_refused_with_the_line_that_opened_it(
         said = case.refusal(stage, lambda: getattr(reader, way)(name))
         assert said.startswith(f"{named} (by data.py:{line}): opened, but not in the content address: a change t")
     with pytest.raises(Refused, match="opened, but not in the content address"):
-        Seeded(opened.Checked([1.0]), seed=0)[(0, 0)]
+        Seeded([1.0], seed=0, check=opened.require_known)[(0, 0)]
     with pytest.raises(Refused) as refused:
         opened.require_known(local=True)
     assert refused.value.local  # whichever rank it is, it tells

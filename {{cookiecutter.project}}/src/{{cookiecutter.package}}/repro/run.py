@@ -210,9 +210,8 @@ class Run:
         if start:
             self._promise.watch.end()  # what step 0 calls is known from before
         mine = loop.gradients.leaves[self.world.rank]
-        begin_worker = partial(loaded.require_same, loaded.begun())
-        checked = opened.Checked(dataset)
-        loader = sampling.loader(checked, planned, options, self.world, mine, start, stop, begin_worker)
+        checks = partial(loaded.require_same, loaded.begun()), opened.require_known
+        loader = sampling.loader(dataset, planned, options, self.world, mine, start, stop, *checks)
         loop.batches = sampling.batches(loader, self.world)
         loop.observe([updates, *self._observers(loop, start), *self._added.observers])
         yield from loop.steps(start)

@@ -26,10 +26,14 @@ class Seeded(Dataset[Any]):
 
     A key is what the seeds of `purpose` are derived from; the index in the dataset is its last number. Each item is
     made with one thread, as in a loader's worker: more of them would add a large tensor in another order.
+
+    Once the items of a batch are made, `check` may refuse them.
     """
 
-    def __init__(self, dataset: Indexed, seed: int, purpose: str = "sample") -> None:
-        self.dataset, self.seed, self.purpose = dataset, seed, purpose
+    def __init__(
+        self, dataset: Indexed, seed: int, purpose: str = "sample", check: Callable[[], object] | None = None
+    ) -> None:
+        self.dataset, self.seed, self.purpose, self.check = dataset, seed, purpose, check
 
     def __getitem__(self, key: tuple[int, ...]) -> Any:
         return self.__getitems__([key])[0]
@@ -47,6 +51,8 @@ class Seeded(Dataset[Any]):
         finally:
             if threads != 1:
                 torch.set_num_threads(threads)
+        if self.check:
+            self.check()
         return items
 
 
@@ -74,13 +80,14 @@ def loader(
     start: int,
     stop: int,
     begin_worker: Callable[[], object] | None = None,
+    check: Callable[[], object] | None = None,
 ) -> DataLoader[Any]:
     """A DataLoader that yields one of these micro-batches per item; the worker count changes its speed only.
 
-    Each worker calls `begin_worker` first.
+    Each worker calls `begin_worker` first. Whoever makes the samples of a micro-batch calls `check` after it.
     """
     return DataLoader(
-        Seeded(dataset, options.seed),
+        Seeded(dataset, options.seed, check=check),
         batch_sampler=MicroBatches(plan, mine, start, stop),
         num_workers=options.loader.workers,
         timeout=options.parallel.timeout_seconds if options.loader.workers else 0,  # a worker may hang, too

@@ -188,20 +188,5 @@ def require_known(local: bool = False) -> None:
         )
 
 
-class Checked:
-    """A dataset that refuses an item as soon as its making has opened a file that `require_known` refuses."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        item = self.dataset[index]
-        require_known()
-        return item
-
-
 def _some(read: Mapping[str, str]) -> str:
     return some([f"{name} (by {line})" for name, line in read.items()])
