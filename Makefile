@@ -88,7 +88,7 @@ scaling: $(TOOLS)/.locked  ## measure steps on 1, 2 and 4 processes, and the byt
 	@$(IN_TOOLS) python measure/scaling.py
 
 allocation: $(TOOLS)/.locked  ## measure what a step gains where memory of gradients is kept, on CPU; eight minutes
-	@$(IN_TOOLS) python measure/allocation.py --rounds 6
+	@$(IN_TOOLS) python measure/allocation.py
 
 picture: $(TOOLS)/.locked  ## draw the README's picture from what commands print; two minutes
 	@$(IN_TOOLS) python tools/picture.py

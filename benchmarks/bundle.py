@@ -17,7 +17,7 @@ from pathlib import Path
 BENCHMARKS = Path(__file__).resolve().parent
 ROOT = BENCHMARKS.parent
 PROGRAMS = ("run.sh", "gpu.py", "parts.py", "trainings.py", "sharing.py", "plain.py", "table.py")
-PEERS = tuple(ROOT / "measure" / name for name in ("peers.py", "pace.py"))
+PEERS = ROOT / "measure" / "peers.py"
 # What a training imports beside torch when nothing is tracked: the test of the bundle has nothing else.
 PACKAGES = (
     "annotated-types", "click", "numpy", "pydantic", "pydantic-core", "rfc8785", "rich", "ruamel-yaml", "safetensors",
@@ -36,7 +36,7 @@ def main() -> int:
         if path.name != "results":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     bake(folder)
-    for program in (*(BENCHMARKS / name for name in PROGRAMS), *PEERS):
+    for program in (*(BENCHMARKS / name for name in PROGRAMS), PEERS):
         shutil.copy2(program, folder)
     download(folder)
     locked = re.search(r"^torch==(\S+)", (folder / "project/requirements/train-cuda.txt").read_text(), re.MULTILINE)

@@ -6,6 +6,7 @@ part of the machinery, the switches.
 """
 
 import itertools
+import json
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -15,29 +16,40 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
-from pace import Pace
-
 Config = Any  # the project's, which is not there before the project is generated
 PLAIN, ONE_BATCH = "plain", "one-batch"
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a step.
+    """The parts of a step, and of a checkpoint.
 
     Attributes:
-        network: as it is to be called.
-        batches: micro-batches, without end.
+        network, loader: as they are to be called.
+        begin: called with the number of an epoch.
         backward: called with the loss of a micro-batch.
         clip: called with the largest length that gradients may have.
         unsynced: the context of a micro-batch after which no gradients are sent.
+        save: called with a path and the place, [epoch, steps, steps of this epoch].
+        load: called with the path; gives the place.
+        rest: what is left of a loader after so many batches; by default all of it, as most people have it.
     """
 
     network: Any
-    batches: Iterator[Any]
-    backward: Callable[[Any], None]
+    loader: Any
+    begin: Callable[[int], object]
+    backward: Callable[[Any], object]
     clip: Callable[[float], Any]
     unsynced: Callable[[], AbstractContextManager[Any]]
+    save: Callable[[Path, list[int]], object]
+    load: Callable[[Path], list[int]]
+    rest: Callable[[Any, int], Any] = lambda loader, steps: loader
+
+    def batches(self) -> Iterator[Any]:
+        """Micro-batches, without end."""
+        for epoch in itertools.count():
+            self.begin(epoch)
+            yield from self.loader
 
 
 def world() -> tuple[int, int]:
@@ -50,20 +62,20 @@ def world() -> tuple[int, int]:
 Make = Callable[[Any, Any, Any, int], Parts]
 
 
-def plain(config: Config) -> Make:
-    """DistributedDataParallel, DistributedSampler and DataLoader."""
+def plain(config: Config, **reproducible: Any) -> Make:
+    """DistributedDataParallel under a launcher, DistributedSampler and DataLoader."""
     import torch
     from torch import distributed, nn
     from torch.utils.data import DataLoader
     from torch.utils.data.distributed import DistributedSampler
 
-    rank, ranks = world()
-    if ranks > 1:
+    (rank, ranks), launched = world(), "RANK" in os.environ
+    if launched:
         distributed.init_process_group("gloo")
     torch.manual_seed(config.seed)
 
     def make(model: Any, optimizer: Any, dataset: Any, size: int) -> Parts:
-        network = nn.parallel.DistributedDataParallel(model) if ranks > 1 else model
+        network = nn.parallel.DistributedDataParallel(model) if launched else model
         network = torch.compile(network) if config.compute.compile else network
         sampler = DistributedSampler(dataset, ranks, rank, seed=config.seed)
         loader = DataLoader(
@@ -74,19 +86,27 @@ def plain(config: Config) -> Make:
             num_workers=config.loader.workers,
             persistent_workers=config.loader.workers > 0,
             pin_memory=torch.cuda.is_available(),
+            **reproducible,
         )
 
-        def batches() -> Iterator[Any]:
-            for epoch in itertools.count():
-                sampler.set_epoch(epoch)
-                yield from loader
+        def save(path: Path, place: list[int]) -> None:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "place": place}, path)
+
+        def load(path: Path) -> list[int]:
+            state = torch.load(path)
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            return state["place"]
 
         return Parts(
             network,
-            batches(),
+            loader,
+            sampler.set_epoch,
             lambda loss: loss.backward(),
             lambda longest: nn.utils.clip_grad_norm_(model.parameters(), longest),
             network.no_sync if ranks > 1 else nullcontext,
+            save,
+            load,
         )
 
     return make
@@ -101,49 +121,68 @@ def pinned(config: Config) -> Make:
 
 
 def fabric(config: Config) -> Make:
-    """Lightning Fabric, with what its Trainer's `deterministic=True` does."""
+    """Lightning Fabric: its seeds, also of workers, and what its Trainer's `deterministic=True` does."""
     import torch
     from lightning_fabric import Fabric
     from torch.utils.data import DataLoader
 
     _, ranks = world()
     torch.use_deterministic_algorithms(True)
-    fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto")
+    fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp" if "RANK" in os.environ else "auto")
     fabric.launch()
     fabric.seed_everything(config.seed, workers=True)
 
     def make(model: Any, optimizer: Any, dataset: Any, size: int) -> Parts:
         network, wrapped = fabric.setup(model, optimizer)
-        loader = fabric.setup_dataloaders(DataLoader(dataset, size, shuffle=True, drop_last=True))
+        loader = DataLoader(dataset, size, shuffle=True, drop_last=True, num_workers=config.loader.workers)
+        loader = fabric.setup_dataloaders(loader)
+        state = {"model": network, "optimizer": wrapped}
         return Parts(
             network,
-            itertools.chain.from_iterable(itertools.repeat(loader)),
+            loader,
+            getattr(loader.sampler, "set_epoch", lambda epoch: None),
             fabric.backward,
             lambda longest: fabric.clip_gradients(network, wrapped, max_norm=longest),
             lambda: fabric.no_backward_sync(network, enabled=ranks > 1),
+            lambda path, place: fabric.save(path, {**state, "place": place}),
+            lambda path: fabric.load(path, state)["place"],
         )
 
     return make
 
 
 def accelerate(config: Config) -> Make:
-    """Accelerate, with `set_seed(..., deterministic=True)`."""
+    """Accelerate: `set_seed(..., deterministic=True)`, its sampler that can be seeded, its way into an epoch."""
     from accelerate import Accelerator
-    from accelerate.utils import set_seed
+    from accelerate.data_loader import skip_first_batches
+    from accelerate.utils import DataLoaderConfiguration, set_seed
     from torch.utils.data import DataLoader
 
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
     set_seed(config.seed, deterministic=True)
 
     def make(model: Any, optimizer: Any, dataset: Any, size: int) -> Parts:
-        loader = DataLoader(dataset, size, shuffle=True, drop_last=True)
-        network, _, prepared = accelerator.prepare(model, optimizer, loader)
+        loader = DataLoader(dataset, size, shuffle=True, drop_last=True, num_workers=config.loader.workers)
+        network, _, loader = accelerator.prepare(model, optimizer, loader)
+
+        def save(path: Path, place: list[int]) -> None:
+            accelerator.save_state(f"{path}.state")
+            path.write_text(json.dumps(place))
+
+        def load(path: Path) -> list[int]:
+            accelerator.load_state(f"{path}.state")
+            return json.loads(path.read_text())
+
         return Parts(
             network,
-            itertools.chain.from_iterable(itertools.repeat(prepared)),
+            loader,
+            loader.set_epoch,
             accelerator.backward,
             lambda longest: accelerator.clip_grad_norm_(network.parameters(), longest),
             lambda: accelerator.no_sync(network),
+            save,
+            load,
+            skip_first_batches,
         )
 
     return make
@@ -168,7 +207,7 @@ class Ended(Exception):
 class Peer:
     """A run whose steps are a peer's. It goes on until the pace ends it, or its last step."""
 
-    def __init__(self, make: Make, config: Config, pace: Pace) -> None:
+    def __init__(self, make: Make, config: Config, pace: Any) -> None:
         import torch
 
         self._make, self._pace = make, pace
@@ -188,10 +227,9 @@ class Peer:
         self, model: Any, optimizer: Any, dataset: Any, epochs: int = 0, steps: int = 0, **more: Any
     ) -> Iterator["Step"]:
         """As many as the project's; `more` is for the machinery."""
-        self.optimizer, self.parts = (
-            optimizer,
-            self._make(model, optimizer, dataset, self._batch // self._micro_batches),
-        )
+        self.optimizer = optimizer
+        self.parts = self._make(model, optimizer, dataset, self._batch // self._micro_batches)
+        self.batches = self.parts.batches()
         for number in range(of := steps or math.ceil(epochs * len(dataset) / self._batch)):
             self._pace.begins()
             yield Step(self, number, of)
@@ -219,7 +257,7 @@ class Step:
         run, parts, device = self._run, self._run.parts, self._run.world.device
         run.optimizer.zero_grad()
         for micro in range(run.share):
-            batch = moved(next(parts.batches), device)
+            batch = moved(next(run.batches), device)
             with nullcontext() if micro == run.share - 1 else parts.unsynced():
                 with torch.autocast(device.type, torch.bfloat16) if run.bfloat16 else nullcontext():
                     loss = compute(parts.network, batch) / run.share
@@ -232,24 +270,6 @@ class Step:
 
     def log(self, **metrics: Any) -> None:
         """Nothing is written."""
-
-
-def train(name: str, settings: list[str], slower: float) -> None:
-    """Train until the pace ends it."""
-    from repro_project.config import Config
-    from repro_project.repro.config.params import load
-
-    if name == ONE_BATCH:  # each process makes its part of a global batch at once
-        settings = [*settings, f"parallel.micro_batches={world()[1]}"]
-    config = load(Config, Path("params.yaml"), settings)
-    if name == "pinned":
-        from repro_project.repro.core.flags import set_environment
-
-        set_environment(config.determinism)  # before torch is imported
-    pace = Pace(slower)
-    from repro_project import train as project
-
-    train_by(PEERS[name](config), config, pace, project)
 
 
 def train_by(make: Make, config: Config, pace: Any, project: Any) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
-from rounds import ONE_BATCH, PINNED, PLAIN, ROOT, WAYS, WORKLOADS, Taken
+from rounds import ONE_BATCH, PINNED, PLAIN, ROOT, WAYS, WORKLOADS, Taken, harness
 
 WORSE = 1.15  # so many times the committed ratio is a regression
 HEAD = """| workload | processes | way | ms per step | beside plain | beside plain with switches | memory, MiB |
@@ -53,7 +53,7 @@ class Ratio:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.middle:.2f} ({self.low:.2f} … {self.high:.2f})"
+        return harness.spread(self.low, self.middle, self.high)
 
 
 def ratio(one: Sequence[float], other: Sequence[float]) -> Ratio:
@@ -83,7 +83,7 @@ def rows(workload: str, ranks: int, taken: dict[str, Taken]) -> list[str]:
             WORKLOADS[workload].title, str(ranks), WAYS[name].title, f"{1000 * np.median(one.seconds):.1f}",
             *beside, f"{one.memory / 2**20:.0f}",
         )  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(harness.row(*cells))
     return lines
 
 
@@ -94,7 +94,7 @@ def shares(workload: str, ranks: int, taken: dict[str, Taken]) -> str:
         known = taken.keys() >= {*over, *under}
         one, other = (np.prod([taken[name].seconds for name in names if known], axis=0) for names in (over, under))
         cells.append(str(ratio(one, other)) if known else "")
-    return f"| {' | '.join(cells)} |"
+    return harness.row(*cells)
 
 
 def read(text: str) -> dict[Cell, float]:
@@ -102,7 +102,7 @@ def read(text: str) -> dict[Cell, float]:
     workloads = {workload.title: name for name, workload in WORKLOADS.items()}
     ways = {way.title: name for name, way in WAYS.items()}
     found = [match for line in text.splitlines() if (match := ROW.fullmatch(line))]
-    return {(workloads[row[1]], int(row[2]), ways[row[3]]): float(row[4]) for row in found}
+    return {(workloads[line[1]], int(line[2]), ways[line[3]]): float(line[4]) for line in found}
 
 
 def has_grown(fresh: Ratio, committed: float) -> bool:

@@ -6,19 +6,18 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
-from about import about  # noqa: F401 (others find these by this file)
-from bake import NAME, PACKAGE, ROOT, VENV, bake, in_venv, make_venv  # noqa: F401
+import harness  # (others find the tools' modules by this file)
+from bake import MORE, PACKAGE, ROOT, VENV, bake, in_venv  # noqa: F401
+from harness import prepared  # noqa: F401
 from peers import ONE_BATCH, PLAIN
-from recipe import lay
 from sharding import sent
 
 REQUIREMENTS = ROOT / "measure" / "requirements.txt"
@@ -126,7 +125,7 @@ class Group:
 
     def __init__(self, project: Path, way: Way, workload: Workload, ranks: int, place: Path) -> None:
         self._log = place.with_suffix(".log")
-        python = (PEERS_VENV if way.script in LIBRARIES else venv(workload.recipe)) / "bin" / "python"
+        python = (PEERS_VENV if way.script in LIBRARIES else MORE if workload.recipe else VENV) / "bin" / "python"
         settings = [*ALWAYS, *workload.settings, *way.settings]
         command = [str(python), str(RANK), way.script, str(way.slower), str(place), *settings]
         port, self._ranks = _free_port(), []
@@ -175,7 +174,7 @@ class Group:
 def environment(project: Path, rank: int, ranks: int, port: int) -> dict[str, str]:
     """That of a process: one thread for each way, and no switch that this shell happens to set."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    env = in_venv(project, kept) | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    env = in_venv(project, kept) | harness.ONE_THREAD
     if ranks > 1:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         env |= {name: str(value) for name, value in place.items()}
@@ -204,19 +203,18 @@ def measured(
         for name, way in ways.items():
             groups[name] = Group(project, way, workload, way.ranks or ranks, runs / name)
             stack.callback(groups[name].end)
-        seconds, counted = ({name: list[float]() for name in ways} for _ in range(2))
-        memory = dict[str, int]()
+        counted, memory = {name: list[float]() for name in ways}, dict[str, int]()
         for group in groups.values():
             group.answers()
-        names = list(ways)
-        for turn in range(WARM + rounds):
-            first = turn % len(names)
-            for name in [*names[first:], *names[:first]]:
-                before = sent()
-                steps, memory[name] = groups[name].make(workload.steps)
-                counted[name].append((sent() - before) / workload.steps / (ways[name].ranks or ranks))
-                seconds[name] += [median(steps[1:])] if turn >= WARM else []
-    return {name: Taken(seconds[name], memory[name], median(counted[name])) for name in names}
+
+        def turn(name: str) -> float:
+            before = sent()
+            steps, memory[name] = groups[name].make(workload.steps)
+            counted[name].append((sent() - before) / workload.steps / (ways[name].ranks or ranks))
+            return median(steps[1:])
+
+        seconds = harness.in_turn(ways, turn, range(WARM + rounds))
+    return {name: Taken(seconds[name][WARM:], memory[name], median(counted[name])) for name in ways}
 
 
 def ways_of(cell: str) -> dict[str, Way]:
@@ -232,39 +230,14 @@ def by_recipe(cells: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def venv(recipe: str) -> Path:
-    """The environment in which a project trains."""
-    return ROOT / "build" / f"venv{'-recipes' * bool(recipe)}"
-
-
-@contextmanager
-def prepared(recipe: str = "", ways: Iterable[Way] = ()) -> Iterator[Path]:
-    """A generated project with its data, for a while, and the environments that these ways want."""
-    (ROOT / "build").mkdir(exist_ok=True)
-    with TemporaryDirectory(dir=ROOT / "build", prefix="measure-") as folder:
-        project = bake(Path(folder))
-        if recipe:
-            lay(recipe, project)
-        make_venv(project, venv(recipe))
-        if any(way.script in LIBRARIES for way in ways):
-            make_peers_venv()
-        command = [venv(recipe) / "bin" / "python", "-m", f"{PACKAGE}.prepare"]
-        subprocess.run(command, cwd=project, env=in_venv(project), check=True, stdout=subprocess.DEVNULL)
-        yield project
-
-
 def make_peers_venv() -> None:
     """An environment that sees all packages of the project's, torch among them, and has these libraries beside."""
     own, theirs, mark = VENV / "bin" / "python", PEERS_VENV / "bin" / "python", PEERS_VENV / ".requirements"
     if mark.is_file() and mark.read_text() == REQUIREMENTS.read_text():
         return
     subprocess.run([own, "-m", "venv", "--clear", PEERS_VENV], check=True)
-    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    there, here = (
-        subprocess.run([one, "-c", asked], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
-        for one in (own, theirs)
-    )
-    Path(here, "project.pth").write_text(f"{there}\n")
+    asked = "-c", "import sysconfig; print(sysconfig.get_path('purelib'), end='')"
+    Path(harness.printed(ROOT, *asked, venv=PEERS_VENV), "project.pth").write_text(f"{harness.printed(ROOT, *asked)}\n")
     pip = [theirs, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([*pip, "--requirement", REQUIREMENTS], check=True)
     mark.write_text(REQUIREMENTS.read_text())

@@ -6,22 +6,17 @@ A function is timed without those that are timed within it. The time is the thre
 machine changes least. A timer takes about a microsecond itself, and what is called for each sample holds it as often.
 """
 
-import argparse
 import functools
 import importlib
-import json
 import os
-import shutil
-import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import peers
 import rank
-from rounds import ALWAYS, PINNED, VENV, WORKLOADS, environment, prepared
+from rounds import ALWAYS, PINNED, WORKLOADS, harness
 
 DIGITS = [name for name, workload in WORKLOADS.items() if not workload.recipe]
 WARM, OTHER = 20, "all else, in Python"
@@ -135,15 +130,14 @@ class Spent:
 
 
 class Counted:
-    """In place of a pace: so many steps, and what was spent in them, as JSON."""
+    """In place of a pace: so many steps, and what was spent in them."""
 
     steps, spent = 0, Spent()
 
     def __init__(self, slower: float) -> None:
         missing = Counted.spent.watch()  # before hooks are made of the functions
         assert not missing, missing
-        self._step, self._out = 0, os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)
+        self._step = 0
 
     def begins(self) -> None:
         """A step begins."""
@@ -153,49 +147,40 @@ class Counted:
             spent.nanoseconds.clear()
         if self._step == WARM + Counted.steps:
             spent._turn()
-            found = {item: number / 1000 / Counted.steps for item, number in spent.nanoseconds.items()}
-            json.dump(found, self._out)
-            self._out.flush()
+            harness.leave({item: number / 1000 / Counted.steps for item, number in spent.nanoseconds.items()})
             os._exit(0)
         self._step += 1
 
 
-def spent(project: Path, script: str, workload: str, steps: int) -> dict[str, float]:
-    """Microseconds per step of each item."""
-    out = project / "build" / f"spent-{script}-{workload}"
-    shutil.rmtree(out, ignore_errors=True)  # the run there was left in the middle
-    settings = [*ALWAYS, *WORKLOADS[workload].settings]
-    command = [VENV / "bin" / "python", __file__, "--within", str(steps), script, "0", out, *settings]
-    done = subprocess.run(
-        list(map(str, command)), cwd=project, env=environment(project, 0, 1, 0), text=True, capture_output=True
-    )
-    if done.returncode or not done.stdout:
-        raise SystemExit(done.stderr[-2000:])
-    return json.loads(done.stdout)
+def spend(script: str, workload: str, steps: int) -> None:
+    """Train until that is counted: microseconds per step of each item."""
+    Counted.steps, rank.Pace = steps, Counted
+    out = f"build/spent-{script}-{workload}"
+    sys.argv[1:] = [script, "0", out, *ALWAYS, *WORKLOADS[workload].settings]
+    rank.main()
+
+
+def tables(project: Path, only: list[str], steps: int) -> None:
+    """Print a table for each workload, the largest differences first."""
+    for workload in only:
+        ours, plain = (
+            harness.within(project, spend, script, workload, steps, variables=harness.ONE_THREAD)
+            for script in ("ours", PINNED)
+        )
+        items = sorted({*ours, *plain}, key=lambda item: plain.get(item, 0) - ours.get(item, 0))
+        print(f"{workload:42}{'project':>10}{'plain':>10}{'more':>10}")
+        for item in items:
+            one, other = ours.get(item, 0.0), plain.get(item, 0.0)
+            print(f"  {item:40}{one:10.0f}{other:10.0f}{one - other:+10.0f}")
+        print(f"  {'all':40}{sum(ours.values()):10.0f}{sum(plain.values()):10.0f}", flush=True)
 
 
 def main() -> None:
-    """Print a table for each workload, the largest differences first."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=DIGITS, help="this workload alone; repeatable")
-    parser.add_argument("--steps", type=int, default=100)
-    asked = parser.parse_args()
-    with prepared() as project:
-        for workload in asked.only or DIGITS:
-            ours, plain = (spent(project, script, workload, asked.steps) for script in ("ours", PINNED))
-            items = sorted({*ours, *plain}, key=lambda item: plain.get(item, 0) - ours.get(item, 0))
-            print(f"{workload:42}{'project':>10}{'plain':>10}{'more':>10}")
-            for item in items:
-                one, other = ours.get(item, 0.0), plain.get(item, 0.0)
-                print(f"  {item:40}{one:10.0f}{other:10.0f}{one - other:+10.0f}")
-            print(f"  {'all':40}{sum(ours.values()):10.0f}{sum(plain.values()):10.0f}", flush=True)
+    """The command line."""
+    asked = harness.arguments(__doc__, None, DIGITS, steps=100)
+    with harness.prepared() as project:
+        tables(project, asked.only, asked.steps)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--within"]:
-        Counted.steps = int(sys.argv[2])
-        del sys.argv[1:3]
-        peers.Pace = rank.Pace = Counted
-        rank.main()
-    else:
-        main()
+    main()

@@ -6,29 +6,24 @@ In a round each command runs once, as a process of its own, after all others; so
 alike. Commands that take minutes run once.
 """
 
-import argparse
-import json
 import shutil
-import statistics
-import subprocess
-import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 
-from document import marked, write
-from rounds import NAME, PACKAGE, ROOT, VENV, about, bake, in_venv, make_venv
+from rounds import PACKAGE, ROOT, bake, harness
 
 RESULT = ROOT / "docs" / "times.md"
-PROJECT = ROOT / "build" / "times" / NAME
 ROUNDS = 5
 STEPS = 10**6  # of the long traces
 RUN, OTHER, LONG, LONGER, NEW = (f"build/{name}" for name in ("run", "other", "long", "longer", "new"))
 EPOCH = ("--set", "train.epochs=1")
 UNTRACKED = ("--set", "tracking.enabled=false")
 THERE = ("--set", "tracking.uri=sqlite:///build/there.db")
-HEAD = """| wait | goal, s | seconds | least … most | runs |
-|---|---|---|---|---|"""
+HEAD = "wait | goal, s | seconds | least … most | runs"
 
 
 @dataclass(frozen=True)
@@ -71,128 +66,100 @@ WAITS = (
 )
 
 
-# A run's trace made long: the rows of its first step again and again; of two, one differs in the last row.
-LENGTHEN = """
-import hashlib, sys
-from {package}.repro.record import chain, names
-place, steps, last = sys.argv[1:]
-path = f"{place}/{names.STEP_ROWS}"
-row, link, rows = open(path, "rb").read(chain.STEP.itemsize), bytes(chain.LINK), []
-for step in range(int(steps)):
-    data = step.to_bytes(4, "little") + row[4:]
-    data = data if step + 1 < int(steps) else data[:-1] + bytes([int(last)])
-    link = hashlib.sha256(link + data).digest()[:chain.LINK]
-    rows.append(data + link)
-open(path, "wb").write(b"".join(rows))
-"""
+# ---- in the project
 
 
-# A checkpoint of 24 matrices, 100 million parameters with AdamW: a step, the copy for which the next one waits, and the
-# writing, which it does not wait for.
-CHECKPOINT = """
-import json, time, torch
-from pathlib import Path
-from {package}.repro.config.settings import Checkpoint
-from {package}.repro.checkpoint.checkpoint import Origin
-from {package}.repro.core.optimizers import Optimizers
-from {package}.repro.checkpoint.saver import Saver
+def lengthen(out: str, last: int) -> None:
+    """Make a run's trace long: the rows of its first step again and again, and at its end one with `last` in it."""
+    import hashlib
 
-model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(24)))
-optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-origin, often = Origin("0" * 64, "0" * 64), Checkpoint(every=1, keep=1, on_error="stop")
-saver = Saver(Path("build/stall"), origin, often, lambda: None)
-steps, copies, writes = [], [], []
+    from repro_project.repro.record import chain, names
 
-def timed(times, function, *given):
-    began = time.perf_counter()
-    function(*given)
-    times.append(time.perf_counter() - began)
-
-def step():
-    optimizer.zero_grad()
-    model(torch.rand(64, 2048)).square().mean().backward()
-    optimizer.step()
-
-for number in range(5):
-    timed(steps, step)
-    timed(copies, saver.save, number, model, Optimizers(optimizer))
-    timed(writes, saver.wait)
-assert not saver.failure()
-print(json.dumps([steps, copies, writes]))
-"""
+    path = Path(out, names.STEP_ROWS)
+    first, link, rows = path.read_bytes()[: chain.STEP.itemsize], bytes(chain.LINK), []
+    for step in range(STEPS):
+        data = step.to_bytes(4, "little") + first[4:]
+        data = data if step + 1 < STEPS else data[:-1] + bytes([last])
+        link = hashlib.sha256(link + data).digest()[: chain.LINK]
+        rows.append(data + link)
+    path.write_bytes(b"".join(rows))
 
 
-def python(*words: str, ends: int = 0) -> tuple[float, str]:
-    """Run the project's python, which is to end with this exit code: the seconds that it took, and its output."""
-    began = time.perf_counter()
-    done = subprocess.run(
-        [f"{VENV}/bin/python", *words], cwd=PROJECT, env=in_venv(PROJECT), text=True, capture_output=True
-    )
-    took = time.perf_counter() - began
-    if done.returncode != ends:
-        sys.exit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    return took, done.stdout
+def checkpoint() -> list[list[float]]:
+    """Seconds of 24 matrices, 100 million parameters with AdamW: a step, a checkpoint's copy, and its writing."""
+    import torch
+    from repro_project.repro.checkpoint.checkpoint import Origin
+    from repro_project.repro.checkpoint.saver import Saver
+    from repro_project.repro.config.settings import Checkpoint
+    from repro_project.repro.core.optimizers import Optimizers
 
+    model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(24)))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    origin, often = Origin("0" * 64, "0" * 64), Checkpoint(every=1, keep=1, on_error="stop")
+    saver = Saver(Path("build/stall"), origin, often, lambda: None)
 
-def prepare() -> None:
-    """A project with two equal runs, and with two that are long and differ in their last step."""
-    bake(PROJECT.parent)
-    make_venv(PROJECT)
-    python("-m", f"{PACKAGE}.prepare")
-    for out in (RUN, OTHER):
-        python("-m", f"{PACKAGE}.train", "--out", out, *EPOCH, *UNTRACKED)
-    python("-m", f"{PACKAGE}.train", "--out", "build/first", *EPOCH, *THERE)
-    for last, out in enumerate((LONG, LONGER)):
-        shutil.copytree(PROJECT / RUN, PROJECT / out)
-        python("-c", LENGTHEN.replace("{package}", PACKAGE), out, str(STEPS), str(last))
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.rand(64, 2048)).square().mean().backward()
+        optimizer.step()
 
-
-def seconds(wait: Wait) -> float:
-    """How long it takes now; a training has a new folder, and a new database."""
-    if not wait.words:
+    def timed(work: Callable[[], object]) -> float:
         began = time.perf_counter()
-        bake(PROJECT.parent / "generated")
+        work()
         return time.perf_counter() - began
-    shutil.rmtree(PROJECT / NEW, ignore_errors=True)
-    (PROJECT / f"{NEW}.db").unlink(missing_ok=True)
-    return python(*wait.words, ends=wait.ends)[0]
+
+    numbers = iter(range(5))
+    waits = step, lambda: saver.save(next(numbers), model, Optimizers(optimizer)), saver.wait
+    taken = [[timed(wait) for wait in waits] for _ in range(5)]  # the copy before its writing, always
+    assert not saver.failure()
+    return [list(each) for each in zip(*taken, strict=True)]
 
 
-def row(title: str, goal: float, taken: list[float]) -> str:
+# ---- here
+
+
+def seconds(project: Path, wait: Wait) -> float:
+    """How long it takes now; a training has a new folder, and a new database."""
+    shutil.rmtree(project / NEW, ignore_errors=True)
+    (project / f"{NEW}.db").unlink(missing_ok=True)
+    began = time.perf_counter()
+    if wait.words:
+        harness.printed(project, *wait.words, ends=[wait.ends])
+    else:
+        bake(project.parent / "generated")
+    return time.perf_counter() - began
+
+
+def row(title: str, goal: float, taken: list[float]) -> list[object]:
     """A line of the table."""
-    wanted, middle = f"{goal:.2g}" if goal else "", f"{statistics.median(taken):.2f}"
-    return f"| {title} | {wanted} | {middle} | {min(taken):.2f} … {max(taken):.2f} | {len(taken)} |"
+    wanted, most = f"{goal:.2g}" if goal else "", f"{min(taken):.2f} … {max(taken):.2f}"
+    return [title, wanted, f"{median(taken):.2f}", most, len(taken)]
 
 
-def checkpoint() -> list[str]:
-    """The lines on a large checkpoint."""
-    steps, copies, writes = json.loads(python("-c", CHECKPOINT.replace("{package}", PACKAGE))[1])
-    return [
-        row("a step of 100 million parameters with AdamW, 64 samples, as a measure", 0, steps),
-        row("its checkpoint: the copy, for which the next step waits", statistics.median(steps), copies),
-        row("its checkpoint: the writing, while steps go on", 0, writes),
-    ]
+def rows(project: Path, rounds: int) -> Iterator[list[object]]:
+    """Prepare two equal runs, and two that are long and differ in their last step; the lines of the table."""
+    train = partial(harness.printed, project, "-m", f"{PACKAGE}.train", *EPOCH, "--out")
+    for out in (RUN, OTHER):
+        train(out, *UNTRACKED)
+    train("build/first", *THERE)
+    for last, out in enumerate((LONG, LONGER)):
+        shutil.copytree(project / RUN, project / out)
+        harness.within(project, lengthen, out, last)
+    often = [wait for wait in WAITS if not wait.once]
+    taken = harness.in_turn(often, lambda wait: seconds(project, wait), range(rounds))
+    taken |= harness.in_turn([wait for wait in WAITS if wait.once], lambda wait: seconds(project, wait), range(1))
+    yield from (row(wait.title, wait.goal, taken[wait]) for wait in WAITS)
+    steps, copies, writes = harness.within(project, checkpoint)
+    yield row("a step of 100 million parameters with AdamW, 64 samples, as a measure", 0, steps)
+    yield row("its checkpoint: the copy, for which the next step waits", median(steps), copies)
+    yield row("its checkpoint: the writing, while steps go on", 0, writes)
 
 
 def main() -> None:
     """Measure, and write the table into the document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--out", type=Path, default=RESULT)
-    asked = parser.parse_args()
-    marked(asked.out)
-    prepare()
-    place = about()
-    taken: dict[str, list[float]] = {wait.title: [] for wait in WAITS}
-    for number in range(asked.rounds):
-        for wait in WAITS:
-            if not (wait.once and number):
-                taken[wait.title].append(seconds(wait))
-        print(f"round {number + 1} of {asked.rounds}", flush=True)
-    lines = [row(wait.title, wait.goal, taken[wait.title]) for wait in WAITS]
-    made = "\n".join([place, "", HEAD, *lines, *checkpoint()])
-    write(asked.out, made)
-    print(made)
+    asked = harness.arguments(__doc__, RESULT, rounds=ROUNDS)
+    with harness.prepared() as project:
+        harness.write(asked.out, harness.about(), harness.table(HEAD, rows(project, asked.rounds)))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,15 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import hashing
+import loader
+import order
 import pytest
+import sharding
+import step_cost
 from bake import ROOT
 from baked import InstalledProject, run
+from harness import MARKS, in_turn, table, within, write
 
 MEASURE = ROOT / "measure"
 SMALLEST = "convnet"
@@ -91,7 +97,7 @@ def test_a_measured_document_names_its_commit(document: str) -> None:
 
 def test_the_committed_table_is_whole() -> None:
     """It has a ratio of each way, workload and number of processes that `make bench-check` looks at."""
-    from document import MARKS, RESULT
+    from document import RESULT
     from ratios import read
     from rounds import CELLS, PLAIN, ways_of
 
@@ -161,8 +167,7 @@ def test_steps_on_more_processes_stand_beside_those_of_one(project: InstalledPro
     held = sizes(project.path, SMALLEST)
     assert held.parameters > held.buffers > 0
     times = {(way, ranks): factor / ranks for way, factor in ((PINNED, 1), ("step", 1.5)) for ranks in PROCESSES}
-    lines = list(rows(SMALLEST, held, {asked: Taken(planted(took), 0, 4321.0) for asked, took in times.items()}))
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    cells = list(rows(SMALLEST, held, {asked: Taken(planted(took), 0, 4321.0) for asked, took in times.items()}))
     assert [cell[4].split()[0] for cell in cells] == ["1", "0.50", "0.25"] * 2
     assert [cell[5].split()[0] for cell in cells] == ["1"] * 3 + ["1.50"] * 3
     assert {cell[6] for cell in cells} == {"4.3"}
@@ -182,12 +187,9 @@ def test_micro_batches_cannot_share_a_pass(project: InstalledProject) -> None:
 # ---- the other tools, as short as can be: they name parts of the machinery, which may move
 
 
-def test_cost_of_a_step_is_measured(project: InstalledProject, tmp_path: Path) -> None:
+def test_cost_of_a_step_is_measured(project: InstalledProject) -> None:
     """Each variant makes some steps."""
-    result = tmp_path / "result.json"
-    words = [ROOT / "tools" / "step_cost.py", "--model", "ConvNet", "--seconds", "0.5", "--result", result]
-    project.run(project.python, *words)
-    found = json.loads(result.read_text())
+    found = within(project.path, step_cost.measure, "ConvNet", 0.5)
     assert found["parameters"] > 10**4 and all(steps and min(steps) > 0 for steps in found["steps"].values())
 
 
@@ -211,46 +213,61 @@ def test_kept_memory_is_measured(project: InstalledProject) -> None:
 
     told = "from repro_project.repro.core.flag_table import ALLOCATION; import json; print(json.dumps(ALLOCATION))"
     assert json.loads(project.run(project.python, "-c", told)) == allocation.SETTINGS[allocation.OURS]
-    plain, ours = (allocation.started(project.python, "wide", way) for way in (allocation.DEFAULTS, allocation.OURS))
+    plain, ours = (allocation.started(project.path, "wide", way) for way in (allocation.DEFAULTS, allocation.OURS))
     assert plain["seconds"] > 0 and plain["peak"] > 100 and ours["faults"] < plain["faults"] / 2
 
 
 def test_loaders_are_measured(project: InstalledProject) -> None:
     """Both make samples, with each number of workers."""
-    words = [ROOT / "tools" / "loader.py", "--measure", "--rounds", "2", "--seconds", "0.01"]
-    found = json.loads(project.run(project.python, *words).splitlines()[-1])  # torch warns of more workers than cores
-    assert len(found["rates"]) == 6 and all(min(*pair) > 0 for pairs in found["rates"].values() for pair in pairs)
+    found = within(project.path, loader.measure, 2, 0.01)
+    pairs = [[*pair["ours"], *pair["plain"]] for pair in found["rates"].values()]
+    assert len(pairs) == 6 and all(len(pair) == 4 and min(pair) > 0 for pair in pairs)
     assert all(took > 0 for took in found["parts"].values())
 
 
-@pytest.mark.parametrize("words", [("plan", "--load"), ("torch",)])
-def test_orders_are_measured(words: tuple[str, ...], project: InstalledProject) -> None:
+@pytest.mark.parametrize("words", [("plan", 10**5, True), ("torch", 10**5, False)])
+def test_orders_are_measured(words: tuple[str, int, bool], project: InstalledProject) -> None:
     """Time of batches in the middle of an epoch."""
-    words = ("--samples", "100000", "--measure", *words)
-    found = json.loads(project.run(project.python, ROOT / "tools" / "order.py", *words).splitlines()[-1])
+    found = within(project.path, order.measure, *words)
     assert found["first"] > 0 and found["each"] > 0 and found["peak"] >= 0
 
 
-def test_checks_of_data_are_measured(project: InstalledProject, tmp_path: Path) -> None:
+def test_checks_of_data_are_measured(
+    project: InstalledProject, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Of a folder whose hash is known; of another one, the check fails."""
-    files = tmp_path / "files"
-    files.mkdir()
-    (files / "0.bin").write_bytes(b"0")
-    known = project.run(project.python, "-m", "repro_project", "hash-data", "--set", f"data.raw={files}").strip()
-    words = [project.python, ROOT / "tools" / "hashing.py", "--folder", files, "--measure"]
-    for way in ("one by one", "every byte", "remembered"):
-        (tmp_path / "files.sha256").write_text(known)
-        assert float(project.run(*words, way)) > 0
-    (tmp_path / "files.sha256").write_text("0" * 64)
-    done = run(*words, "every byte", cwd=project.path, env=project.env, check=False)
-    assert done.returncode and "0" * 64 in done.stdout, done.stdout
+    (tmp_path / "0.bin").write_bytes(b"0")
+    known = project.run(project.python, "-m", "repro_project", "hash-data", "--set", f"data.raw={tmp_path}").strip()
+    for way in hashing.WAYS:
+        assert within(project.path, hashing.seconds, way, str(tmp_path), known) > 0
+    with pytest.raises(SystemExit, match="seconds"):
+        within(project.path, hashing.seconds, "every byte", str(tmp_path), "0" * 64)
+    assert "0" * 64 in capfd.readouterr().err
 
 
-def test_sharded_models_are_measured(project: InstalledProject, tmp_path: Path) -> None:
+def test_sharded_models_are_measured(project: InstalledProject) -> None:
     """A rank of two sends at least what the formula says."""
-    result = tmp_path / "result.json"
-    words = ["--way", "full", result, "64", "2", "3", "2"]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=localhost", "--nproc-per-node=2"]
-    project.run(project.python, *launcher, ROOT / "tools" / "sharding.py", *words)
-    found = json.loads(result.read_text())
+    found = within(project.path, sharding.measure, "full", 64, 2, 3, 2, ranks=2)
     assert found["sent"] >= 12 and found["seconds"] > 0 and found["held"] >= 0
+
+
+def test_each_round_begins_with_another_way() -> None:
+    """And each way has a turn in each, whose outcome stands in the round's place."""
+    turns: list[str] = []
+    found = in_turn("abc", lambda way: turns.append(way) or len(turns), range(4))
+    assert "".join(turns) == "abcbcacababc" and found == {"a": [1, 6, 8, 10], "b": [2, 4, 9, 11], "c": [3, 5, 7, 12]}
+
+
+def test_a_table_finds_its_place_in_a_document(tmp_path: Path) -> None:
+    """What stands around the place stays; a document without one is left alone."""
+    document = tmp_path / "some.md"
+    document.write_text("\n".join(["before", *MARKS, "after", ""]))
+    for made in (("old",), ("2 cores", table("a | b", [[1, 2]]))):
+        write(document, *made)
+    assert document.read_text() == "\n".join(
+        ["before", MARKS[0], "2 cores", "", "| a | b |", "|---|---|", "| 1 | 2 |", MARKS[1], "after", ""]
+    )
+    document.write_text("no place")
+    with pytest.raises(SystemExit, match="between which the table is to stand"):
+        write(document, "new")
+    assert document.read_text() == "no place"

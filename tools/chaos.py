@@ -14,7 +14,6 @@ import os
 import random
 import shutil
 import sqlite3
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -24,11 +23,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from about import about
-from bake import NAME, PACKAGE, ROOT, VENV, bake, in_venv, make_venv
+from bake import NAME, PACKAGE, ROOT, bake, make_venv
 from chaos_calls import MISSED, section
+from harness import about, printed, table, within, write
 
-PROJECT = ROOT / "build" / "chaos" / NAME
+PROJECT = ROOT / "build" / "chaos" / NAME  # which stays, so that what differs can be looked at
 RESULT = ROOT / "docs" / "chaos.md"
 SIZES = (1, 2, 3, 4)
 DRAWN = (1, 1, 1, 2, 2, 3, 4)  # the small ones more often: they start faster
@@ -121,18 +120,16 @@ def train(arguments: list[str], name: str, **options: Any) -> Any:
     return Victim(PROJECT / name, *arguments, **options)
 
 
-def chaos(kills: int, seed: int, place: str) -> str:
-    """Do it all; return the Markdown."""
-    began, epochs = time.monotonic(), max(1, round(kills * STEPS_PER_KILL / STEPS_PER_EPOCH))
+def chaos(kills: int, seed: int) -> str:
+    """Kill at random; the Markdown."""
+    epochs = max(1, round(kills * STEPS_PER_KILL / STEPS_PER_EPOCH))
     settings = f"train.epochs={epochs}", f"checkpoint.every={EVERY}", "tracking.wait_seconds=300"
     arguments = [text for setting in settings for text in ("--set", setting)]
     reference = train(arguments, "alone")
     if reference.end(3600) != 0:
         sys.exit(reference.log.read_text())
-    print(f"{reference.rows()} rows by the run left alone, {time.monotonic() - began:.0f} s", flush=True)
-
+    print(f"{reference.rows()} rows by the run left alone", flush=True)
     struck: Counter[tuple[str, int]] = Counter()
-    resumed = 0
     for number, blow in enumerate(plan(kills, seed), start=1):
         victim = train(arguments, "killed", ranks=blow.ranks if blow.ranks > 1 else None)
         phase = strike(blow, victim)
@@ -145,46 +142,42 @@ def chaos(kills: int, seed: int, place: str) -> str:
     if victim.end(3600) != 0:
         sys.exit(victim.log.read_text()[-3000:])
     resumed = victim.log.read_text().count("resumed ")
-    seconds = time.monotonic() - began
-    command = f"`make chaos KILLS={kills} SEED={seed}` in {seconds / 60:.0f} minutes. {place}"
     contents = [content(out) | {"numbers in MLflow": tracked(out)} for out in (PROJECT / "alone", PROJECT / "killed")]
-    return markdown(struck, resumed, command, victim.rows(), *contents)
+    return markdown(struck, resumed, victim.rows(), *contents)
 
 
 def markdown(
-    struck: Counter[tuple[str, int]],
-    resumed: int,
-    command: str,
-    rows: int,
-    alone: dict[str, str],
-    killed: dict[str, str],
+    struck: Counter[tuple[str, int]], resumed: int, rows: int, alone: dict[str, str], killed: dict[str, str]
 ) -> str:
     """The result as tables."""
-    verdict = "EQUAL" if alone == killed else "DIFFERENT"
-    lines = [
-        "# Killed at any instant",
-        "",
-        "## At random",
-        "",
-        f"One training, killed {struck.total()} times with SIGKILL and started again, against one left",
-        f"alone on one process: **{verdict}**. {resumed} of the starts came so far as to resume it.",
-        "",
-        f"Made by {command}",
-        "",
-        f"{rows} logged rows, a checkpoint every {EVERY} steps; instants and world sizes drawn from the seed. In",
-        "half of them the uploading process was killed too. The phase is what the run directory showed after the kill.",
-        "",
-        "| killed | " + " | ".join(f"{size} rank{'s' * (size > 1)}" for size in SIZES) + " | all |",
-        "|---|" + "---:|" * (len(SIZES) + 1),
-    ]
-    for phase in PHASES:
-        counts = [struck[phase, size] for size in SIZES]
-        lines.append(f"| {phase} | " + " | ".join(map(str, counts)) + f" | {sum(counts)} |")
-    lines += ["", "| compared | left alone | killed | |", "|---|---|---|---|"]
-    for name, value in alone.items():
-        same = "EQUAL" if value == killed[name] else "DIFFERENT"
-        lines.append(f"| {name} | `{value[:16]}` | `{killed[name][:16]}` | {same} |")
-    return "\n".join([*lines, "", "Digests are the first digits of a SHA-256.", ""])
+    verdict = {True: "EQUAL", False: "DIFFERENT"}
+    counts = {phase: [struck[phase, size] for size in SIZES] for phase in PHASES}
+    compared = [(what, alone[what], killed[what]) for what in alone]
+    return "\n\n".join(
+        [
+            "## At random",
+            f"Killed {struck.total()} times: **{verdict[alone == killed]}**. {resumed} of the starts came so far as to "
+            f"resume it; {rows} logged rows, a checkpoint every {EVERY} steps.",
+            table(
+                " | ".join(["killed", *(f"{size} rank{'s' * (size > 1)}" for size in SIZES), "all"]),
+                ([phase, *row, sum(row)] for phase, row in counts.items()),
+            ),
+            table(
+                "compared | left alone | killed | verdict",
+                ([what, f"`{one[:16]}`", f"`{two[:16]}`", verdict[one == two]] for what, one, two in compared),
+            ),
+        ]
+    )
+
+
+def both(kills: int, seed: int) -> str:
+    """Kill in both ways, in the project's environment; the Markdown."""
+    os.nice(10)
+    sys.path.append(str(ROOT / "tests" / "machinery"))
+    # what is forked from this process cannot start itself again, so this process does
+    switches, settings = (import_module(f"{PACKAGE}.repro.{name}") for name in ("machine.switches", "asked.settings"))
+    switches.set_environment(settings.Determinism(cpu="portable", relax=()))
+    return chaos(kills, seed) + "\n\n" + section(PROJECT, content)
 
 
 def main() -> int:
@@ -192,27 +185,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args()
     if not shutil.which("strace"):
         print("strace: missing; kills at system calls need it: apt-get install strace", file=sys.stderr)
         return 2
-    if Path(sys.prefix) != VENV:  # the trainings need the project's environment, so this process takes it too
-        make_venv(bake(PROJECT.parent))
-        python = str(VENV / "bin" / "python")
-        os.execv(python, [python, *sys.argv])
-    os.nice(10)
-    os.environ |= in_venv(PROJECT)
-    os.environ |= {"REPRO_PROJECT": str(PROJECT), "MLFLOW_TRACKING_URI": f"sqlite:///{PROJECT}/chaos.db"}
-    sys.path[:0] = [str(ROOT / "tests" / "machinery"), str(PROJECT / "src")]
-    # what is forked from this process cannot start itself again, so this process does
-    switches, settings = (import_module(f"{PACKAGE}.repro.{name}") for name in ("machine.switches", "asked.settings"))
-    switches.set_environment(settings.Determinism(cpu="portable", relax=()))
-    subprocess.run([sys.executable, "-m", f"{PACKAGE}.prepare"], cwd=PROJECT, check=True)
-    place = about()
-    result = chaos(given.kills, given.seed, place) + "\n" + section(PROJECT, content)
-    print(result)
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(result)
+    make_venv(bake(PROJECT.parent))
+    printed(PROJECT, "-m", f"{PACKAGE}.prepare")
+    place, began = about(), time.monotonic()
+    variables = {"REPRO_PROJECT": str(PROJECT), "MLFLOW_TRACKING_URI": f"sqlite:///{PROJECT}/chaos.db"}
+    result = within(PROJECT, both, given.kills, given.seed, variables=variables)
+    took = f"`make chaos KILLS={given.kills} SEED={given.seed}` took {(time.monotonic() - began) / 60:.0f} minutes."
+    write(given.out, f"{place} {took}", result)
     return int("DIFFERENT" in result or MISSED in result)
 
 

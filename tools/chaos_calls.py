@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bake import PACKAGE
+from harness import table
 
 ON_NAMES = "openat", "mkdir", "mkdirat", "rmdir", "rename", "renameat", "renameat2", "unlink", "unlinkat", "link"
 ON_OPEN = "write", "pwrite64", "ftruncate", "fsync", "fdatasync"  # files and folders
@@ -137,31 +138,17 @@ def section(project: Path, content: Callable[[Path], dict[str, str]]) -> str:
 
 
 def markdown(outcomes: list[tuple[Point, bool, str]]) -> str:
-    """The outcomes as a table."""
+    """The outcomes as a table, a line for each file."""
     verdicts = Counter(verdict for _, _, verdict in outcomes)
-    files: dict[str, list[tuple[Point, bool, str]]] = defaultdict(list)
-    for outcome in outcomes:
-        files[outcome[0].file].append(outcome)
-    lines = [
-        "## At each system call",
-        "",
-        f"A training of {STEPS} steps, and one that was resumed in its middle, each killed as it entered a system call",
-        "that changes its run directory, and started again: "
-        + ", ".join(f"{count} **{verdict}**" for verdict, count in sorted(verdicts.items()))
-        + ". Of calls that repeat",
-        "on a file, such as a row per step, the first two and the last were taken. strace injects the signal.",
-        "",
-        "| file | system calls | killed | EQUAL |",
-        "|---|---|---:|---:|",
-    ]
-    for file, met in sorted(files.items()):
-        calls = ", ".join(f"`{call}`" for call in sorted({point.call for point, _, _ in met}))
-        killed = [verdict for _, _, verdict in met if verdict != MISSED]
-        lines.append(f"| {file if ' ' in file else f'`{file}`'} | {calls} | {len(killed)} | {killed.count('EQUAL')} |")
-    lines += [
-        "",
-        "N is the number of a step. safetensors writes a file under a random name first, and rank 0 makes an empty",
-        "one to learn which ranks see its disk: those calls are not in the table, but for a rename that ends them.",
-        "",
-    ]
-    return "\n".join(lines)
+    files: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for point, _, verdict in outcomes:
+        files[point.file].append((point.call, verdict))
+
+    def rows() -> Iterator[list[object]]:
+        for file, met in sorted(files.items()):
+            calls = ", ".join(f"`{call}`" for call in sorted({call for call, _ in met}))
+            killed = [verdict for _, verdict in met if verdict != MISSED]
+            yield [file if " " in file else f"`{file}`", calls, len(killed), killed.count("EQUAL")]
+
+    counted = ", ".join(f"{count} **{verdict}**" for verdict, count in sorted(verdicts.items()))
+    return f"## At each system call\n\n{counted}.\n\n{table('file | system calls | killed | EQUAL', rows())}"

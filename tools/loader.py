@@ -6,23 +6,17 @@ Both load the same samples with the same transforms, in batches of the same size
 that whatever else the machine does hits both alike.
 """
 
-import argparse
 import itertools
-import json
 import random
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from timeit import repeat
 from typing import Any
 
-import recipe
-from about import about
-from bake import PACKAGE, ROOT, VENV, bake, in_venv, make_venv
+from bake import MORE, ROOT
+from harness import about, arguments, configured, in_turn, prepared, spread, table, within, write
 
-FOLDER = ROOT / "build" / "loader"
 RESULT = ROOT / "docs" / "loader.md"
 RECIPES = "images", "language"
 WORKERS = 0, 2, 4
@@ -37,18 +31,12 @@ CALLS = 20_000
 
 def measure(rounds: int, seconds: float) -> dict[str, Any]:
     """By workers and samples per micro-batch, both loaders' samples per second in each round; and the time of keys."""
-    from repro_project.config import Config
-    from repro_project.repro.config.params import load
-    from repro_project.repro.core.flags import apply, set_environment
-
-    config = load(Config, Path("params.yaml"), ["device=cpu"])
-    set_environment(config.determinism)  # before torch is imported
+    config = configured("device=cpu")
     import torch
     from repro_project import data
     from repro_project.repro.core import sampling
     from repro_project.repro.core.ranks import World
 
-    apply(config.determinism)
     dataset, _ = data.load(config)
     world = World(0, 1, torch.device("cpu"))
 
@@ -73,13 +61,9 @@ def measure(rounds: int, seconds: float) -> dict[str, Any]:
             count += size
         return count / took
 
-    def pair(turn: int, size: int, workers: int) -> list[float]:
-        if turn % 2:
-            return [rate(ours(size, workers), size), rate(plain(size, workers), size)]
-        return [rate(plain(size, workers), size), rate(ours(size, workers), size)][::-1]
-
+    loaders = {"plain": plain, "ours": ours}
     rates = {
-        f"{size} {workers}": [pair(turn, size, workers) for turn in range(rounds)][1:]
+        f"{size} {workers}": in_turn(loaders, lambda of: rate(loaders[of](size, workers), size), range(rounds))  # noqa: B023
         for size, workers in itertools.product(SIZES, WORKERS)
     }
     plan, took = sampling.Plan(10**7, KEYS, 1, seed=0), []
@@ -110,74 +94,32 @@ def parts() -> dict[str, float]:
 # ---- here
 
 
-def rows(name: str, measured: dict[str, Any]) -> list[str]:
-    """The lines of the table on one recipe."""
-    lines = []
-    for case, pairs in measured["rates"].items():
-        size, workers = case.split()
-        low, middle, high = statistics.quantiles([one / other for one, other in pairs], n=4)
-        cells = (
-            name, size, workers, f"{statistics.median(other for _, other in pairs):.0f}",
-            f"{statistics.median(one for one, _ in pairs):.0f}", f"{middle:.2f} ({low:.2f} … {high:.2f})",
-        )  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+def rows(name: str, rates: dict[str, dict[str, list[float]]]) -> Iterator[list[str]]:
+    """The lines of the table on one recipe; the first round has warmed up."""
+    for case, found in rates.items():
+        plain, ours = found["plain"][1:], found["ours"][1:]
+        ratios = statistics.quantiles((one / other for one, other in zip(ours, plain, strict=True)), n=4)
+        middles = (f"{statistics.median(rates):.0f}" for rates in (plain, ours))
+        yield [name, *case.split(), *middles, spread(*ratios)]
+
+
+HEAD = "recipe | samples per batch | workers | `DataLoader` | a run's loader | ratio"
+PARTS = """For one sample a run's loader takes, in microseconds: {}.
+The keys of a batch of {} samples take {:.1f} ms in the main process."""
 
 
 def main() -> None:
-    """Measure both recipes and write the document."""
-    place, lines = "", []
-    for name in RECIPES:
-        project = bake(FOLDER / name)
-        make_venv(project)  # none of the two loads a package that its recipe adds
-        recipe.lay(name, project)
-        place = place or about()
-        env = in_venv(project)
-        python = str(VENV / "bin" / "python")
-        subprocess.run(
-            [python, "-m", f"{PACKAGE}.prepare"], cwd=project, env=env, check=True, stdout=subprocess.DEVNULL
-        )
-        command = [python, str(Path(__file__)), "--measure"]
-        measured = json.loads(subprocess.run(command, cwd=project, env=env, check=True, stdout=subprocess.PIPE).stdout)
-        lines += rows(name, measured)
-    RESULT.write_text(
-        DOCUMENT.format(
-            rows="\n".join(lines),
-            place=place,
-            many=KEYS,
-            keys=measured["keys"],
-            parts="; ".join(f"{name} {took:.1f}" for name, took in measured["parts"].items()),
-        )
-    )
-    print(RESULT.read_text())
-
-
-DOCUMENT = """# A run's loader beside a plain DataLoader
-
-Written by `make loader`. {place}
-
-Samples per second, medians; the ratio is that of pairs measured one after the other, with its quartiles.
-
-| recipe | samples per batch | workers | `DataLoader` | a run's loader | ratio |
-|---|---|---|---|---|---|
-{rows}
-
-- Both load the same items with the same transforms. A run's loader also derives a seed for each sample, seeds the
-  generators that the transforms draw from, and looks at the files that they open.
-- For one sample it takes, in microseconds: {parts}. Python's and numpy's generators are seeded only for items that
-  draw from them, as the images do. So a run's loader is slower by more than 5 % where an item is made in less than
-  twenty times the sum.
-- The keys of a batch of {many} samples take {keys:.1f} ms in the main process.
-"""
+    """Measure the recipes and write the table into the document."""
+    asked, found, place = arguments(__doc__, RESULT, RECIPES, rounds=ROUNDS, seconds=SECONDS), {}, ""
+    for name in asked.only:
+        with prepared(name) as project:
+            place = place or about()
+            found[name] = within(project, measure, asked.rounds, asked.seconds, venv=MORE)
+    lines = table(HEAD, itertools.chain.from_iterable(rows(name, one["rates"]) for name, one in found.items()))
+    last = found[asked.only[-1]]
+    parts = "; ".join(f"{part} {took:.1f}" for part, took in last["parts"].items())
+    write(asked.out, place, lines, PARTS.format(parts, KEYS, last["keys"]))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.measure:
-        print(json.dumps(measure(arguments.rounds, arguments.seconds)))
-    else:
-        main()
+    main()

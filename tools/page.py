@@ -5,11 +5,10 @@ python tools/page.py
 
 import re
 import subprocess
-import tempfile
-from pathlib import Path
 
-from bake import PACKAGE, ROOT, VENV, bake, in_venv
+from bake import PACKAGE, ROOT
 from chromium import ARGUMENTS
+from harness import prepared, printed
 
 RESULT = ROOT / "docs" / "report.png"
 RUNS = {
@@ -32,21 +31,14 @@ def shortened(page: str) -> str:
 
 def main() -> None:
     """Train, report, look."""
-    with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
-        project = bake(Path(folder))
-
-        def run(*words: str) -> None:
-            command = [str(VENV / "bin" / "python"), "-m", *words]
-            subprocess.run(command, cwd=project, env=in_venv(project), check=True, stdout=subprocess.DEVNULL)
-
-        run(f"{PACKAGE}.prepare")
+    with prepared() as project:
         for out, settings in RUNS.items():
             asked = [word for key, value in (COMMON | settings).items() for word in ("--set", f"{key}={value}")]
-            run(f"{PACKAGE}.train", *asked, "--out", out)
-        run(PACKAGE, "report", *RUNS)
+            printed(project, "-m", f"{PACKAGE}.train", *asked, "--out", out)
+        printed(project, "-m", PACKAGE, "report", *RUNS)
         page = project / "build" / "report.html"
         page.write_text(shortened(page.read_text()))
-        looking = [f"--user-data-dir={folder}/profile", f"--window-size={SIZE}", f"--screenshot={RESULT}"]
+        looking = [f"--user-data-dir={project}/profile", f"--window-size={SIZE}", f"--screenshot={RESULT}"]
         subprocess.run(["chromium", *ARGUMENTS, *looking, page.as_uri()], check=True, capture_output=True)
     print(f"{RESULT.relative_to(ROOT)}: {RESULT.stat().st_size / 1000:.0f} kB")
 

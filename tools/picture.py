@@ -7,11 +7,11 @@ import io
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
-from bake import PACKAGE, ROOT, VENV, bake, in_venv
+from bake import PACKAGE, ROOT, VENV, in_venv
+from harness import prepared, printed
 from rich.console import Console
 from rich.text import Text
 
@@ -46,18 +46,13 @@ def main() -> None:
             good = line.startswith(("weights", "EQUAL"))
             console.print(Text(line, style="green" if good else "red" if line.startswith("DIFFERENT") else ""))
 
-    with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
-        project = bake(Path(folder))
+    with prepared() as project:
         python = str(VENV / "bin" / "python")
 
         def run(*words: str) -> list[str]:
-            done = subprocess.run(
-                [python, "-m", *words], cwd=project, env=in_venv(project), capture_output=True, text=True
-            )
-            lines = [line.strip() for line in done.stdout.splitlines()]
+            lines = [line.strip() for line in printed(project, "-m", *words, ends=(0, 1)).splitlines()]
             return [line for line in lines if line.split(" ")[0] in SHOWN]
 
-        run(f"{PACKAGE}.prepare")
         four = ["torch.distributed.run", "--standalone", "--local-addr=localhost", "--nproc-per-node=4", "-m", TRAIN]
         kill([python, "-m", *four, *SETTINGS, "--out", "killed"], project / "killed", project)
         show(f"torchrun --standalone --nproc-per-node 4 -m {TRAIN} --out killed &")

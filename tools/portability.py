@@ -18,18 +18,18 @@ What was measured already lies in build/portability and is kept; `make clean` re
 import argparse
 import json
 import os
-import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from about import about, commit
-from bake import PACKAGE, ROOT, VENV, bake, make_venv
+from bake import PACKAGE, ROOT, VENV
+from harness import about, commit, prepared, table, within, write
 
 sys.path.insert(0, str(ROOT / "tests" / "hosts"))
 import disguise
@@ -66,44 +66,6 @@ HEADER = """\
 # Operations of torch {torch}, each with the kinds of numbers in which all CPUs gave one result. `-` marks those in
 # which they did not. Written by the template's `make portability`.\
 """
-TEXT = """\
-# Which operations are portable
-
-`make portability` ran torch {torch} with the portable switches in force: samples that torch has of its own operators,
-forward and backward, in float32, float64 and integers. To these it adds hard inputs for what works element by element:
-all exponents, subnormals, near 1, large arguments; contiguous, strided, transposed, with a scalar tail. Then come
-layers, losses, attention, optimizers and random draws, of the sizes of real models. Each call that reached ATen was
-observed, and calls with equal inputs were compared by their outputs, bit by bit. Measured at commit {commit}.
-
-The CPU was {host}. CPUID faulting made it answer as each of the others, so that every library
-took the kernels that it has for that CPU; the instructions were still its own. QEMU computes the instructions, too:
-those for an approximate reciprocal or root give other bits on each maker's CPUs, and MKL's functions begin with them.
-It is slow, and ran only what works element by element, reductions, distances, optimizers and random draws.
-
-**{calls} calls of {operations} operations were compared; {equals} operations never differed.** A run that calls any
-other one says so, and is out of the class `cpu-portable`.
-
-## These differ
-
-The numbers are calls that differ, of calls with equal inputs; in the first column from another call on the same CPU.
-
-| operation | {head} |
-|{rule}
-{rows}
-
-## These never differed
-
-{equal}
-
-## These have a derivative, and were not compared
-
-{unmeasured}
-
-Some samples of these operators did not run to their end: they have no deterministic kernel, want what a CPU does not
-have, took too long, or crashed the emulator.
-
-{failed}
-"""
 BUILDS = "\n## Two builds of one release\n"
 OF_BUILDS = """
 `python tools/portability.py --builds PYTHON` ran the same cases with torch {one} and {other} on one CPU.
@@ -112,28 +74,34 @@ OF_BUILDS = """
 **{calls} calls of {operations} operations with equal inputs were compared; {wrong} operations differ{which}.**
 Builds in which none differs share the class `cpu-portable`.
 """
-VARIABLES = """
-import json
-from {package}.repro.config.settings import Determinism
-from {package}.repro.core.flags import missing_variables
-print(json.dumps(missing_variables(Determinism(cpu="portable", relax=()))))
-"""
+
+
+def strict() -> dict[str, str]:
+    """The variables that the portable flags need."""
+    settings, switches = (import_module(f"{PACKAGE}.repro.{name}") for name in ("asked.settings", "machine.switches"))
+    return switches.missing_variables(settings.Determinism(cpu="portable", relax=()))
+
+
+def observed(extent: str) -> dict[str, Any]:
+    """What the CPU that runs this gives."""
+    return import_module("portability_calls").observed(extent)  # it needs torch
+
+
+def build() -> str:
+    """The version of a Python's torch."""
+    return import_module("torch").__version__
 
 
 def measured(project: Path, name: str, cpu: Cpu, python: Path = VENV / "bin" / "python") -> dict[str, Any]:
     """The observations on a CPU, which are made unless they lie in their file."""
     file = FOLDER / f"{name.replace(' ', '-')}.json"
     if not file.is_file():
-        base = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-        base |= {"PYTHONPATH": str(project / "src")}
-        asked = [str(python), "-c", VARIABLES.format(package=PACKAGE)]
-        strict = json.loads(subprocess.run(asked, env=base, check=True, capture_output=True, text=True).stdout)
-        script = str(Path(__file__).with_name("portability_calls.py"))
-        words = [*cpu.command, str(python), script, cpu.extent, f"{file}.part"]
-        start = time.monotonic()
-        subprocess.run(words, env=base | strict | cpu.variables, check=True)
+        own = {"OMP_NUM_THREADS": None, "MKL_NUM_THREADS": None}
+        variables = own | within(project, strict, variables=own) | cpu.variables
+        start, launcher = time.monotonic(), [*cpu.command, str(python)]
+        found = within(project, observed, cpu.extent, variables=variables, launchers=[launcher])
         print(f"{file.name}: {time.monotonic() - start:.0f} s", flush=True)
-        Path(f"{file}.part").rename(file)
+        file.write_text(json.dumps(found))
     return json.loads(file.read_text())
 
 
@@ -167,37 +135,37 @@ def marked(result: dict[str, dict[str, tuple[int, int]]]) -> dict[str, list[str]
 
 
 def document(seen: dict[str, dict[str, Any]], result: dict[str, dict[str, tuple[int, int]]]) -> str:
-    """docs/portability.md."""
-    table = marked(result)
+    """What docs/portability.md holds of a measurement."""
+    listed, derivable = marked(result), set(seen[HERE]["differentiable"])
     cpus = [cpu for cpu in seen if cpu != HERE_SHORT]
-    differ = {key: of for key, of in result.items() if any(wrong for _, wrong in of.values())}
-    equal = [name for name, kinds in table.items() if not any(kind.startswith("-") for kind in kinds)]
-    derivable = set(seen[HERE]["differentiable"])
-    return TEXT.format(
-        torch=seen[HERE]["torch"],
-        commit=commit(),
-        host="an Intel CPU" + " with AVX-512" * disguise.here_is("avx512f"),
-        calls=sum(of[HERE][0] for of in result.values()),
-        operations=len(table),
-        equals=len(equal),
-        head=" | ".join(cpus),
-        rule="---|" * (len(cpus) + 1),
-        rows="\n".join(_row(key, [of[cpu] for cpu in cpus]) for key, of in differ.items()),
-        equal=_filled(equal),
-        unmeasured=_filled(sorted(derivable - {key.split("(")[0] for key in table})) or "None.",
-        failed=_filled(
-            sorted({name for observed in seen.values() for name, why in observed["failed"].items() if is_told(why)})
-        ),
+    equal = [name for name, kinds in listed.items() if not any(kind.startswith("-") for kind in kinds)]
+    rows = (
+        [f"`{operation}`", *("{1} of {0}".format(*of[cpu]) for cpu in cpus)]
+        for operation, of in result.items()
+        if any(wrong for _, wrong in of.values())
+    )
+    counted = sum(of[HERE][0] for of in result.values()), len(listed), len(equal)
+    failed = {name for observed in seen.values() for name, why in observed["failed"].items() if is_told(why)}
+    host = "an Intel CPU" + " with AVX-512" * disguise.here_is("avx512f")
+    return "\n\n".join(
+        [
+            f"torch {seen[HERE]['torch']}; {host}; commit {commit()}. "
+            "**{} calls of {} operations were compared; {} operations never differed.**".format(*counted),
+            "## These differ",
+            table(" | ".join(["operation", *cpus]), rows),
+            "## These never differed",
+            _filled(equal),
+            "## These have a derivative, and were not compared",
+            _filled(sorted(derivable - {key.split("(")[0] for key in listed})) or "None.",
+            "## Some samples of these did not run to their end",
+            _filled(sorted(failed)),
+        ]
     )
 
 
 def is_told(why: str) -> bool:
     """Whether a failure is one of a sample, not of a hard number given alone to a function that wants more."""
     return not why.startswith(("TypeError", "ValueError", "IndexError"))
-
-
-def _row(operation: str, counts: list[tuple[int, int]]) -> str:
-    return " | ".join([f"| `{operation}`", *(f"{wrong} of {both}" for both, wrong in counts)]) + " |"
 
 
 def _filled(names: list[str]) -> str:
@@ -221,15 +189,11 @@ def of_builds(one: dict[str, Any], other: dict[str, Any], place: str) -> str:
 
 def compare_builds(project: Path, python: Path) -> None:
     """Measure with both Pythons, and write the section on builds."""
-    version = subprocess.run(
-        [python, "-c", "import torch; print(torch.__version__)"], check=True, capture_output=True, text=True
-    ).stdout.strip()
-    here = about()
+    here, version = about(), within(project, build, launchers=[[str(python)]])
     one, other = measured(project, HERE, Cpu()), measured(project, f"{HERE} {version}", Cpu(), python)
     if one["torch"] != other["torch"]:
         sys.exit(f"{python}: torch {other['torch']} seen, {one['torch']} wanted: builds of one release are compared")
     DOCUMENT.write_text(DOCUMENT.read_text().partition(BUILDS)[0] + of_builds(one, other, here))
-    print(f"written: {DOCUMENT.relative_to(ROOT)}")
 
 
 def main() -> None:
@@ -238,19 +202,17 @@ def main() -> None:
     parser.add_argument("--builds", type=Path, metavar="PYTHON", help="the Python that has another build of torch")
     asked = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    project = bake(FOLDER)
-    make_venv(project)
-    if asked.builds:
-        return compare_builds(project, asked.builds.absolute())
-    known = cpus()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        seen = dict(zip(known, pool.map(lambda name: measured(project, name, known[name]), known), strict=True))
+    with prepared() as project:
+        if asked.builds:
+            return compare_builds(project, asked.builds.absolute())
+        known = cpus()
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            found = pool.map(lambda name: measured(project, name, known[name]), known)
+            seen = dict(zip(known, found, strict=True))
     result = compared(seen)
     lines = [" ".join([name, *kinds]) for name, kinds in marked(result).items()]
     TABLE.write_text("\n".join([HEADER.format(torch=seen[HERE]["torch"]), *lines, ""]))
-    builds = "".join(DOCUMENT.read_text().partition(BUILDS)[1:])
-    DOCUMENT.write_text(document(seen, result) + builds)
-    print(f"written: {TABLE.relative_to(ROOT)}, {DOCUMENT.relative_to(ROOT)}")
+    write(DOCUMENT, document(seen, result))
 
 
 if __name__ == "__main__":

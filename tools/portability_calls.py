@@ -1,7 +1,4 @@
-"""The observations of tools/portability.py on the CPU that runs this: digests of calls, as JSON.
-
-python tools/portability_calls.py whole|short FILE
-"""
+"""The observations of tools/portability.py on the CPU that runs this: digests of calls."""
 
 import hashlib
 import json
@@ -10,6 +7,7 @@ import os
 import random
 import resource
 import sys
+import tempfile
 import types
 import unittest
 import warnings
@@ -32,7 +30,6 @@ portable, switches, settings = (
     import_module(f"{PACKAGE}.repro.{name}") for name in ("machine.portable", "machine.switches", "asked.settings")
 )
 
-EXTENT, FILE = sys.argv[1], Path(sys.argv[2])
 CALLS = 5000  # at most, of each case
 MAKES_NOTHING = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize"}
 
@@ -133,20 +130,20 @@ def seed(number: int) -> None:
 
 def apart(place: int, name: str, source: "Source", seconds: int) -> dict[str, Any]:
     """What a source gives in a process of its own: QEMU crashes in a few, and some loop for hours under it."""
-    file = FILE.with_suffix(".one")
-    file.unlink(missing_ok=True)
-    if not (child := os.fork()):
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-        observe(place, source, file)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if status:
-        return {"calls": {}, "failed": {name: f"the process ended with {status}"}}
-    return json.loads(file.read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "one.json")
+        if not (child := os.fork()):
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+            observe(place, source, file)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status:
+            return {"calls": {}, "failed": {name: f"the process ended with {status}"}}
+        return json.loads(file.read_text())
 
 
-def main() -> None:
-    """Observe all sources."""
+def observed(extent: str) -> dict[str, Any]:
+    """Observe all sources, to this extent."""
     warnings.simplefilter("ignore")
     switches.apply(settings.Determinism(cpu="portable", relax=()))  # torch's samples forbid it once they are loaded
     # they are part of torch's own tests, whose base class comes from a package that is not needed here
@@ -157,16 +154,11 @@ def main() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = True  # so that inputs repeat which a call only writes
     calls: dict[str, dict[str, str | None]] = {}
     failed: dict[str, str] = {}
-    for place, (name, source) in enumerate(sources(EXTENTS[EXTENT])):
-        seen = apart(place, name, source, EXTENTS[EXTENT].seconds)
+    for place, (name, source) in enumerate(sources(EXTENTS[extent])):
+        seen = apart(place, name, source, EXTENTS[extent].seconds)
         failed |= seen["failed"]
         for operation, outputs in seen["calls"].items():
             known = calls.setdefault(operation, {})
             known |= {given: made if known.get(given, made) == made else None for given, made in outputs.items()}
     facts: dict[str, Any] = {"torch": torch.__version__.partition("+")[0], "build": torch.__version__}
-    facts |= {"differentiable": sorted(set(differentiable()))}
-    FILE.write_text(json.dumps({**facts, "calls": calls, "failed": failed}))
-
-
-if __name__ == "__main__":
-    main()
+    return facts | {"differentiable": sorted(set(differentiable())), "calls": calls, "failed": failed}

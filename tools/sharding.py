@@ -6,14 +6,10 @@ Bytes are those that the kernel counted on the loopback interface, so run it alo
 namespaces, as root. Each way is a process group of its own, on one model; CPU, gloo, one thread per rank.
 """
 
-import argparse
-import json
 import os
-import re
 import resource
 import statistics
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from about import about
-from bake import ROOT, VENV, bake, in_venv, make_venv
+from bake import ROOT, VENV
+from harness import about, arguments, configured, prepared, table, within, write
 
 RESULT = ROOT / "docs" / "sharding.md"
 WIDTH, NARROW, BLOCKS = 2048, 1024, 24  # 100, or 25 million parameters
@@ -53,8 +49,6 @@ RETURNED = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 
 
-Found, Cells = dict[str, float], tuple[object, ...]
-
 # ---- on each rank, under torchrun
 
 
@@ -66,14 +60,11 @@ def sent(interface: str = "lo") -> int:
     return sum(int(line.split()[9]) for line in lines)
 
 
-def measure(way: str, width: int, micro_batches: int, steps: int) -> Found | None:
+def measure(way: str, width: int, micro_batches: int, steps: int, levels: int) -> dict[str, float]:
     """Bytes per parameter that this host sends to itself, to others, and a rank holds; seconds of a step."""
-    from repro_project.config import Config
-    from repro_project.repro.config.params import load
-    from repro_project.repro.core.flags import apply, set_environment
-
-    config = load(Config, Path("params.yaml"), ["device=cpu", "parallel.timeout_seconds=300"])
-    set_environment(config.determinism)  # before torch is imported
+    if levels == 1:  # as if no launcher had said which ranks share a host
+        os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    config = configured("device=cpu", "parallel.timeout_seconds=300")
     import torch
     from repro_project.repro.core import ranks as world
     from repro_project.repro.core.exact import clip_grad_norm_
@@ -82,7 +73,6 @@ def measure(way: str, width: int, micro_batches: int, steps: int) -> Found | Non
     from torch import nn
     from torch.distributed.fsdp import fully_shard
 
-    apply(config.determinism)
     shard = way if way not in STOCK else "none"
     size = {"micro_batches": micro_batches, "global_batch": micro_batches, "shard": shard}
     settings = config.parallel.model_copy(update=size)
@@ -133,7 +123,7 @@ def measure(way: str, width: int, micro_batches: int, steps: int) -> Found | Non
     world.leave()
     found = {"sent": here, "between": there, "held": held.item()}
     per_parameter = {name: number / (BLOCKS * width * width) for name, number in found.items()}
-    return per_parameter | {"seconds": statistics.median(seconds[1:])} if ranks.leads else None
+    return per_parameter | {"seconds": statistics.median(seconds[1:])}
 
 
 # ---- here
@@ -141,22 +131,17 @@ def measure(way: str, width: int, micro_batches: int, steps: int) -> Found | Non
 
 def run(
     project: Path, way: str, ranks: int, *numbers: int, levels: int = 2, hosts: Sequence[str] = (), kept: bool = False
-) -> Found:
+) -> dict[str, float]:
     """What `measure` returns, of so many ranks on this machine, or on each of these hosts."""
-    python, torchrun = str(VENV / "bin" / "python"), ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
-    alone = [python, *torchrun, "--standalone", "--local-addr=localhost"] if ranks > 1 else [python]
-    nodes = [python, *torchrun, f"--nnodes={len(hosts)}", "--master-addr=10.77.0.1", "--master-port=29500"]
-    commands = [["ip", "netns", "exec", host, *nodes, f"--node-rank={n}"] for n, host in enumerate(hosts)] or [alone]
-    env = in_venv(project) | (KEPT if kept else RETURNED) | ({"GLOO_SOCKET_IFNAME": "eth0"} if hosts else {})
-    with tempfile.NamedTemporaryFile("r") as result:
-        words = [__file__, "--way", way, result.name, *map(str, (*numbers, levels))]
-        started = [subprocess.Popen([*each, *words], cwd=project, env=env) for each in commands]
-        if any([process.wait() for process in started]):  # noqa: C419 (all of them are waited for)
-            raise SystemExit(f"{way} on {ranks} ranks ended with an error")
-        return json.loads(result.read())
+    variables = (KEPT if kept else RETURNED) | ({"GLOO_SOCKET_IFNAME": "eth0"} if hosts else {})
+    node = [str(VENV / "bin" / "python"), "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+    node += [f"--nnodes={len(hosts)}", "--master-addr=10.77.0.1", "--master-port=29500"]
+    launchers = [["ip", "netns", "exec", host, *node, f"--node-rank={n}"] for n, host in enumerate(hosts)]
+    torchrun = ranks if ranks > 1 else 0
+    return within(project, measure, way, *numbers, levels, ranks=torchrun, variables=variables, launchers=launchers)
 
 
-def sharded(project: Path) -> Iterator[Cells]:
+def sharded(project: Path) -> Iterator[list[object]]:
     """What a rank sends and holds, beside stock PyTorch; alone, it has nothing to share."""
     for width, ranks, micro_batches, steps in SHARED:
         passes, ways = micro_batches // ranks, WAYS if ranks > 1 else ("ddp", "none")
@@ -170,16 +155,17 @@ def sharded(project: Path) -> Iterator[Cells]:
             so = (ranks - 1) / ranks * int(formula.split()[0]) * (passes if "P" in formula else 1)
             ratios = (f"{one[key] / found[beside][key]:.2f}" for key in ("held", "seconds"))
             size = f"{BLOCKS * width * width / 1e6:.0f} M"
-            yield title, size, ranks, passes, f"(R-1)/R · {formula}", so, one["sent"] / ranks, one["held"], *ratios
+            counted = (f"{number:.1f}" for number in (so, one["sent"] / ranks, one["held"]))
+            yield [title, size, ranks, passes, f"(R-1)/R · {formula}", *counted, *ratios]
 
 
-def between(project: Path) -> Iterator[Cells]:
+def between(project: Path) -> Iterator[list[object]]:
     """What a host sends to itself and to another one."""
     with two_hosts() as names:
         for way, (title, *_) in WAYS.items():
             for levels in (1,) if way in STOCK else (1, 2):
                 found = run(project, way, LOCAL, NARROW, HOSTS * LOCAL, STEPS, levels=levels, hosts=names)
-                yield title, levels, found["sent"], found["between"]
+                yield [title, levels, f"{found['sent']:.1f}", f"{found['between']:.1f}"]
 
 
 @contextmanager
@@ -203,31 +189,16 @@ BETWEEN_HEAD = (
     "way, 2 hosts of 2 ranks | levels | bytes per parameter and step within a host | from a host to the other"
 )
 
+TABLES = {"shared": (HEAD, sharded), "between": (BETWEEN_HEAD, between)}
+
 
 def main() -> None:
     """Measure everything and write the tables into the document."""
-    project = bake(ROOT / "build" / "sharding")
-    make_venv(project)
-    lines = ["<!-- measured -->", about()]
-    for head, measured in ((HEAD, sharded), (BETWEEN_HEAD, between)):
-        lines += ["", f"| {head} |", f"|{'---|' * len(head.split('|'))}"]
-        for cells in measured(project):
-            row = (f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells)
-            lines.append(f"| {' | '.join(row)} |")
-            print(lines[-1], flush=True)
-    table = "\n".join([*lines, "<!-- end -->"])
-    RESULT.write_text(re.sub(r"<!-- measured.*?<!-- end -->", lambda _: table, RESULT.read_text(), flags=re.DOTALL))
+    asked = arguments(__doc__, RESULT, TABLES)
+    with prepared() as project:
+        place, parts = about(), [TABLES[name] for name in asked.only]
+        write(asked.out, place, *(table(head, rows(project)) for head, rows in parts))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--way", nargs="+", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if not asked.way:
-        main()
-    else:
-        way, result, *numbers, levels = asked.way
-        if levels == "1":  # as if no launcher had said which ranks share a host
-            os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        if measured := measure(way, *map(int, numbers)):
-            Path(result).write_text(json.dumps(measured))
+    main()
