@@ -8,12 +8,14 @@ Every round starts a process for each setting, so ratios are of pairs.
 import os
 import resource
 import time
+from argparse import Namespace
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 
 from ratios import FEWEST, ratio
-from rounds import ONE_THREAD, ROOT, harness
+from rounds import ROOT, harness
 from sharding import KEPT
 
 RESULT = ROOT / "docs" / "allocation.md"
@@ -73,28 +75,22 @@ def step(network: str, steps: int) -> dict[str, float]:
 def started(project: Path, network: str, setting: str) -> dict[str, float]:
     """What a process of its own measures, with this setting and no other one."""
     none = {name: None for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
-    return harness.within(project, step, network, STEPS[network], variables=none | ONE_THREAD | SETTINGS[setting])
+    return harness.within(
+        project, step, network, STEPS[network], variables=none | harness.ONE_THREAD | SETTINGS[setting]
+    )
 
 
-def rows(project: Path, network: str, rounds: int) -> Iterator[list[str]]:
-    """The lines of the table on one network."""
-    turns = harness.in_turn(SETTINGS, lambda setting: started(project, network, setting), range(rounds))
-    taken = {way: {key: [turn[key] for turn in of] for key in of[0]} for way, of in turns.items()}
-    for way, one in taken.items():
-        beside = "1" if way == DEFAULTS else str(ratio(one["seconds"], taken[DEFAULTS]["seconds"]))
-        milliseconds, faults, peak = (median(one[key]) for key in ("seconds", "faults", "peak"))
-        title = f"{network}, {one['parameters'][0] / 1e6:.2g} M"
-        yield [title, way, f"{1000 * milliseconds:.1f}", beside, f"{faults:.0f}", f"{peak:.0f}"]
-
-
-def main() -> None:
-    """Measure, and write the table into the document."""
-    asked = harness.arguments(__doc__, RESULT, STEPS, FEWEST, rounds=6)
-    with harness.prepared() as project:
-        place = f"{harness.about()} {asked.rounds} rounds."
-        lines = (line for network in asked.only for line in rows(project, network, asked.rounds))
-        harness.write(asked.out, place, harness.table(HEAD, lines))
+def rows(project: Path, asked: Namespace) -> Iterator[list[str]]:
+    """The lines of the table."""
+    for network in asked.only:
+        turns = harness.in_turn(SETTINGS, partial(started, project, network), range(asked.rounds))
+        taken = {way: {key: [turn[key] for turn in of] for key in of[0]} for way, of in turns.items()}
+        for way, one in taken.items():
+            beside = "1" if way == DEFAULTS else str(ratio(one["seconds"], taken[DEFAULTS]["seconds"]))
+            milliseconds, faults, peak = (median(one[key]) for key in ("seconds", "faults", "peak"))
+            title = f"{network}, {one['parameters'][0] / 1e6:.2g} M"
+            yield [title, way, f"{1000 * milliseconds:.1f}", beside, f"{faults:.0f}", f"{peak:.0f}"]
 
 
 if __name__ == "__main__":
-    main()
+    harness.measure(__doc__, RESULT, (HEAD, rows), parts=STEPS, fewest=FEWEST, rounds=6)

@@ -10,6 +10,7 @@ thread per process. `peers.py` says how its parts are made, each as the library'
 
 import hashlib
 import os
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -56,6 +57,7 @@ KINDS = {
     "Lightning Fabric, deterministic": (peers.fabric, PEERS_VENV),
     "Accelerate, deterministic": (peers.accelerate, PEERS_VENV),
 }
+HEAD = " | ".join(["another run", *KINDS, "this project"])
 
 
 def script(kind: str, workers: int, stop: int, file: str) -> None:
@@ -106,8 +108,9 @@ def trained(project: Path, kind: str, ranks: int, workers: int, stop: int, varia
     return found[-1]
 
 
-def rows(project: Path) -> Iterator[list[str]]:
+def rows(project: Path, asked: Namespace) -> Iterator[list[str]]:
     """The lines of the table."""
+    make_peers_venv()
     first = {kind: trained(project, kind, 1, 0, 0, {}) for kind in KINDS}
     ways = [word for *_, way in ROWS if way for word in ("--only", way)]
     printed = harness.printed(project, "-m", PACKAGE, "verify", *ways)
@@ -117,15 +120,5 @@ def rows(project: Path) -> Iterator[list[str]]:
         yield [name, *("equal" if each else "**differs**" for each in equal), ours[way]]
 
 
-def main() -> None:
-    """Measure, and write the table into the document."""
-    asked = harness.arguments(__doc__, RESULT)
-    with harness.prepared() as project:
-        make_peers_venv()
-        place = harness.about()
-        head = " | ".join(["another run", *KINDS, "this project"])
-        harness.write(asked.out, place, harness.table(head, rows(project)))
-
-
 if __name__ == "__main__":
-    main()
+    harness.measure(__doc__, RESULT, (HEAD, rows))

@@ -6,6 +6,7 @@ All numbers of processes take turns in one run, so ratios are of pairs. Bytes ar
 loopback interface, so run it alone.
 """
 
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -64,22 +65,14 @@ def rows(workload: str, held: Sizes, taken: dict[tuple[str, int], Taken]) -> Ite
         ]  # fmt: skip
 
 
-def lines(project: Path, only: list[str], rounds: int) -> Iterator[list[str]]:
+def lines(project: Path, asked: Namespace) -> Iterator[list[str]]:
     """The lines of the table; all ways, on all numbers of processes, take turns."""
-    for workload in only:
-        asked = [(way, ranks) for ranks in PROCESSES for way in BYTES]
-        ways = {f"{way}-{ranks}": replace(WAYS[way], ranks=ranks) for way, ranks in asked}
-        found = measured(project, ways, WORKLOADS[workload], 1, rounds)
-        yield from rows(workload, sizes(project, workload), dict(zip(asked, found.values(), strict=True)))
-
-
-def main() -> None:
-    """Measure, and write the table into the document."""
-    asked = harness.arguments(__doc__, RESULT, ASKED, FEWEST, rounds=ROUNDS)
-    with harness.prepared() as project:
-        place = f"{harness.about()} {asked.rounds} rounds."
-        harness.write(asked.out, place, harness.table(HEAD, lines(project, asked.only, asked.rounds)))
+    for workload in asked.only:
+        cases = [(way, ranks) for ranks in PROCESSES for way in BYTES]
+        ways = {f"{way}-{ranks}": replace(WAYS[way], ranks=ranks) for way, ranks in cases}
+        found = measured(project, ways, WORKLOADS[workload], 1, asked.rounds)
+        yield from rows(workload, sizes(project, workload), dict(zip(cases, found.values(), strict=True)))
 
 
 if __name__ == "__main__":
-    main()
+    harness.measure(__doc__, RESULT, (HEAD, lines), parts=ASKED, fewest=FEWEST, rounds=ROUNDS)

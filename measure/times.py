@@ -8,6 +8,7 @@ alike. Commands that take minutes run once.
 
 import shutil
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -136,7 +137,7 @@ def row(title: str, goal: float, taken: list[float]) -> list[object]:
     return [title, wanted, f"{median(taken):.2f}", most, len(taken)]
 
 
-def rows(project: Path, rounds: int) -> Iterator[list[object]]:
+def rows(project: Path, asked: Namespace) -> Iterator[list[object]]:
     """Prepare two equal runs, and two that are long and differ in their last step; the lines of the table."""
     train = partial(harness.printed, project, "-m", f"{PACKAGE}.train", *EPOCH, "--out")
     for out in (RUN, OTHER):
@@ -146,7 +147,7 @@ def rows(project: Path, rounds: int) -> Iterator[list[object]]:
         shutil.copytree(project / RUN, project / out)
         harness.within(project, lengthen, out, last)
     often = [wait for wait in WAITS if not wait.once]
-    taken = harness.in_turn(often, lambda wait: seconds(project, wait), range(rounds))
+    taken = harness.in_turn(often, lambda wait: seconds(project, wait), range(asked.rounds))
     taken |= harness.in_turn([wait for wait in WAITS if wait.once], lambda wait: seconds(project, wait), range(1))
     yield from (row(wait.title, wait.goal, taken[wait]) for wait in WAITS)
     steps, copies, writes = harness.within(project, checkpoint)
@@ -155,12 +156,5 @@ def rows(project: Path, rounds: int) -> Iterator[list[object]]:
     yield row("its checkpoint: the writing, while steps go on", 0, writes)
 
 
-def main() -> None:
-    """Measure, and write the table into the document."""
-    asked = harness.arguments(__doc__, RESULT, rounds=ROUNDS)
-    with harness.prepared() as project:
-        harness.write(asked.out, harness.about(), harness.table(HEAD, rows(project, asked.rounds)))
-
-
 if __name__ == "__main__":
-    main()
+    harness.measure(__doc__, RESULT, (HEAD, rows), rounds=ROUNDS)

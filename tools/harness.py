@@ -204,6 +204,25 @@ def arguments(
     return asked
 
 
+def measure(
+    description: str | None,
+    out: Path,
+    *tables: tuple[str, Callable[[Path, argparse.Namespace], Iterable[Iterable[object]]]],
+    change: str | Callable[[Path], object] = "",
+    parts: Iterable[str] = (),
+    fewest: int = 1,
+    **amounts: float,
+) -> None:
+    """The whole of most tools: measure in a project what the command line asks for, and write it into the document.
+
+    `tables` are heads, and functions that give the rows: of the project and of `arguments`.
+    """
+    asked = arguments(description, out, parts, fewest, **amounts)
+    with prepared(change) as project:
+        place = about() + (f" {asked.rounds} rounds." if "rounds" in amounts else "")
+        write(asked.out, place, *(table(head, rows(project, asked)) for head, rows in tables))
+
+
 def leave(found: object) -> None:
     """Write what `within` returns; for functions that end their process themselves."""
     if os.environ.get("RANK", "0") == "0":

@@ -8,11 +8,13 @@ read faster than most disks allow. Every measurement is a process of its own, wi
 
 import shutil
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import harness
 from bake import PACKAGE, ROOT
-from harness import about, arguments, in_turn, prepared, printed, table, two_digits, within, write
+from harness import in_turn, printed, two_digits, within
 
 RESULT = ROOT / "docs" / "hashing.md"
 SETS = ((100_000, 1_000), (100_000, 100_000), (10, 1_000_000_000))  # files, and bytes of each
@@ -70,11 +72,11 @@ def fill(project: Path, files: int, size: int) -> tuple[str, str]:
     return str(place), printed(project, "-m", PACKAGE, "hash-data", "--set", f"data.raw={place}").strip()
 
 
-def rows(project: Path, rounds: int) -> Iterator[list[str]]:
+def rows(project: Path, asked: Namespace) -> Iterator[list[str]]:
     """The lines of the table."""
     for files, size in SETS:
         held = fill(project, files, size)
-        found = in_turn(WAYS, lambda way: within(project, seconds, way, *held), range(rounds))  # noqa: B023
+        found = in_turn(WAYS, lambda way: within(project, seconds, way, *held), range(asked.rounds))  # noqa: B023
         times = [two_digits(min(found[way])) for way in WAYS]
         yield [f"{files:,}", f"{size:,}", f"{files * size / 1e9:g}", *times]
 
@@ -82,12 +84,5 @@ def rows(project: Path, rounds: int) -> Iterator[list[str]]:
 HEAD = "files | bytes of each | GB | each read, one by one | `every_byte` | `remembered`, and known"
 
 
-def main() -> None:
-    """Measure everything and write the table into the document."""
-    asked = arguments(__doc__, RESULT, rounds=ROUNDS)
-    with prepared() as project:
-        write(asked.out, about(), table(HEAD, rows(project, asked.rounds)))
-
-
 if __name__ == "__main__":
-    main()
+    harness.measure(__doc__, RESULT, (HEAD, rows), rounds=ROUNDS)

@@ -1,23 +1,26 @@
 """Prove the contract for networks of other people: the table of docs/networks.md.
 
-    python tools/networks.py [NAME ...]
+    python tools/networks.py [--only NAME]
 
 Each network of tests/machinery/networks.py is trained by `repro verify` in a generated project. What it prints stays in
 build/networks; a network whose result lies there already is not trained again.
 """
 
-import argparse
 import re
 import shutil
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
+import harness
 from bake import MORE, PACKAGE, ROOT
-from harness import about, prepared, printed, table, within, write
+from harness import printed, within
 from recipe import add_packages
 
 RESULT = ROOT / "docs" / "networks.md"
 OUT = ROOT / "build" / "networks"
+MODEL = ROOT / "tests" / "machinery" / "networks.py"
+NAMES = re.findall(r'^    "([a-z0-9-]+)": ', MODEL.read_text(), re.MULTILINE)
 WAYS = (
     "2 ranks", "3 ranks, 1 worker", "4 ranks", "optimizer sharded on 2 ranks", "weights sharded on 2 ranks",
     "weights sharded on 3 ranks", "killed and resumed on 2 ranks",
@@ -45,7 +48,7 @@ def lay(project: Path) -> None:
     """Have a project train any of the networks, named by `model.name`, on few samples."""
     add_packages("language", project)
     package = project / "src" / PACKAGE
-    shutil.copy(ROOT / "tests" / "machinery" / "networks.py", package / "model.py")
+    shutil.copy(MODEL, package / "model.py")
     for path, pattern, new in (
         (package / "config.py", r"name: Literal\[.*\]", "name: str"),
         (project / "params.yaml", r"name: convnet  ", "name: resnet  "),
@@ -66,12 +69,12 @@ def prove(name: str, project: Path) -> None:
     (OUT / f"{name}.txt").write_text("\n".join([told.rstrip(), *share[:1], ""]))
 
 
-def rows(project: Path, names: list[str]) -> Iterator[list[str]]:
+def rows(project: Path, asked: Namespace) -> Iterator[list[str]]:
     """Prove the contract for those that have no result yet; the lines of the table on all that have one."""
     OUT.mkdir(parents=True, exist_ok=True)
     for name, (parameters, largest) in within(project, looked, venv=MORE).items():
         file = OUT / f"{name}.txt"
-        if (name in names or not names) and not file.is_file():
+        if name in asked.only and not file.is_file():
             prove(name, project)
         if not file.is_file():
             continue
@@ -87,14 +90,5 @@ def rows(project: Path, names: list[str]) -> Iterator[list[str]]:
 HEAD = "network | parameters | largest gradient | sharded under `full` | weights | verdict"
 
 
-def main() -> None:
-    """Measure, and write the table into the document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME")
-    names = parser.parse_args().names
-    with prepared(lay) as project:
-        write(RESULT, about(), table(HEAD, rows(project, names)))
-
-
 if __name__ == "__main__":
-    main()
+    harness.measure(__doc__, RESULT, (HEAD, rows), change=lay, parts=NAMES)

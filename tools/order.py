@@ -10,15 +10,17 @@ import itertools
 import re
 import statistics
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import harness
 from bake import ROOT
-from harness import about, arguments, configured, in_turn, prepared, table, two_digits, within, write
+from harness import configured, in_turn, two_digits, within
 
 RESULT = ROOT / "docs" / "order.md"
-SIZES = tuple(10**exponent for exponent in (6, 7, 8, 9, 10))
+SIZES = {f"10^{exponent}": 10**exponent for exponent in (6, 7, 8, 9, 10)}
 BATCH, MICRO_BATCHES = 64, 8
 BATCHES = 200  # after the first one
 ROUNDS = 3  # of which the median counts
@@ -116,14 +118,15 @@ def available() -> float:
     return int(found[1]) / 2**20
 
 
-def rows(project: Path, rounds: int) -> Iterator[list[str]]:
+def rows(project: Path, asked: Namespace) -> Iterator[list[str]]:
     """The lines of the table."""
-    for samples, order in itertools.product(SIZES, TITLES):
-        title, needed = [f"10^{len(str(samples)) - 1}", TITLES[order]], BYTES * samples / 2**30
+    for size, order in itertools.product(asked.only, TITLES):
+        samples, title = SIZES[size], [size, TITLES[order]]
+        needed = BYTES * samples / 2**30
         if order == "torch" and needed > available() / 2:
             yield [*title, f"not measured: needs about {needed:.0f} GiB", *[""] * 5]
             continue
-        found = in_turn((False, True), lambda load: within(project, measure, order, samples, load), range(rounds))  # noqa: B023
+        found = in_turn((False, True), lambda load: within(project, measure, order, samples, load), range(asked.rounds))  # noqa: B023
         ways, names = found.values(), ("first", "peak", "each")
         yield title + [two_digits(statistics.median(one[name] for one in way)) for name in names for way in ways]
 
@@ -131,12 +134,5 @@ def rows(project: Path, rounds: int) -> Iterator[list[str]]:
 HEAD = "samples | order | first batch, s | with loader | memory, MiB | with loader | ms per batch | with loader"
 
 
-def main() -> None:
-    """Measure everything and write the table into the document."""
-    asked = arguments(__doc__, RESULT, rounds=ROUNDS)
-    with prepared() as project:
-        write(asked.out, about(), table(HEAD, rows(project, asked.rounds)))
-
-
 if __name__ == "__main__":
-    main()
+    harness.measure(__doc__, RESULT, (HEAD, rows), parts=SIZES, rounds=ROUNDS)
