@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 PROJECT, PACKAGE = HERE / "project", "repro_project"
@@ -58,17 +59,9 @@ class Trainer:
         if not (PROJECT / "data" / "prepared").is_dir():
             self._ended(self._logged("prepare", ["-m", f"{PACKAGE}.prepare", "--set", ANYWHERE]), "prepare")
 
-    def train(
-        self,
-        name: str,
-        *settings: str,
-        ranks: int = 1,
-        kernels: str = "kernels",
-        anew: bool = True,
-        script: str = PROJECTS_OWN,
-    ) -> Path:
-        """Train, and return the run directory, made `anew` or gone on with; `kernels` is the compiler's cache."""
-        self._ended(self._training(name, settings, ranks, kernels, anew, script), name)
+    def train(self, name: str, *settings: str, **how: Any) -> Path:
+        """Train, and return the run directory; `how` is what else `_training` takes."""
+        self._ended(self._training(name, settings, **how), name)
         return self.folder / name
 
     def killed(self, name: str, *settings: str) -> None:
@@ -105,6 +98,7 @@ class Trainer:
         anew: bool = True,
         script: str = PROJECTS_OWN,
     ) -> "subprocess.Popen[str]":
+        """Start one, with its run directory made `anew` or gone on with; `kernels` is the compiler's cache."""
         out = self.folder / name
         if anew:
             shutil.rmtree(out, ignore_errors=True)
