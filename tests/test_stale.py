@@ -193,7 +193,7 @@ def test_what_changes_no_run_is_no_change(pipeline: Pipeline) -> None:
             pipeline.write(f"{CODE}/{name}")
         for name in ("README.md", "requirements/notes.md", "requirements/another.txt", "src/notes.md"):
             pipeline.write(name)
-        for name in ("run.py", "records/opening.py", "new.py", "training/trace.py"):  # the library around its core
+        for name in ("run.py", "record/opening.py", "new.py", "trace/trace.py"):  # the library around its core
             pipeline.write(f"{CODE}/repro/{name}")
         for lock, name in (("dev", "ruff"), ("dev", "pytest"), ("run", "dvc"), ("run", "mlflow-skinny")):
             pipeline.edit(f"requirements/{lock}.txt", f"\n{name}==", f"\n{name}==99.")
@@ -262,7 +262,6 @@ COUNTED = {
         "notes.egg-info/PKG-INFO": True,
         "__pycache__.py": True,
         "repro/core/new.py": True,
-        "repro/training/new.py": True,
         "repro/new.py": False,
         "repro/cli.pyx": False,
         "repro/machinery.sha256.bak": False,

@@ -51,7 +51,7 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     from repro_project.repro.core.exact import clip_grad_norm_
     from repro_project.repro.core.optimizers import Optimizers
     from repro_project.repro.core.seeds import derive, seed_everything
-    from repro_project.repro.environment import agreement
+    from repro_project.repro.guards import agreement
     from repro_project.repro.trace.trace import Trace
     from repro_project.train import micro_batch_loss, parameter_groups
 
@@ -117,7 +117,7 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
 def thousand_ranks() -> tuple[float, int, str]:
     """Seconds to compare 1024 ranks' reports of a real run, with a few odd ones; fields; the text."""
     from repro_project.repro.base.text import flatten
-    from repro_project.repro.environment import agreement
+    from repro_project.repro.guards import agreement
 
     preimage, environment = (
         json.loads(Path("artifacts", name).read_text())["preimage"] for name in ("address.json", "environment.json")

@@ -18,7 +18,7 @@ from project.prepare import prepare
 from project.repro.address import manifest
 from project.repro.base.text import flatten
 from project.repro.core.errors import Disagreement
-from project.repro.environment.agreement import blame, disagreements, ranges, require_agreement, table
+from project.repro.guards.agreement import blame, disagreements, ranges, require_agreement, table
 
 # ---- the table
 

@@ -66,7 +66,7 @@ DOORS = {
     "git": Door(
         runs_git,
         {
-            "records/git.py": "it runs git",
+            "base/git.py": "it runs git",
             "analysis/doctor/checks.py": "asks whether it is installed",
             "analysis/doctor/doctor.py": "the name of a check",
         },
@@ -76,30 +76,33 @@ DOORS = {
     "processes": Door(
         starts_processes,
         {
-            "analysis/trainings.py": "trainings, and whatever else of the lab is Python",
-            "analysis/warm.py": "forks of a training",
-            "records/tracking.py": "the uploader",
-            "asked/pull.py": "DVC",
-            "records/git.py": "git",
-            "records/signature.py": "ssh-keygen",
-            "machine/environment.py": "nvidia-smi",
-            "machine/compiler.py": "the compiler's version",
-            "machine/switches.py": "this process again, with its variables",
+            "start/trainings.py": "trainings, and whatever else of the lab is Python",
+            "start/warm.py": "forks of a training",
+            "tracking/tracking.py": "the uploader",
+            "address/pull.py": "DVC",
+            "base/git.py": "git",
+            "record/signature.py": "ssh-keygen",
+            "environment/environment.py": "nvidia-smi",
+            "environment/compiler.py": "the compiler's version",
+            "core/flags.py": "this process again, with its variables",
             "analysis/doctor/hardware.py": "nvidia-smi",
         },
         "import subprocess",
         "from . import trainings",
     ),
     "places": Door(
-        knows_where_it_lies, {"project.py": "LIBRARY"}, "HERE = Path(__file__).parent", "Path(torch.__file__).parent"
+        knows_where_it_lies,
+        {"base/project.py": "LIBRARY"},
+        "HERE = Path(__file__).parent",
+        "Path(torch.__file__).parent",
     ),
     "durable": Door(
         writes_durably,
-        {"files.py": "it writes durably", "records/removal.py": "the names of what it removes"},
+        {"base/files.py": "it writes durably", "record/removal.py": "the names of what it removes"},
         "beside.replace(path)",
         'text.replace("a", "b").split()',
     ),
-    "trace": Door(reads_a_trace, {"records/view.py": "RunView"}, "chain.rows(path, chain.STEP)", "chain.root(path, 8)"),
+    "trace": Door(reads_a_trace, {"record/view.py": "RunView"}, "chain.rows(path, chain.STEP)", "chain.root(path, 8)"),
 }
 
 
@@ -132,4 +135,4 @@ def test_python_is_started_by_one_module_of_the_lab():
         for module, source in sources()
         if passing(DOORS["processes"], source) and "sys.executable" in source and Path(module).parts[0] == "lab"
     ]
-    assert starting == ["analysis/trainings.py", "analysis/warm.py"]
+    assert starting == ["start/trainings.py", "start/warm.py"]

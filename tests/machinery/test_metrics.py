@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from project.repro.core.errors import Refused
-from project.repro.record.metrics import Metrics
+from project.repro.trace.metrics import Metrics
 
 
 def nowhere(step: int, numbers: dict[str, float]) -> None:

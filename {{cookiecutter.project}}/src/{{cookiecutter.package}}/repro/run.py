@@ -34,10 +34,9 @@ from .core.ranks import World
 from .core.seeds import derive, seed_everything
 from .core.step import Step
 from .core.trees import Stateful, require_stateful
-from .environment import agreement
 from .environment.portability import Promise
 from .environment.watch import Operations
-from .guards import opened, stages
+from .guards import agreement, opened, stages
 from .guards.fit import require_fit
 from .guards.observers import Opened, Replicas
 from .guards.still import Still
@@ -47,11 +46,11 @@ from .guards.updates import Updates
 from .record import names, receipt
 from .record.curves import write_curves
 from .record.lock import RunLock
-from .record.metrics import Metrics
 from .record.opening import change_environment, open_run, require_run_directory, told_of, unproven_before
 from .record.record import Record, as_number
 from .record.removal import drop_replaced
 from .record.signature import require_key, sign
+from .trace.metrics import Metrics
 from .trace.trace import Trace
 from .tracking import logged
 from .tracking.tracking import Follower

@@ -15,7 +15,7 @@ from typing import Any
 import rfc8785
 
 from ..base.files import read_text
-from ..base.project import Project
+from ..base.project import LIBRARY, Project
 from ..base.text import flatten
 from ..config.settings import Settings
 from ..core.errors import Refused
@@ -23,22 +23,11 @@ from . import manifest
 from .locks import LOCKS
 from .pins import TRAIN, pins
 
-LIBRARY, MACHINERY = "repro/", "repro/machinery.sha256"  # in the package; the latter is a list of digests
+FOLDER = f"{LIBRARY.name}/"  # the library's, in the package
+CORE = "core/"  # in the library; its files are named from there, so that a move changes nothing
+MACHINERY = f"{FOLDER}machinery.sha256"  # a list of digests
 # No run imports these; a stage that has loaded one is refused.
-OUTSIDE_THE_RUN = ("repro/analysis/", "repro/cli.py", MACHINERY)
-# The core of the library: a folder, or what will be one. Its files are named from there: a move changes nothing.
-CORE_FOLDER = "core/"
-CORE = (  # files, and folders with all in them
-    CORE_FOLDER, "errors.py", "place.py", "step.py", "loader.py", "training/",
-    "machine/__init__.py", "machine/libraries.py", "machine/rows.py", "machine/switches.py",
-)  # fmt: skip
-AROUND_CORE = {  # what such a folder holds of other purposes
-    f"training/{name}.py"
-    for name in (
-        "agreement", "checkpoint", "fit", "hidden", "kept", "logged", "metrics", "operations", "promise", "saver",
-        "stored", "timings", "trace", "updates",
-    )
-}  # fmt: skip
+OUTSIDE_THE_RUN = (f"{FOLDER}analysis/", f"{FOLDER}cli.py", MACHINERY)
 # Files that editors and Python leave behind.
 LEFT_BEHIND = re.compile(r"(^|/)(\.|__pycache__/)|~$")
 
@@ -87,20 +76,17 @@ def code(project: Project) -> dict[str, str]:
 
 def addressed(project: Project) -> list[str]:
     """The files of the package that enter the address, by their paths relative to it: the owner's, and core's."""
-    return [name for name in files(project.package) if not name.startswith(LIBRARY) or in_core(name)]
+    return [name for name in files(project.package) if not name.startswith(FOLDER) or in_core(name)]
 
 
 def in_core(name: str) -> bool:
-    """Whether a file, named from the package, is of the core of the library."""
-    name = name.removeprefix(LIBRARY)
-    folders = tuple(each for each in CORE if each.endswith("/"))
-    return (name in CORE or name.startswith(folders)) and name not in AROUND_CORE
+    """Whether a file of the library, named from the package or from the library, is of its core."""
+    return name.removeprefix(FOLDER).startswith(CORE)
 
 
 def core(code: Mapping[str, str]) -> dict[str, str]:
     """Of the digests of a package's files those of core, by their paths relative to core."""
-    inside = {name: sha256 for name, sha256 in code.items() if name.startswith(LIBRARY) and in_core(name)}
-    return {name.removeprefix(LIBRARY).removeprefix(CORE_FOLDER): sha256 for name, sha256 in inside.items()}
+    return {name.removeprefix(FOLDER + CORE): sha256 for name, sha256 in code.items() if name.startswith(FOLDER + CORE)}
 
 
 def files(folder: Path) -> list[str]:
@@ -141,7 +127,7 @@ def content_address(project: Project, config: Settings, data: dict[str, Any], wo
     sources = {name: (project.package / name).read_bytes() for name in digests if name.endswith(".py")}
     preimage = {
         "config": config.addressed(),
-        "code": {name: sha256 for name, sha256 in digests.items() if not name.startswith(LIBRARY)},
+        "code": {name: sha256 for name, sha256 in digests.items() if not name.startswith(FOLDER)},
         "core": core(digests),
         "data": data,
         "lock": pins(project.root, sources, config.unhashed.modules),

@@ -52,7 +52,7 @@ def machinery(project: Project) -> Machinery:
 
 def core_digest(files: Mapping[str, str]) -> str:
     """The digest of core, as the content address has it, from those of the machinery's files."""
-    return digest(address.core({address.LIBRARY + name: sha256 for name, sha256 in files.items()}))
+    return digest(address.core({address.FOLDER + name: sha256 for name, sha256 in files.items()}))
 
 
 def files(folder: Path) -> dict[str, str]:

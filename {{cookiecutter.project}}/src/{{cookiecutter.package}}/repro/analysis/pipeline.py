@@ -1,6 +1,6 @@
 """`dvc repro` in which the stages have the word: without DVC's advice about git, remotes and its own settings.
 
-python -m <package>.repro.analysis.pipeline      as `make repro` calls it; the exit code is that of the stage that failed
+python -m <package>.repro.analysis.pipeline     as `make repro` calls it; the exit code is that of the stage that failed
 """
 
 import logging

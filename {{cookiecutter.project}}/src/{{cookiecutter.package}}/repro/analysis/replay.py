@@ -148,8 +148,6 @@ def _with_library(project: Project, root: Path, run: Mapping[str, Any]) -> Proje
     return tree
 
 
-
-
 def _raw(project: Project, config: Mapping[str, Any], wanted: str, tree: Project, tell: Tell) -> Path:
     """The dataset, a file or a folder, as the run had it: the user's, or in the worktree, from DVC.
 

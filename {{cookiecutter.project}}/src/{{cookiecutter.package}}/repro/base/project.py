@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-LIBRARY = Path(__file__).resolve().parent  # the folder of this library; it has the same name in each project
+LIBRARY = Path(__file__).resolve().parents[1]  # the folder of this library; it has the same name in each project
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from ..base.text import flatten, some
 from ..config.settings import Settings
 from ..core.observer import Ballot, Observer, View
 from ..core.ranks import World
+from ..guards.agreement import require_agreement
 from . import environment
-from .agreement import require_agreement
 from .compiler import COMPILED
 from .watch import Operations
 

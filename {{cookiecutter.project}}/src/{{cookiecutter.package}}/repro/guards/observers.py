@@ -4,8 +4,8 @@ from torch import nn
 
 from ..core.observer import Ballot, Observer, View
 from ..core.ranks import World
-from ..environment.agreement import require_replicas
 from . import opened
+from .agreement import require_replicas
 
 
 class Opened(Observer):

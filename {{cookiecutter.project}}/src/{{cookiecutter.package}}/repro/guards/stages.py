@@ -14,13 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..address.address import LIBRARY, OUTSIDE_THE_RUN, addressed, code, locks
+from ..address.address import FOLDER, OUTSIDE_THE_RUN, addressed, code, locks
 from ..address.loaded import require_kept, require_unchanged
-from ..address.locks import require_installed
-from ..base.forms import ABSENT, Form
 from ..address.locks import LOCKS, require_installed
+from ..base.forms import ABSENT, Form
 from ..base.project import Project
-from ..base.project import LIBRARY, Project
 from ..base.text import differences, flatten, some
 from ..config.params import PARAMS
 from ..config.yaml_file import read_yaml
@@ -30,7 +28,7 @@ from . import opened
 STAGES = "dvc.yaml"
 REMEDY = f"Mend it, or restore it: git checkout {STAGES}"
 VARIABLE = "DVC_STAGE"  # DVC sets it for the commands that it runs
-COMMAND = f"{LIBRARY.name}/cli.py"  # `repro train` loads it
+COMMAND = f"{FOLDER}cli.py"  # `repro train` loads it
 KEY = re.compile(r"\$\{([\w.]+)\}")  # of params.yaml, in a path
 Items = list[str | dict[str, Any]]
 ASIDE = ("tests/", f"{LOCKS}/")  # a test may run a stage in its own process, which has loaded these
@@ -175,7 +173,7 @@ def _require_files(project: Project, stage: Stage | None, whole: bool, unhashed:
     if unknown:
         raise Refused(
             f"{some(unknown)}: loaded, but not in the content address: a change there would go unseen. "
-            f"Move it into {package}, outside {package}/{LIBRARY.name}/lab"
+            f"Move it into {package}, outside {package}/{FOLDER}analysis"
         )
     # nobody sees which of the files that are not Python a stage reads: it is to list them all
     used = [name for name in known if name in loaded or not name.endswith(".py")]
@@ -189,7 +187,7 @@ def _require_files(project: Project, stage: Stage | None, whole: bool, unhashed:
 
 def _of_library(name: str) -> bool:
     """Whether a file, named from the package, is the library's own, which a run loads although it decides no bit."""
-    return name == COMMAND or (name.startswith(LIBRARY) and not name.startswith(OUTSIDE_THE_RUN))
+    return name == COMMAND or (name.startswith(FOLDER) and not name.startswith(OUTSIDE_THE_RUN))
 
 
 def _loaded(project: Project) -> set[str]:

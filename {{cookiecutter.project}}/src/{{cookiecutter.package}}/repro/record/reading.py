@@ -35,7 +35,7 @@ class Preimage(Form):
 
     config: dict[str, Any]
     code: dict[str, str]
-    core: dict[str, str] = {}
+    core: dict[str, str] = Field(default_factory=dict)
     data: Data
     lock: dict[str, str]
     seed: int

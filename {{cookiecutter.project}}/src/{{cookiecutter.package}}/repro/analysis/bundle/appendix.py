@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from ...base.project import LIBRARY
 from ...record.names import WEIGHTS
 from ...record.receipt import Receipt
 from ..groups import named
 from ..rendering import render
 
-TEMPLATE = Path(__file__).with_name("APPENDIX.md.j2")
+TEMPLATE = LIBRARY / "analysis" / "bundle" / "APPENDIX.md.j2"
 
 
 def text(about: Any, receipts: Sequence[Receipt], with_weights: bool) -> str:

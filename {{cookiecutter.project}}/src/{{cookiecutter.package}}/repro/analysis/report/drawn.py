@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from ...base.shape import plain
 from ...record.view import Curve, Rank, RunView
 from ..statistics import Numbers
 from . import bits, measured, plots

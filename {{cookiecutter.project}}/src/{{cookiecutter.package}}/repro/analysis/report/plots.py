@@ -10,11 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from ...base.shape import plain
-from ..statistics import Numbers
-from .seen import Curve, Rank
-from .svg import INK, RULE, image
 from ...record.view import Curve, Rank
-from .svg import INK, RULE, picture
+from ..statistics import Numbers
+from .svg import INK, RULE, image
 
 # Okabe and Ito's colours, which colour-blind people tell apart, but for black and the yellow that white swallows; see
 # https://jfly.uni-koeln.de/color/

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup, escape
 
+from ...base.project import LIBRARY
 from ...base.shape import plain
 from ...base.text import differences, flatten
 from ...record.view import RunView
@@ -15,7 +15,7 @@ from .. import diff
 from ..rendering import render
 from . import bits, drawn, measured, plots, public
 
-TEMPLATE = Path(__file__).with_name("report.html.j2")
+TEMPLATE = LIBRARY / "analysis" / "report" / "report.html.j2"
 NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?( [%\wµ]{1,3})?$|unknown$|not finite$")
 JOINT = re.compile(r"(?<!\d)[._/](?=\w)")
 DIGEST = re.compile("[0-9a-f]{32,}")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..core.errors import Failure
 from ..core.observer import Ballot, Observer, View
-from .record import as_number
+from ..record.record import as_number
 
 
 class Metrics(Observer):
