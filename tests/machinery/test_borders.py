@@ -128,11 +128,11 @@ def test_module_that_does_it_too_is_found_and_one_that_asks_is_not(name: str):
     assert passing(door, module.format(door.fault)) and not passing(door, module.format(door.control))
 
 
-def test_python_is_started_by_one_module_of_the_lab():
+def test_python_is_started_by_two_modules():
     """Others hand it the words."""
     starting = [
         module
         for module, source in sources()
-        if passing(DOORS["processes"], source) and "sys.executable" in source and Path(module).parts[0] == "lab"
+        if passing(DOORS["processes"], source) and "sys.executable" in source and Path(module).parts[0] in ("analysis", "start")
     ]
     assert starting == ["start/trainings.py", "start/warm.py"]
