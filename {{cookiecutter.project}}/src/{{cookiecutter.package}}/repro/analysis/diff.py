@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.project import LIBRARY
-from ..base.text import Difference, differences, some
+from ..base.text import Difference, differences, short, some
 from ..core.flags import SWITCHES
 from ..record import chain
 from ..record.view import RunView
@@ -175,7 +175,7 @@ def causes(place: Place, one: RunView, other: RunView) -> list[str]:
     """The likely causes of the difference, likeliest first, each with the sentence that says why."""
     found = differences(one.addressed, other.addressed) + differences(one.numeric, other.numeric)
     ranked = sorted(((_rank(place.phase, difference), difference) for difference in found), key=lambda pair: pair[0])
-    sentences = [f"{d.field}: {_short(d.one)} | {_short(d.other)}: {_why(rank, d)}" for rank, d in ranked]
+    sentences = [f"{d.field}: {short(d.one)} | {short(d.other)}: {_why(rank, d)}" for rank, d in ranked]
     for side in (one, other):
         if place.phase == AFTER and side.resumed:
             lost = "what its loop kept for itself was lost, if state= does not name it"
@@ -204,11 +204,6 @@ def _why(rank: int, difference: Difference) -> str:
     sentence = CAUSES[rank][2] if rank < len(CAUSES) else "it differs"
     reasons = {f"switches.{switch.name}": switch.why for switch in SWITCHES}
     return sentence.format(why=reasons.get(difference.field, "a switch differs"))
-
-
-def _short(value: Any, most: int = 40) -> str:
-    text = "absent" if value is None else str(value)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def report(one: RunView, other: RunView) -> tuple[bool, list[str]]:

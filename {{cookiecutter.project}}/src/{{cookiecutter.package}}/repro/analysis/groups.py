@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..base.shape import plain, shown
-from ..base.text import some
+from ..base.text import short, some
 from ..core.errors import Failure, Refused
 from ..record.names import METRICS, RECEIPT
 from ..record.view import RunView, is_stated
@@ -113,7 +113,9 @@ def notes(a: Sequence[RunView], b: Sequence[RunView]) -> list[str]:
     between = [key for key in _varied([*a, *b], lambda run: run.addressed) if key not in {*within[0], *within[1]}]
     found = []
     if between:
-        pairs = [f"{key}: {_short(a[0].addressed.get(key))} | {_short(b[0].addressed.get(key))}" for key in between]
+        pairs = [
+            f"{key}: {short(a[0].addressed.get(key), 24)} | {short(b[0].addressed.get(key), 24)}" for key in between
+        ]
         found.append(f"A and B differ in what was asked for: {some(pairs)}")
     for name, keys in zip("AB", within, strict=True):
         if others := [key for key in keys if key != "seed"]:
@@ -134,11 +136,6 @@ def _varied(runs: Sequence[RunView], of: Callable[[RunView], Mapping[str, Any]])
     """The fields in which runs differ."""
     held = [of(run) for run in runs]
     return sorted(key for key in set().union(*held) if any(each.get(key) != held[0].get(key) for each in held))
-
-
-def _short(value: Any, most: int = 24) -> str:
-    text = "absent" if value is None else str(value)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def named(text: str) -> str:

@@ -19,7 +19,7 @@ from ..base.files import read_json
 from ..base.forms import ABSENT, Form
 from ..base.project import Project
 from ..base.shape import shown
-from ..base.text import differences, some
+from ..base.text import differences, short, some
 from ..config.settings import Settings
 from ..config.yaml_file import read_yaml
 from ..core.errors import Failure, Refused
@@ -131,15 +131,9 @@ def _stale(project: Project, config: Settings, out: Path, run: Receipt) -> list[
     found = differences(fields(there) | environment, fields(here) | config.environment())
     if not found:
         return []
-    shown = some([f"{d.field}: {_short(d.one)} then, {_short(d.other)} now" for d in found], SHOWN)
+    shown = some([f"{d.field}: {short(d.one, 24)} then, {short(d.other, 24)} now" for d in found], SHOWN)
     said = f"STALE: {out} is not a run of the project as it stands now ({shown}). {AGAIN}"
     return [Verdict(False, f"{said}. If you trained with --set, give check the same --set")]
-
-
-def _short(value: Any, most: int = 24) -> str:
-    text = "absent" if value is None else str(value)
-    text = text.removesuffix(".0") if isinstance(value, float) else text  # as a receipt writes it
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _left_over(out: Path, run: Receipt, locked: list[str]) -> list[Verdict]:

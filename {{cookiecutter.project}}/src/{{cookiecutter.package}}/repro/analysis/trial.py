@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 
 from ..base.files import durable
 from ..base.forms import Form
+from ..base.files import durable, exact
 from ..base.project import Project
 from ..base.shape import plain
 from ..config.params import load
@@ -107,16 +108,7 @@ class Trial:
     def record(self) -> dict[str, Any]:
         """As JSON and the sheet have it."""
         rows = [{**asdict(each), "range": list(each.range), "verdict": each.verdict} for each in self.criteria]
-        return _plain({"verdict": self.verdict} | asdict(self) | {"criteria": rows})
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON has it, which has no NaN."""
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+        return exact({"verdict": self.verdict} | asdict(self) | {"criteria": rows})
 
 
 @dataclass(frozen=True)

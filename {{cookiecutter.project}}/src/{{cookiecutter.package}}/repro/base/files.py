@@ -4,8 +4,9 @@ No other module gives a file its name after writing it, or has the kernel put an
 """
 
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
@@ -43,6 +44,15 @@ def write_json(path: Path, value: Any) -> None:
     """Write a JSON-compatible value durably."""
     with durable(path) as beside:
         beside.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def exact(value: Any) -> Any:
+    """A value as JSON holds it, which has no infinity and no NaN: these are words."""
+    if isinstance(value, Mapping):
+        return {key: exact(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [exact(each) for each in value]
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def rename(beside: Path, path: Path) -> None:

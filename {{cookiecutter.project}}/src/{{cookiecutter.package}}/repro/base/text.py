@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import some as some
+from .shape import plain
 
 
 @dataclass(frozen=True)
@@ -37,3 +38,10 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Differ
 def named(found: Sequence[Difference], one: str, other: str) -> str:
     """The differences in one line; `one` and `other` say which value is whose."""
     return "; ".join(f"{d.field}: {d.one} {one}, {d.other} {other}" for d in found)
+
+
+def short(value: Any, most: int = 40) -> str:
+    """A value in few characters; a number as a receipt writes it."""
+    text = "absent" if value is None else plain(value) if isinstance(value, str) else repr(value)
+    text = text.removesuffix(".0") if isinstance(value, float) else text
+    return text if len(text) <= most else f"{text[: most - 1]}…"

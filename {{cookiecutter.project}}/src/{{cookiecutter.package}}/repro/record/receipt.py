@@ -5,7 +5,6 @@ the SHA-256 of its bytes is its name.
 """
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from ..address.manifest import sha256_file
 from ..address.release import machinery
 from ..base.files import durable, require
 from ..base.forms import Form, unreadable
+from ..base.files import durable, exact
 from ..base.project import Project
 from ..base.text import flatten, some
 from ..core.errors import Failure, Refused
@@ -64,7 +64,7 @@ def statement(project: Project, folder: Path, weights: str, trace: str | None) -
             "config": facts["config"],
             "code": facts["code"],
             "machinery": machinery(project).stated(),
-            "metrics": {name: _exact(value) for name, value in read_record(folder, METRICS).items()},
+            "metrics": exact(read_record(folder, METRICS)),
             "trace": trace,
             "informational": environment["informational"]
             | {
@@ -80,11 +80,6 @@ def statement(project: Project, folder: Path, weights: str, trace: str | None) -
 def _subject(weights: str) -> list[dict[str, Any]]:
     """The one thing that a receipt is of."""
     return [{"name": WEIGHTS, "digest": {"sha256": weights}}]
-
-
-def _exact(value: float) -> float | str:
-    """JSON has no infinity and no NaN."""
-    return value if math.isfinite(value) else repr(value)
 
 
 def write(folder: Path, receipt: dict[str, Any]) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 from ...base.shape import plain, shown
 from ...base.text import flatten
 from ...config.settings import Settings
+from ...base.text import flatten, short
+from ...config.settings import Determinism, Settings
 from ...core.errors import Refused
 from ...core.flags import SWITCHES, applicable, is_portable, missing_variables
 from ...core.options import Determinism
@@ -65,7 +67,7 @@ class Suspect:
 
     def values(self) -> str:
         """Its values in A and B."""
-        return f"{_short(self.a)} | {_short(self.b)}"
+        return f"{short(self.a)} | {short(self.b)}"
 
 
 @dataclass(frozen=True)
@@ -230,10 +232,3 @@ def fault(suspect: Suspect, a: Side, b: Side) -> str | None:
         return WHY_DDP if "ddp" in reduces else WHY_RANKS
     is_neutral = suspect.kind is Kind.KEY and suspect.key in a.neutral & b.neutral
     return WHY_NEUTRAL if is_neutral else None
-
-
-def _short(value: Any, most: int = 40) -> str:
-    if value is None:
-        return "absent"
-    text = plain(value) if isinstance(value, str) else repr(value)
-    return text if len(text) <= most else f"{text[: most - 1]}…"

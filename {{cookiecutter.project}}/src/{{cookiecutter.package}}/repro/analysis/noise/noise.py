@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base.files import write_json
+from ...base.files import exact, write_json
 from ...base.project import Project
 from ...base.shape import plain
 from ...config.params import load
@@ -92,7 +92,7 @@ class Noise:
         """As JSON has it: a number that is not finite is text, as in a receipt."""
         groups = {
             name: {**vars(group), "metrics": {metric: _stated(each) for metric, each in group.metrics.items()}}
-            | {"distances": [*map(_exact, group.distances)]}
+            | {"distances": exact(group.distances)}
             for name, group in self.groups.items()
         }
         return {"groups": groups, "notes": self.notes, "verdicts": self.verdicts, "threads": self.threads}
@@ -274,8 +274,4 @@ def _number(value: float | None) -> str:
 
 
 def _stated(each: Spread) -> dict[str, Any]:
-    return {**vars(each), "values": [*map(_exact, each.values)]}
-
-
-def _exact(value: float) -> float | str:
-    return value if math.isfinite(value) else repr(value)
+    return {**vars(each), "values": exact(each.values)}

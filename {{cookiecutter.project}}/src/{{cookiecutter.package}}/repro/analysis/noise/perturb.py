@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base.files import read_json, write_json
+from ...base.files import exact, read_json, write_json
 from ...base.project import Project
 from ...base.shape import plain
 from ...config.settings import Settings
@@ -124,14 +124,11 @@ class Perturbation:
 
     def record(self) -> dict[str, Any]:
         """As JSON has it: a number that is not finite is text."""
-        rows = [{name: _exact(value) for name, value in vars(row).items()} for row in self.rows]
-        metrics = {
-            name: {key: _exact(value) for key, value in {**vars(moved), "moved": moved.by}.items()}
-            for name, moved in self.metrics.items()
-        }
+        metrics = {name: {**vars(moved), "moved": moved.by} for name, moved in self.metrics.items()}
         facts = {name: getattr(self, name) for name in ("kind", "at", "steps", "changed", "first", "verdicts")}
         growth = vars(self.growth) if self.growth else None
-        return {**facts, "rows": rows, "growth": growth, "metrics": metrics, "holds": self.holds}
+        held = exact({"rows": [*map(vars, self.rows)], "metrics": metrics})
+        return {**facts, **held, "growth": growth, "holds": self.holds}
 
     def lines(self) -> Iterator[str]:
         """The verdicts, what was changed, the table, and the growth."""
@@ -245,7 +242,3 @@ def _growing(growth: Growth | None) -> str:
         f"growth: the distance of weights {speed} (exponent {growth.exponent:.3g} per step; least squares over "
         f"{growth.rows} rows, steps {growth.first} … {growth.last}, until a tenth of the largest distance)"
     )
-
-
-def _exact(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else repr(value)
