@@ -394,7 +394,15 @@ def test_locks_with_two_versions_of_what_decides_bits_are_refused(locked: Projec
         pinned(locked)
 
 
-@pytest.mark.parametrize("line", ["import scipy.stats", "from scipy import stats", "def f():\n    import scipy"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import scipy.stats",
+        "from scipy import stats",
+        "def f():\n    import scipy",
+        "importlib.import_module('scipy.stats')",
+    ],
+)
 def test_package_that_another_lock_has_is_no_part_of_a_training(locked: Project, line: str):
     """Else a bump of what reports need could change bits."""
     with pytest.raises(Refused) as refused:

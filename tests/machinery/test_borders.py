@@ -133,6 +133,8 @@ def test_python_is_started_by_two_modules():
     starting = [
         module
         for module, source in sources()
-        if passing(DOORS["processes"], source) and "sys.executable" in source and Path(module).parts[0] in ("analysis", "start")
+        if passing(DOORS["processes"], source)
+        and "sys.executable" in source
+        and Path(module).parts[0] in ("analysis", "start")
     ]
     assert starting == ["start/trainings.py", "start/warm.py"]

@@ -265,16 +265,22 @@ def test_key_that_the_file_lacks_is_told_once_where_an_override_names_it(path: P
 def test_missing_keys_share_a_line_whatever_is_set_in_them(path: Path):
     path.write_text("seed: 0\n")
     (told,) = refusal_of(path)
-    assert told.startswith(f"{path}: device, data, parallel, compute, unhashed and 11 more: missing; add the keys")
+    assert told.startswith(f"{path}: device, data, parallel, compute, unhashed and 3 more: missing; add the keys")
     path.write_text("seed: 0\ndevice: auto\n")
     (told,) = refusal_of(path, "train.epochs=2", "model.name=transformer")
     assert ": missing; add the keys" in told
 
 
-@pytest.mark.parametrize("typo", ["lodaer", "Loader"])
+@pytest.mark.parametrize("typo", ["comptue", "Compute"])
 def test_misspelt_name_is_matched_with_the_one_that_is_missing(edited: Edit, typo: str):
-    missing, unknown = refusal_of(edited("loader", f"{typo}:"))
-    assert "loader: missing" in missing and f"{typo}: unknown key; did you mean loader?" in unknown
+    missing, unknown = refusal_of(edited("compute", f"{typo}:"))
+    assert "compute: missing" in missing and f"{typo}: unknown key; did you mean compute?" in unknown
+
+
+@pytest.mark.parametrize("typo", ["lodaer", "Loader"])
+def test_misspelt_name_of_a_section_with_defaults_is_no_default(edited: Edit, typo: str):
+    (unknown,) = refusal_of(edited("loader", f"{typo}:"))
+    assert f"{typo}: unknown key; did you mean loader?" in unknown
 
 
 CONTENTS = {

@@ -115,7 +115,7 @@ class Run:
         data = once_per_host(self.world, self._data, self.config.data.model_dump_json())
         _let_read(data, self.config)
         self.address = content_address(self.project, self.config, data, self.world.size)
-        loaded.require_unchanged(self.project, self.address.preimage["code"])
+        loaded.require_unchanged(self.project, self.address.code)
         report = self.address.preimage | {"environment": self.environment}
         agreement.require_agreement(flatten(report), self.world, "the ranks disagree before step 0:")
         known = together(self.world, lambda: unproven_before(self.out) if self.world.leads else {})

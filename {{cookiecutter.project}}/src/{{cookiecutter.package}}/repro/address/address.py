@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,13 @@ LEFT_BEHIND = re.compile(r"(^|/)(\.|__pycache__/)|~$")
 
 @dataclass(frozen=True)
 class ContentAddress:
-    """`digest` is the SHA-256 of the canonical JSON of `preimage`; `parts` has one digest per ingredient."""
+    """`digest` is the SHA-256 of the canonical JSON of `preimage`; `parts` has one digest per ingredient.
+
+    `code` has the SHA-256 of each file that entered it, by its path relative to the package.
+    """
 
     preimage: dict[str, Any]
+    code: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def digest(self) -> str:
@@ -135,4 +139,4 @@ def content_address(project: Project, config: Settings, data: dict[str, Any], wo
     }
     if config.parallel.reduce == "ddp":
         preimage["world_size"] = world_size
-    return ContentAddress(preimage)
+    return ContentAddress(preimage, digests)

@@ -96,14 +96,24 @@ def _imported(sources: Mapping[str, bytes], unhashed: Sequence[str]) -> dict[str
 
 @cache
 def imports(source: bytes) -> frozenset[str]:
-    """The modules that a Python file imports, wherever in it, by their whole names; none of a broken one."""
+    """The modules that a Python file imports, wherever in it, by their whole names; none of a broken one.
+
+    Also those that it has importlib import by a name that stands there.
+    """
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError):  # Python says so when it loads it
         return frozenset()
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     below = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
-    return frozenset(plain | {f"{node.module}.{alias.name}" for node in below for alias in node.names})
+    asked = [node.args[0] for node in nodes if isinstance(node, ast.Call) and node.args and _imports(node.func)]
+    named = {each.value for each in asked if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    return frozenset(plain | named | {f"{node.module}.{alias.name}" for node in below for alias in node.names})
+
+
+def _imports(function: ast.expr) -> bool:
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in ("import_module", "__import__")
 
 
 def _owners(module: str, here: Collection[str]) -> set[str]:

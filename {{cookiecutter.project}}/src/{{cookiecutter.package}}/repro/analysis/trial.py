@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from ruamel.yaml import YAML
 
-from ..base.files import durable
-from ..base.forms import Form
 from ..base.files import durable, exact
+from ..base.forms import Form
 from ..base.project import Project
 from ..base.shape import plain
 from ..config.params import load

@@ -15,9 +15,8 @@ from pydantic import StringConstraints
 from ..address.address import digest
 from ..address.manifest import sha256_file
 from ..address.release import machinery
-from ..base.files import durable, require
+from ..base.files import durable, exact, require
 from ..base.forms import Form, unreadable
-from ..base.files import durable, exact
 from ..base.project import Project
 from ..base.text import flatten, some
 from ..core.errors import Failure, Refused

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...base.shape import plain, shown
-from ...base.text import flatten
-from ...config.settings import Settings
 from ...base.text import flatten, short
 from ...config.settings import Determinism, Settings
 from ...core.errors import Refused
