@@ -16,7 +16,7 @@ from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parent
 ROOT = BENCHMARKS.parent
-PROGRAMS = ("run.sh", "gpu.py", "parts.py", "trainings.py", "sharing.py", "plain.py", "table.py")
+PROGRAMS = ("run.sh", "gpu.py", "parts.py", "trainings.py", "sharing.py", "table.py")
 PEERS = ROOT / "measure" / "peers.py"
 # What a training imports beside torch when nothing is tracked: the test of the bundle has nothing else.
 PACKAGES = (

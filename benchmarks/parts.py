@@ -22,7 +22,7 @@ SIDE_BY_SIDE = max(1, min(4, len(os.sched_getaffinity(0)) // 4))  # trainings of
 class Part:
     """One row of the table.
 
-    `sides` are what `pairs` compares: each is trained by a script with settings.
+    `sides` are what `pairs` compares: each is trained by a function of sharing.py with settings.
     `measure` yields a row for each result, as soon as it is there, and is stopped after so many `seconds`.
     `settings` are keys of params.yaml; those `on_a_card` join them on a GPU only, for a CPU would take hours.
     """
@@ -150,7 +150,7 @@ SIZES = {
 SIDES = {
     "sum": {"tree": Side(), "DDP": Side(("parallel.reduce=ddp",))},
     "cost": {"strict": Side(), "relaxed": Side(("determinism.relax=[all]",))},
-    "peer": {"project": Side(), "plain": Side(script="plain.py")},
+    "peer": {"project": Side(), "plain": Side(script="plain")},
 }
 
 

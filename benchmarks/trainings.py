@@ -23,7 +23,7 @@ MARK, TOKEN = "BENCHMARK_OF", f"{os.getpid()}-{time.time_ns()}"  # in the enviro
 WARM_UP = 5  # steps of each run that are not timed
 LAST_LINES = 80  # of what a failed command said: torchrun's own come last, and are many
 ANYWHERE = "unhashed.modules=[all]"  # the packages lie beside the project, and torch wherever this machine has it
-PROJECTS_OWN = "sharing.py"  # the script that trains as the project does
+PROJECTS_OWN = "ours"  # of sharing.py: as the project trains
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=localhost")
 
 
@@ -105,7 +105,8 @@ class Trainer:
         common = (f"device={self.device}", f"train.epochs={self.epochs}", "tracking.enabled=false", ANYWHERE)
         chosen = [word for setting in (*common, *settings) for word in ("--set", setting)]
         launcher = [*TORCHRUN, f"--nproc-per-node={ranks}"] if ranks > 1 else []
-        return self._logged(name, [*launcher, str(HERE / script), PACKAGE, *chosen, "--out", str(out)], kernels)
+        words = [*launcher, str(HERE / "sharing.py"), script, PACKAGE, *chosen, "--out", str(out)]
+        return self._logged(name, words, kernels)
 
     def _logged(self, name: str, words: list[str], kernels: str = "kernels") -> "subprocess.Popen[str]":
         with (self.folder / f"{name}.log").open("w") as log:
