@@ -17,95 +17,71 @@ RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 LISTING, SET, SEED, DRAW, LOADER, SWITCH, WARN, THREADS = (
     "unsorted listing", "order of a set", "seed", "draw at import", "own loader", "switch", "warn_only", "threads",
 )  # fmt: skip
-RISKS = (  # the rule, code in which line 2 is found, and a twin in which nothing is
-    (LISTING, "import os\nx = os.listdir('.')[0]", "import os\nx = sorted(os.listdir('.'))[0]"),
+LISTS = "    def f(self): return list(self.x)\n"
+RISKS = (  # the rule, a first line, a second one that is found, and a twin in which nothing is
+    (LISTING, "import os", "x = os.listdir('.')[0]", "x = sorted(os.listdir('.'))[0]"),
+    (LISTING, "from os import listdir as ls", "x = [n for n in ls('.')]", "x = sorted(n for n in ls('.') if n)"),
     (
         LISTING,
-        "from os import listdir as ls\nx = [n for n in ls('.')]",
-        "from os import listdir as ls\nx = sorted(n for n in ls('.') if n)",
+        "from pathlib import Path as P",
+        "x = [*P('.').parent.iterdir()]",
+        "x = sorted([*P('.').parent.iterdir()])",
     ),
     (
         LISTING,
-        "from pathlib import Path as P\nx = [*P('.').parent.iterdir()]",
-        "from pathlib import Path as P\nx = sorted([*P('.').parent.iterdir()])",
-    ),
-    (
-        LISTING,
-        "from pathlib import Path\nf = lambda at: list((Path(at) / 'x').rglob('*'))",
+        "from pathlib import Path",
+        "f = lambda at: list((Path(at) / 'x').rglob('*'))",
         "class Index:\n    def glob(self, x): return [n for n in self.glob(x)]\n\nx = list(Index().glob('*'))",
     ),
-    (LISTING, "from glob import glob\nfor x in glob('*'): print(x)", "from glob import glob\nx = len(glob('*'))"),
+    (LISTING, "from glob import glob", "for x in glob('*'): print(x)", "x = len(glob('*'))"),
+    (LISTING, "import os", "x = os.listdir('.')\ny = x[0]", "x = os.listdir('.')\nx.sort()\ny = 'a' in os.listdir()"),
+    (LISTING, "import os", "with os.scandir('.') as it: x = list(it)", "with os.scandir('.') as it: x = sorted(it)"),
     (
         LISTING,
-        "import os\nx = os.listdir('.')\ny = x[0]",
-        "import os\nx = os.listdir('.')\nx.sort()\ny = 'a' in os.listdir('.')",
+        "import os",
+        "for at, _, names in os.walk('.'): print(names)",
+        "for at, folders, names in os.walk('.'):\n    folders.sort()\n    print(sorted(names))",
     ),
-    (
-        LISTING,
-        "import os\nwith os.scandir('.') as it: x = list(it)",
-        "import os\nwith os.scandir('.') as it: x = sorted(it)",
-    ),
-    (
-        LISTING,
-        "import os\nfor at, _, names in os.walk('.'): print(names)",
-        "import os\nfor at, folders, names in os.walk('.'):\n    folders.sort()\n    print(sorted(names))",
-    ),
-    (SET, "import torch\nx = torch.tensor(list({1, 2}))", "import torch\nx = torch.tensor(sorted({1, 2}))"),
-    (SET, "n = set('ab') | {'c'}\nfor x in n: print(x)", "n = set('ab')\nfor x in sorted(n): print(x)\ny = 'a' in n"),
+    (SET, "import torch", "x = torch.tensor(list({1, 2}))", "x = torch.tensor(sorted({1, 2}))"),
+    (SET, "n = set('ab') | {'c'}", "for x in n: print(x)", "for x in sorted(n): print(x)\ny = 'a' in n"),
     (
         SET,
-        "def f(x: set[str]):\n    return [n for n in x]",
-        "def f(x: set[str], y: list[str]):\n    return [n for n in y], {n for n in x}, len(x)",
+        "def f(x: set[str], y: list[str]):",
+        "    return [n for n in x]",
+        "    return [n for n in y], {n for n in x}, len(x)",
     ),
-    (
-        SET,
-        "class A:\n    def f(self): return list(self.x)\n    def g(self): self.x = set()",
-        "class A:\n    def f(self): return list(self.x)\n    def g(self): self.x = []",
-    ),
-    (SET, "\nx = ''.join({'a', 'b'})", "def set(x): return x\nfor x in set([1]): print(x)"),
-    (
-        SEED,
-        "import time, torch\ntorch.manual_seed(int(time.time()))",
-        "import time, torch\ntorch.manual_seed(3)\nx = time.time()",
-    ),
-    (SEED, "import uuid as u\nseed = u.uuid4().int", "import uuid as u\nname = u.uuid4().hex"),
+    (SET, "class A:", f"{LISTS}    def g(self): self.x = set()", f"{LISTS}    def g(self): self.x = []"),
+    (SET, "", "x = ''.join({'a', 'b'})", "def set(x): return x\nfor x in set([1]): print(x)"),
+    (SEED, "import time, torch", "torch.manual_seed(int(time.time()))", "torch.manual_seed(3)\nx = time.time()"),
+    (SEED, "import uuid as u", "seed = u.uuid4().int", "name = u.uuid4().hex"),
+    (SEED, "import numpy as np", "f = lambda: np.random.default_rng()", "f = lambda s: np.random.default_rng(s)"),
+    (SEED, "from random import Random", "x = Random()", "x = Random(3)"),
     (
         SEED,
-        "import numpy as np\nf = lambda: np.random.default_rng()",
-        "import numpy as np\nf = lambda s: np.random.default_rng(s)",
+        "import torch",
+        "x = torch.Generator().seed()",
+        "x = torch.Generator().manual_seed(3)\ny = torch.initial_seed()",
     ),
-    (SEED, "from random import Random\nx = Random()", "from random import Random\nx = Random(3)"),
-    (
-        SEED,
-        "import torch\nx = torch.Generator().seed()",
-        "import torch\nx = torch.Generator().manual_seed(3)\ny = torch.initial_seed()",
-    ),
-    (SEED, "\nx = hash('a')", "class A:\n    def __hash__(self): return hash('a')"),
-    (SEED, "import os\nx = os.urandom(3)", "import os\nx = os.getpid()"),
-    (DRAW, "import torch\nx = torch.rand(3)", "import torch\ndef f(): return torch.rand(3)"),
-    (DRAW, "import torch\ndef f(x=torch.rand(3)): pass", "import torch\nf = lambda: [torch.rand(3) for _ in 'ab']"),
-    (
-        DRAW,
-        "from random import shuffle as mix\nx = mix([1])",
-        "import random\ndef f():\n    def g(): return random.random()\n    return g",
-    ),
-    (DRAW, "from torch import nn\nclass A: x = nn.Linear(2, 2)", "from torch import nn\nclass A: x = nn.ReLU()"),
+    (SEED, "", "x = hash('a')", "class A:\n    def __hash__(self): return hash('a')"),
+    (SEED, "import os", "x = os.urandom(3)", "x = os.getpid()"),
+    (DRAW, "import torch", "x = torch.rand(3)", "def f(): return torch.rand(3)"),
+    (DRAW, "import torch", "def f(x=torch.rand(3)): pass", "f = lambda: [torch.rand(3) for _ in 'ab']"),
+    (DRAW, "from random import shuffle as mix", "x = mix([1])", "def f():\n    def g(): return mix([1])\n    return g"),
+    (DRAW, "from torch import nn", "class A: x = nn.Linear(2, 2)", "class A: x = nn.ReLU()"),
     (
         LOADER,
-        "from torch.utils.data import DataLoader\nf = lambda x: DataLoader(x)",
-        "class DataLoader: pass\nf = lambda: DataLoader()",
+        "from torch.utils import data",
+        "f = lambda x: data.DataLoader(x)",
+        "class DataLoader: pass\nDataLoader()",
     ),
-    (
-        SWITCH,
-        "from torch.backends import cudnn\ncudnn.benchmark = True",
-        "from torch.backends import cudnn\nx = cudnn.m",
-    ),
-    (SWITCH, "import torch\ntorch.set_num_threads(4)", "import torch\nx = torch.get_num_threads()"),
-    (SWITCH, "import torch.backends as b\nsetattr(b.cudnn, 'm', 1)", "class A: pass\nsetattr(A(), 'm', 1)"),
-    (WARN, "f = print\nf(True, warn_only=True)", "f = print\nf(True, warn_only=False)"),
+    (SWITCH, "from torch.backends import cudnn", "cudnn.benchmark = True", "x = cudnn.m"),
+    (SWITCH, "import torch", "torch.set_num_threads(4)", "x = torch.get_num_threads()"),
+    (SWITCH, "import torch.backends as b", "setattr(b.cudnn, 'm', 1)", "class A: pass\nsetattr(A(), 'm', 1)"),
+    (WARN, "f = print", "f(True, warn_only=True)", "f(True, warn_only=False)"),
     (
         THREADS,
-        "from concurrent import futures\nf = lambda x: [*futures.as_completed(x)]",
+        "from concurrent import futures",
+        "f = lambda x: [*futures.as_completed(x)]",
         "def as_completed(x): return x\nf = as_completed([])",
     ),
 )
@@ -117,15 +93,15 @@ def source(folder: Path, code: str) -> Source:
     return Source(path, "code.py")
 
 
-@pytest.mark.parametrize(("rule", "planted_code", "twin"), RISKS)
-def test_rule_finds_what_is_planted_and_not_its_twin(rule: str, planted_code: str, twin: str, tmp_path: Path):
-    found, _ = rules.found(source(tmp_path, planted_code))
+@pytest.mark.parametrize(("rule", "first", "second", "twin"), RISKS)
+def test_rule_finds_what_is_planted_and_not_its_twin(rule: str, first: str, second: str, twin: str, tmp_path: Path):
+    found, _ = rules.found(source(tmp_path, f"{first}\n{second}"))
     assert [(each.rule.name, each.line) for each in found] == [(rule, 2)]
-    assert rules.found(source(tmp_path, twin)) == ([], [])
+    assert rules.found(source(tmp_path, f"{first}\n{twin}")) == ([], [])
 
 
 def test_every_rule_is_tested():
-    assert {rule for rule, _, _ in RISKS} == {rule.name for rule in rules.RULES}
+    assert {rule for rule, *_ in RISKS} == {rule.name for rule in rules.RULES}
 
 
 def test_comment_with_a_reason_silences_a_line(tmp_path: Path):
