@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 from conftest import PACKAGE, PROJECT, python, training
@@ -24,6 +25,23 @@ def git(project: Path, *arguments: str) -> None:
     subprocess.run(command, cwd=project, env=os.environ | alone, check=True, capture_output=True)
 
 
+def copied(folder: Path, parts: Iterable[str], files: Iterable[str]) -> Path:
+    """Copy these of this project's folders and files into a folder."""
+    for part in parts:
+        shutil.copytree(PROJECT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "cache", "tmp"))
+    for name in files:
+        shutil.copyfile(PROJECT / name, folder / name)
+    return folder
+
+
+def commit(project: Path, message: str = "start") -> None:
+    """Commit all that is there, into a new repository if there is none."""
+    if not (project / ".git").exists():
+        git(project, "init", "--quiet")
+    git(project, "add", ".")
+    git(project, "commit", "--quiet", "--message", message)
+
+
 def command(project: Path, module: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a module of that project's package."""
     return python("-m", module, *arguments, cwd=project, env={"PYTHONPATH": str(project / "src")})
@@ -39,13 +57,8 @@ def train(project: Path, out: str) -> Path:
 
 def clone(folder: Path) -> Path:
     """Clone this project's files into a folder, edit some, and train into artifacts/ there."""
-    for part in ("src", "requirements", ".dvc", "data/raw"):
-        shutil.copytree(PROJECT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "cache", "tmp"))
-    for name in ("params.yaml", "results.lock", "dvc.yaml", "dvc.lock", "pyproject.toml", ".gitignore", "README.md"):
-        shutil.copyfile(PROJECT / name, folder / name)
-    git(folder, "init", "--quiet")
-    git(folder, "add", ".")
-    git(folder, "commit", "--quiet", "--message", "start")
+    files = "params.yaml", "results.lock", "dvc.yaml", "dvc.lock", "pyproject.toml", ".gitignore", "README.md"
+    commit(copied(folder, ("src", "requirements", ".dvc", "data/raw"), files))
     source = folder / "src" / PACKAGE
     (source / "added.py").write_text("WIDER = 1.25\n")
     with (source / "model.py").open("a") as model:

@@ -236,6 +236,16 @@ def scrambled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
+def as_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages run in this process, which has loaded tests, from elsewhere, and the lab, which the address lacks."""
+    from project.repro.guards import stages
+
+    monkeypatch.setattr(stages, "require_installed", lambda project, unhashed: None)
+    for name in [name for name in sys.modules if ".repro.analysis" in name]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.fixture
 def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is in an empty folder of the test's own."""
     monkeypatch.chdir(tmp_path)

@@ -12,6 +12,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,19 @@ def until(condition: Callable[[], Any]) -> Any:
         assert time.monotonic() < end, f"not true after {PATIENCE} s: {condition}"
         time.sleep(0.05)
     return value
+
+
+def until_gone(pid: int) -> None:
+    """Wait for the end of a process that is not this one's child; who adopts it may not ask how it ended."""
+    stat = Path(f"/proc/{pid}/stat")
+    until(lambda: not stat.exists() or ") Z " in stat.read_text())
+
+
+class Quiet(BaseHTTPRequestHandler):
+    """A stand-in for a server, of which no request is printed."""
+
+    def log_message(self, *arguments: Any) -> None:
+        """Say nothing."""
 
 
 class Server:

@@ -8,18 +8,19 @@ import random
 import shutil
 import sys
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
-from clone import git, project_in
+from clone import commit, copied, project_in
 from conftest import PACKAGE, PROJECT, WORD, python
 from project.config import Config
 from project.repro.address import locks as asked
 from project.repro.analysis.doctor import checks, doctor, hardware, packages
 from project.repro.analysis.doctor.found import Context, Found, State
+from server import Quiet
 
 OK, WARNING, FAULT, UNKNOWN = State
 
@@ -27,15 +28,9 @@ OK, WARNING, FAULT, UNKNOWN = State
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     """A committed copy of this project's files."""
-    folder = tmp_path / "own"
-    for part in ("src", "requirements"):
-        shutil.copytree(PROJECT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("params.yaml", "pyproject.toml", "Dockerfile", "dvc.yaml", ".gitignore"):
-        shutil.copyfile(PROJECT / name, folder / name)
-    git(folder, "init", "--quiet")
-    git(folder, "add", ".")
-    git(folder, "commit", "--quiet", "--message", "start")
-    return folder
+    files = "params.yaml", "pyproject.toml", "Dockerfile", "dvc.yaml", ".gitignore"
+    commit(copied(tmp_path / "own", ("src", "requirements"), files))
+    return tmp_path / "own"
 
 
 @pytest.fixture
@@ -99,9 +94,8 @@ def break_installed(own: Path) -> None:
 
 def break_clock(own: Path) -> None:
     (own / "later").touch()
-    git(own, "add", ".")
     os.environ["GIT_COMMITTER_DATE"] = "2099-01-01T00:00:00Z"
-    git(own, "commit", "--quiet", "--message", "from the future")
+    commit(own, "from the future")
     del os.environ["GIT_COMMITTER_DATE"]
 
 
@@ -317,14 +311,11 @@ def test_clock_that_is_not_the_file_systems_is_found(context: Context, monkeypat
 def test_server_is_asked_for_its_version(
     status: int, body: str, state: State, context: Context, monkeypatch: pytest.MonkeyPatch
 ):
-    class Answering(BaseHTTPRequestHandler):
+    class Answering(Quiet):
         def do_GET(self) -> None:
             self.send_response(status)
             self.end_headers()
             self.wfile.write(body.encode())
-
-        def log_message(self, *arguments: Any) -> None:
-            """Say nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Answering) as server:
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()

@@ -4,7 +4,6 @@ Whole loops stand in loops.py, those with a slip in slips.py.
 """
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ from project.repro.core.loop import Loop as TrainingLoop
 from project.repro.core.ranks import World
 from project.repro.core.step import Step
 from project.repro.core.summing import gradients_of
-from project.repro.guards import stages
 from project.repro.guards.unsaved import Hidden
 from project.repro.record import names
 from project.repro.run import Run, alone
@@ -41,6 +39,7 @@ from states import parallel_of
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+pytestmark = pytest.mark.usefixtures("as_a_stage")
 REDUCERS = "tree", "ddp"
 
 
@@ -56,14 +55,6 @@ class Ended:
         """What it logged."""
         rows = map(json.loads, (self.out / names.METRIC_ROWS).read_text().splitlines())
         return [(row["step"], row["metrics"]) for row in rows]
-
-
-@pytest.fixture(autouse=True)
-def without_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stages run in this process, which has loaded tests, from elsewhere, and the lab, which the address lacks."""
-    monkeypatch.setattr(stages, "require_installed", lambda project, unhashed: None)
-    for name in [name for name in sys.modules if ".repro.analysis" in name]:
-        monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.fixture

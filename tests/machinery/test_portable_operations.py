@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from project.repro.config.settings import Determinism
 from project.repro.core import exact, flags
 from project.repro.core.errors import Preempted
 from project.repro.environment import environment, portable, watch
-from project.repro.guards import stages
 from project.repro.record import names, opening, receipt
 from project.repro.run import Run
 from torch import Tensor, nn
@@ -77,11 +75,8 @@ Attempt = Callable[..., Ended]
 
 
 @pytest.fixture(autouse=True)
-def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Stages run in this process, which has loaded tests, from elsewhere, and the lab, which the address lacks."""
-    monkeypatch.setattr(stages, "require_installed", lambda project, unhashed: None)
-    for name in [name for name in sys.modules if ".repro.analysis" in name]:
-        monkeypatch.delitem(sys.modules, name)
+def strict(as_a_stage: None) -> Iterator[None]:
+    """What a run relaxes is strict again."""
     yield
     flags.apply(Determinism(cpu="portable", relax=()))
 
@@ -291,10 +286,16 @@ def stopped(after: int) -> Loop:
     return loop
 
 
-def test_resumed_run_is_in_the_environment_that_its_first_step_has_shown(attempt: Attempt):
+def resumed(attempt: Attempt, meanwhile: Callable[[], object], **more: Any) -> Ended:
+    """A run that crashed after two steps, and went on."""
     with pytest.raises(Crash):
-        attempt(stopped(2), function=root, every=1)
-    ended = attempt(function=root, every=1)
+        attempt(stopped(2), every=1, **more)
+    meanwhile()
+    return attempt(every=1, **more)
+
+
+def test_resumed_run_is_in_the_environment_that_its_first_step_has_shown(attempt: Attempt):
+    ended = resumed(attempt, lambda: None, function=root)
     assert [line for line in ended.told if "portable" in line or "environment" in line] == []
     assert ended.unproven == ["sqrt float32"] and ended.environment["class"].startswith("cpu/")
     facts = read_json(ended.out / names.RUN)
@@ -302,19 +303,13 @@ def test_resumed_run_is_in_the_environment_that_its_first_step_has_shown(attempt
 
 
 def test_run_that_is_resumed_on_another_cpu_says_so(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(Crash):
-        attempt(stopped(2), function=root, every=1)
-    monkeypatch.setattr(environment, "_cpu_model", lambda: "another")
-    ended = attempt(function=root, every=1)
+    ended = resumed(attempt, lambda: monkeypatch.setattr(environment, "_cpu_model", lambda: "another"), function=root)
     (line,) = [line for line in ended.told if "in another numeric environment: equal bits" in line]
     assert "cpu.model" in line and ended.environment["class"].startswith("mixed/")
 
 
 def test_run_of_proven_operations_goes_on_on_another_cpu(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(Crash):
-        attempt(stopped(2), every=1)
-    monkeypatch.setattr(environment, "_cpu_model", lambda: "another")
-    ended = attempt(every=1)
+    ended = resumed(attempt, lambda: monkeypatch.setattr(environment, "_cpu_model", lambda: "another"))
     assert ended.told == [] and ended.environment["class"].startswith("cpu-portable/")
 
 
