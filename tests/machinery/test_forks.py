@@ -20,7 +20,7 @@ from project.repro.config.settings import Determinism
 from project.repro.core.errors import Failure
 from project.repro.start import trainings
 from project.repro.start.warm import Warm
-from server import until
+from server import until, until_gone
 
 # Says how it was started, or meets the other ranks, fails, waits. It stands where the project's own code does.
 MODULE = """
@@ -165,8 +165,7 @@ def test_fork_ends_with_who_asked_for_it(then: str, module: str, project: Projec
     pid = int(until(log.read_text))
     lab.send_signal(signal.SIGKILL) if "sleep" in then else None
     lab.wait()
-    stat = Path(f"/proc/{pid}/stat")
-    until(lambda: not stat.exists() or ") Z " in stat.read_text())  # who adopts it may not ask how it ended
+    until_gone(pid)
 
 
 def test_process_that_cannot_load_torch_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
