@@ -200,11 +200,6 @@ class Checkpointed(nn.Module):
         return checkpoint(self.inner, x, use_reentrant=False)
 
 
-@case
-def checkpointed_activations() -> Case:
-    return trained(Checkpointed())
-
-
 class Sometimes(nn.Module):
     """Uses a part of it for some batches only, and another one never."""
 
@@ -215,11 +210,6 @@ class Sometimes(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.always(x)
         return self.sometimes(hidden) if x.mean() > 0.5 else hidden
-
-
-@case
-def parameters_used_on_some_micro_batches_only() -> Case:
-    return trained(Sometimes())
 
 
 class Language(nn.Module):
@@ -255,52 +245,7 @@ class Recurrent(nn.Module):
         return self.layers(x.view(len(x), -1, 2))[0][:, -1]
 
 
-@case
-def lstm() -> Case:
-    return trained(Recurrent(nn.LSTM))
-
-
-@case
-def gru() -> Case:
-    return trained(Recurrent(nn.GRU))
-
-
 # ---- parameters and buffers
-
-
-@case
-def weight_norm() -> Case:
-    model = perceptron()
-    parametrizations.weight_norm(model[0])
-    return trained(model)
-
-
-@case
-def spectral_norm() -> Case:
-    model = perceptron()
-    parametrizations.spectral_norm(model[0])
-    return trained(model)
-
-
-@case
-def frozen_part() -> Case:
-    model = perceptron()
-    model[0].requires_grad_(False)
-    model[1].requires_grad_(False)
-    return trained(model)
-
-
-@case
-def float64_parameters() -> Case:
-    return trained(perceptron().double(), lambda network, batch: square(network, {**batch, "x": batch["x"].double()}))
-
-
-@case
-def bfloat16_parameters() -> Case:
-    def loss(network: nn.Module, batch: Batch) -> Tensor:
-        return square(network, {**batch, "x": batch["x"].bfloat16()})
-
-    return trained(perceptron().bfloat16(), loss)
 
 
 class Counting(nn.Module):
@@ -322,16 +267,30 @@ class Counting(nn.Module):
         return outputs
 
 
-@case
-def integer_and_boolean_buffers() -> Case:
-    return trained(Counting())
-
-
-@case
-def cumulative_statistics() -> Case:
+def changed(change: Callable[[nn.Sequential], object]) -> Case:
+    """The usual network after this change."""
     model = perceptron()
-    model[1].momentum = None
+    change(model)
     return trained(model)
+
+
+def of_format(dtype: torch.dtype) -> Case:
+    return trained(perceptron().to(dtype), lambda network, batch: square(network, {**batch, "x": batch["x"].to(dtype)}))
+
+
+CASES |= {
+    "checkpointed_activations": lambda: trained(Checkpointed()),
+    "parameters_used_on_some_micro_batches_only": lambda: trained(Sometimes()),
+    "lstm": lambda: trained(Recurrent(nn.LSTM)),
+    "gru": lambda: trained(Recurrent(nn.GRU)),
+    "weight_norm": lambda: changed(lambda model: parametrizations.weight_norm(model[0])),
+    "spectral_norm": lambda: changed(lambda model: parametrizations.spectral_norm(model[0])),
+    "frozen_part": lambda: changed(lambda model: model[:2].requires_grad_(False)),
+    "float64_parameters": lambda: of_format(torch.float64),
+    "bfloat16_parameters": lambda: of_format(torch.bfloat16),
+    "integer_and_boolean_buffers": lambda: trained(Counting()),
+    "cumulative_statistics": lambda: changed(lambda model: setattr(model[1], "momentum", None)),
+}
 
 
 # ---- a case that breaks the contract: the comparison has to see it
