@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 import pytest
+from clone import copied
 from conftest import PACKAGE, PROJECT
 from faulty import Faulty
 from project.config import Config
@@ -238,9 +239,7 @@ def test_rank_with_another_variable_stops_all(run: Run):
 
 
 def test_rank_with_other_code_and_another_lock_stops_all(run: Run, tmp_path: Path):
-    other = tmp_path / "other"
-    for part in ("src", "requirements"):
-        shutil.copytree(PROJECT / part, other / part)
+    other = copied(tmp_path / "other", ("src", "requirements"), ())
     with (other / "src" / PACKAGE / "model.py").open("a") as source:
         source.write("# another comment\n")
     for name in ("train-cpu.txt", "train-cuda.txt"):
@@ -276,9 +275,7 @@ def test_rank_with_other_initial_weights_is_named(run: Run):
 
 
 def test_ranks_in_other_folders_agree(run: Run, tmp_path: Path):
-    other = tmp_path / "elsewhere"  # the same code, but not the same path
-    for part in ("src", "requirements"):
-        shutil.copytree(PROJECT / part, other / part)
+    other = copied(tmp_path / "elsewhere", ("src", "requirements"), ())  # the same code, but not the same path
     ran = run("code", 1, 2, OTHER=str(other))
     assert (ran.code, ran.codes) == (0, {0: "0", 1: "0"}), ran.told
     assert (ran.out / "model.safetensors").is_file()

@@ -127,11 +127,8 @@ def test_killed_rank_is_named(launch: Launch):
     launched.until(lambda: len(launched.pids()) == 2)
     os.kill(launched.pids()[1], signal.SIGKILL)
     assert launched.end() == 1
-    (line,) = launched.said
-    assert line == (
-        f"rank 1 on {socket.gethostname()} (process {launched.pids()[1]}) was ended by SIGKILL: "
-        f"if nobody sent it, the host ran out of memory"
-    )
+    told = "was ended by SIGKILL: if nobody sent it, the host ran out of memory"
+    assert launched.said == [f"rank 1 on {socket.gethostname()} (process {launched.pids()[1]}) {told}"]
 
 
 def test_rank_that_an_error_ends_is_named_after_its_traceback(launch: Launch):
@@ -180,19 +177,15 @@ def test_signal_that_is_ignored_stays_ignored(before: signal.Handlers):
         signal.signal(signal.SIGHUP, old)
 
 
-def test_second_signal_does_not_cut_the_saving_short(launch: Launch, tmp_path: Path):
-    launched = launch("impatient()", "impatient()")
+@pytest.mark.parametrize(("work", "code"), [("impatient()", 143), ("wait(signal.SIGTERM, 0)", 0)])
+def test_second_signal_does_not_cut_the_saving_short_and_one_after_the_last_step_is_no_failure(
+    work: str, code: int, launch: Launch, tmp_path: Path
+):
+    launched = launch(work, work)
     launched.until(launched.all_wait)
     launched.process.send_signal(signal.SIGTERM)
-    assert launched.end() == 143
+    assert launched.end() == code
     assert len(list(tmp_path.glob("?-saved"))) == 2
-
-
-def test_signal_that_comes_after_the_last_step_is_no_failure(launch: Launch):
-    launched = launch(*["wait(signal.SIGTERM, 0)"] * 2)
-    launched.until(launched.all_wait)
-    launched.process.send_signal(signal.SIGTERM)
-    assert launched.end() == 0
 
 
 def test_ranks_end_with_a_launcher_that_is_killed(launch: Launch, tmp_path: Path):
