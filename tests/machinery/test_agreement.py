@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import shutil
 import socket
 import time
 from collections.abc import Callable
