@@ -69,6 +69,7 @@ class Environment(Form):
 class Recorded(Environment):
     """What environment.json holds."""
 
+    environment: str
     informational: dict[str, Any]
 
 
