@@ -16,7 +16,7 @@ from project.repro.checkpoint import checkpoint, stored
 from project.repro.checkpoint.checkpoint import found, newest, read, write
 from project.repro.core.errors import Refused
 from project.repro.core.optimizers import Optimizers
-from project.repro.core.snapshot import copy, look, put
+from project.repro.core.snapshot import Snapshot, copy, look, put
 from project.repro.core.trees import unpack
 from states import FILES, OPTIMIZERS, ORIGIN, Training, assert_equal, silent, snapshot
 from torch import nn
@@ -24,11 +24,16 @@ from torch import nn
 # ---- what is read is what was taken
 
 
+def written(taken: Snapshot, folder: Path) -> Snapshot:
+    """What is read of it from the disk."""
+    return read(write(taken, folder, ORIGIN, keep=1), ORIGIN)
+
+
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_state_comes_back_bit_by_bit_and_goes_on_alike(kind: str, tmp_path: Path):
     kept, resumed = Training(OPTIMIZERS[kind]), Training(OPTIMIZERS[kind])
     kept.step(5)
-    put(read(write(kept.take(), tmp_path, ORIGIN, keep=1), ORIGIN), resumed.model, resumed.optimizers)
+    put(written(kept.take(), tmp_path), resumed.model, resumed.optimizers)
     resumed.done = 5
     for steps in (0, 5):
         kept.step(steps)
@@ -48,7 +53,7 @@ def test_shared_weights_come_back(tmp_path: Path):
         return model, Optimizers(torch.optim.SGD(model.parameters(), lr=0.1), model)
 
     (one, optimizers), (other, others) = tied(), tied()
-    put(read(write(look(1, one, optimizers).changed(copy), tmp_path, ORIGIN, 1), ORIGIN), other, others)
+    put(written(look(1, one, optimizers).changed(copy), tmp_path), other, others)
     assert torch.equal(one[1].weight, other[1].weight) and other[1].weight is other[0].weight
 
 
@@ -90,11 +95,8 @@ def test_state_of_parameters_from_a_set_comes_back_by_name(tmp_path: Path):
         for each in (kept, resumed):
             assert each.held["param_names"] == [name for name, _ in each.model.named_parameters()]
         kept.step(3)
-        put(
-            read(write(look(3, kept.model, kept.optimizers).changed(copy), tmp_path / str(number), ORIGIN, 1), ORIGIN),
-            resumed.model,
-            resumed.optimizers,
-        )
+        taken = look(3, kept.model, kept.optimizers).changed(copy)
+        put(written(taken, tmp_path / str(number)), resumed.model, resumed.optimizers)
         for steps in (0, 2):
             kept.step(steps)
             resumed.step(steps)
@@ -176,11 +178,6 @@ def test_snapshot_is_a_copy():
     assert held["param_groups"][0]["lr"] != training.optimizer.param_groups[0]["lr"]
 
 
-def test_same_state_gives_the_same_bytes(tmp_path: Path):
-    places = [write(snapshot(2), tmp_path / name, ORIGIN, 1) for name in ("a", "b")]
-    assert places[0].name == places[1].name
-
-
 def test_there_is_no_pickle(tmp_path: Path):
     path = write(snapshot(2), tmp_path, ORIGIN, 1)
     assert {file.name for file in path.iterdir()} == FILES
@@ -203,9 +200,7 @@ def test_no_pickle_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(pickle, name, no)
     monkeypatch.setattr(torch, "load", no)
     monkeypatch.setattr(torch, "save", no)
-    write(snapshot(2), tmp_path, ORIGIN, 1)
-    there = newest(tmp_path, ORIGIN, silent)
-    assert there
+    there = written(snapshot(2), tmp_path)
     resumed = Training()
     put(there, resumed.model, resumed.optimizers)
     assert_equal(there, snapshot(2))
@@ -214,24 +209,18 @@ def test_no_pickle_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_only_the_newest_stay(tmp_path: Path):
     for steps in (1, 2, 3, 4, 5):
         write(snapshot(steps), tmp_path, ORIGIN, keep=2)
-    assert [path.name[:9] for path in tmp_path.iterdir() if path.name[0] != "."] == [
-        path.name[:9] for path in tmp_path.iterdir()
-    ], "something half written is left"
+    assert not list(tmp_path.glob(".*")), "something half written is left"
     assert [int(path.name[:9]) for path in found(tmp_path)] == [4, 5]
 
 
-def test_writing_a_state_again_leaves_it_whole(tmp_path: Path):
-    first = write(snapshot(2), tmp_path, ORIGIN, 1)
+def test_writing_a_state_again_gives_the_same_bytes_and_leaves_it_whole(tmp_path: Path):
+    first = write(snapshot(2), tmp_path, ORIGIN, 1)  # its name is the digest of its bytes
     assert write(snapshot(2), tmp_path, ORIGIN, 1) == first
     assert_equal(read(first, ORIGIN), snapshot(2))
     assert list(tmp_path.iterdir()) == [first]
 
 
 # ---- a crash at any instant
-
-
-class Crash(BaseException):
-    """Stands for the end of the process: nothing that handles errors may run after it."""
 
 
 # Every call by which `write` touches the disk: (module, attribute).

@@ -73,11 +73,8 @@ def swapped(path: Path) -> None:
 
 
 def rotten(path: Path) -> None:
-    with (path / "model.safetensors").open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        last = file.read(1)[0]
-        file.seek(-1, os.SEEK_END)
-        file.write(bytes([last ^ 1]))
+    content = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
 DAMAGES = [truncated, grown, emptied, renamed, swapped, rotten] + [

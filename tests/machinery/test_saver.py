@@ -2,7 +2,7 @@
 
 import errno
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,16 @@ from states import ORIGIN, Training, assert_equal, silent, snapshot
 from warm import PATIENCE
 
 ONE = Checkpoint(every=1, keep=1, on_error="stop")
+
+
+def saved(folder: Path, on_error: str = "stop", first: Callable[[], None] = lambda: None) -> Saver:
+    """What has saved the first step and is done with it."""
+    training = Training()
+    training.step(1)
+    saver = Saver(folder, ORIGIN, ONE.model_copy(update={"on_error": on_error}), first)
+    saver.save(1, training.model, training.optimizers)
+    saver.wait()
+    return saver
 
 
 class Gate:
@@ -86,10 +96,7 @@ def test_error_in_the_background_is_told_once(
         raise error
 
     monkeypatch.setattr(checkpoint, "write", fail)
-    training = Training()
-    saver = Saver(tmp_path, ORIGIN, ONE.model_copy(update={"on_error": on_error}), lambda: None)
-    saver.save(1, training.model, training.optimizers)
-    saver.wait()
+    saver = saved(tmp_path, on_error)
     remedy = "Free some space" if isinstance(error, OSError) else "Mend that"
     then = f"{remedy}, and the same command begins with step 0" if on_error == "stop" else "The training goes on"
     told, failure = f"no checkpoint was written: {error}; there is none yet. {then}", saver.failure()
@@ -105,11 +112,7 @@ def test_first_things_are_done_first_and_in_the_background(tmp_path: Path):
     def first() -> None:
         seen.append((threading.current_thread().name, len(found(tmp_path))))
 
-    training = Training()
-    training.step(1)
-    saver = Saver(tmp_path, ORIGIN, ONE, first)
-    saver.save(1, training.model, training.optimizers)
-    saver.wait()
+    saved(tmp_path, first=first)
     assert seen == [("checkpoint", 0)] and len(found(tmp_path)) == 1
 
 
@@ -117,8 +120,4 @@ def test_first_things_that_fail_leave_no_checkpoint(tmp_path: Path):
     def first() -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    training = Training()
-    saver = Saver(tmp_path, ORIGIN, ONE, first)
-    saver.save(1, training.model, training.optimizers)
-    saver.wait()
-    assert "Input/output error" in str(saver.failure()) and found(tmp_path) == []
+    assert "Input/output error" in str(saved(tmp_path, first=first).failure()) and found(tmp_path) == []
