@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import zipfile
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -26,7 +26,7 @@ from project.repro.record import code_state, names
 from project.repro.run import Run
 from project.repro.tracking import logged, tracking
 from safetensors.torch import load_file
-from server import Server, until
+from server import Quiet, Server, until
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -89,7 +89,7 @@ def test_requirements_are_the_locks_of_the_environment(server: Server, tracked: 
     assert found == {"".join(locks)}
 
 
-class Older(BaseHTTPRequestHandler):
+class Older(Quiet):
     """An MLflow 2 server, of which the only thing that counts is the paths that it does not know."""
 
     uri: str
@@ -106,9 +106,6 @@ class Older(BaseHTTPRequestHandler):
         assert body is not None
 
     do_GET = do_POST = do_PUT = do_PATCH = _answer
-
-    def log_message(self, *arguments: Any) -> None:
-        """Say nothing."""
 
 
 def test_older_server_gets_all_but_the_model(

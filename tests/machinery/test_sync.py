@@ -9,10 +9,9 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 from conftest import PACKAGE, PROJECT, WORD, Trained, python
@@ -20,7 +19,7 @@ from project.repro.base.files import read_json, write_json
 from project.repro.core.errors import Failure, Refused
 from project.repro.record import names
 from project.repro.tracking import tracking
-from server import Server, assert_complete
+from server import Quiet, Server, assert_complete
 from warm import FORKS, PATIENCE
 
 pytestmark = pytest.mark.usefixtures("address")
@@ -121,7 +120,7 @@ class Proxy(ThreadingHTTPServer):
         self.uri = f"http://127.0.0.1:{self.server_port}"
 
 
-class Passing(BaseHTTPRequestHandler):
+class Passing(Quiet):
     """One connection to the proxy."""
 
     protocol_version = "HTTP/1.1"
@@ -146,9 +145,6 @@ class Passing(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _pass_on
-
-    def log_message(self, *arguments: Any) -> None:
-        """Say nothing."""
 
 
 @pytest.fixture

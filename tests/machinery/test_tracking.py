@@ -16,7 +16,6 @@ from conftest import PACKAGE, PROJECT, WORD, Trained, python, training
 from project.config import Config
 from project.repro.address.manifest import sha256_file
 from project.repro.base.files import read_json
-from project.repro.core.errors import Failure
 from project.repro.record import names
 from project.repro.tracking import tracking
 from server import Server, assert_complete, logged, until
@@ -28,11 +27,8 @@ LOCKS = PROJECT / "requirements"
 # ---- what a tracked run leaves behind
 
 
-def test_one_training_is_one_complete_run(server: Server, tracked: Trained):
+def test_one_training_is_one_complete_run_with_each_step_once(server: Server, tracked: Trained):
     assert_complete(server, tracked.out)
-
-
-def test_each_step_is_there_once(server: Server, tracked: Trained):
     steps = read_json(tracked.out / names.METRICS)["steps"]
     losses = [step for key, _, _, step, _ in server.content(tracked.out)["metrics"] if key == "loss"]
     assert losses and sorted(losses) == list(range(int(steps)))
@@ -61,16 +57,8 @@ def test_tags_name_what_was_asked_for_and_what_came_out(server: Server, tracked:
 
 def test_artifacts_are_what_the_run_left_and_the_locks(server: Server, tracked: Trained):
     found = {name: sha256_file(path) for name, path in server.artifacts(tracked.out).items()}
-    files = (
-        names.ADDRESS,
-        names.ENVIRONMENT,
-        names.METRICS,
-        names.CURVES,
-        names.WEIGHTS,
-        names.RECEIPT,
-        "trace/rank0000.jsonl",
-        "trace/steps.bin",
-    )
+    files = (names.ADDRESS, names.ENVIRONMENT, names.METRICS, names.CURVES, names.WEIGHTS, names.RECEIPT)
+    files += ("trace/rank0000.jsonl", "trace/steps.bin")
     wanted = {name: sha256_file(tracked.out / name) for name in files}
     locks = LOCKS.glob("*.txt")
     assert found == wanted | {f"requirements/{path.name}": sha256_file(path) for path in locks}
@@ -133,14 +121,14 @@ def test_server_that_is_down_costs_a_warning(offline: Trained):
     assert read_json(offline.out / names.RUN)["status"] == "FINISHED"
 
 
+def synced(out: Path) -> str:
+    """Where a run is uploaded to; nothing while the server is too busy to answer."""
+    return python("-m", PACKAGE, "sync", out).stdout
+
+
 def test_sync_uploads_later_what_is_missing(server: Server, offline: Trained, tmp_path: Path):
     out = Path(shutil.copytree(offline.out, tmp_path / "run"))
-
-    def synced() -> str:
-        """Where it is; nothing while the server is too busy to answer."""
-        return python("-m", PACKAGE, "sync", out).stdout
-
-    assert until(synced).startswith(f"{server.uri}/#/experiments/")
+    assert until(lambda: synced(out)).startswith(f"{server.uri}/#/experiments/")
     assert_complete(server, out)
 
 
@@ -235,15 +223,7 @@ def test_server_that_hangs_does_not_hold_the_training_up(
     assert (process.returncode, stderr) == (0, "") and "tracking incomplete (" in stdout
     assert Trained(out, untracked.done).weights == untracked.weights
     assert asking() == following
-
-    def synced() -> bool:
-        try:
-            tracking.sync(out, LOCKS)
-        except Failure:  # the server starts its worker anew, which did not answer
-            return False
-        return True
-
-    until(synced)
+    until(lambda: synced(out))  # it is refused while the server starts its worker anew, which did not answer
     assert_complete(server, out)
 
 
