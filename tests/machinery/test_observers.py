@@ -15,6 +15,7 @@ from attempt import inside, result
 from conftest import PACKAGE
 from faulty import Faulty
 from loops import Parts, loss_of
+from project import PROJECT
 from project.config import Config
 from project.repro.core import errors
 from project.repro.core import loop as loop_module
@@ -25,7 +26,6 @@ from project.repro.start import launch
 from test_core import CORE, REPRO, source
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from warm import PROJECT
 
 Does = Callable[[View], Any]
 Train = Callable[..., dict[str, Any]]
@@ -180,7 +180,7 @@ def dropped_gradient(view: View) -> None:
 WRITES = [
     *((weight, event) for event in EVENTS),
     *((buffer, event) for event in EVENTS),
-    *((gradient, event) for event in ("gradients", "ballot", "end_step")),
+    (gradient, "gradients"),
     (dropped_gradient, "gradients"),
     (state, "end_step"),
     (batch, "batch"),
@@ -194,11 +194,20 @@ def test_observer_that_writes_is_reported_by_name(writes: Does, event: str, trai
         assert told.startswith(f"step 0: planted wrote in {event} into weights, gradients, buffers, the batch or ")
 
 
+def test_observer_that_writes_later_is_reported_among_others(train: Train):
+    def late(view: View) -> None:
+        if view.step == 1:
+            weight(view)
+
+    told = train(planted(late, "ballot"), code=4)["told"]
+    assert told.startswith("step 1: updates or portability or ") and " or planted wrote in ballot into weights" in told
+
+
 @pytest.mark.parametrize(("writes", "event"), [(weight, "end_step"), (gradient, "gradients"), (batch, "batch")])
 def test_what_an_observer_writes_would_change_bits(
     writes: Does, event: str, train: Train, control: dict[str, Any], monkeypatch: Any
 ):
-    monkeypatch.setattr(loop_module, "_versions", len)
+    monkeypatch.setattr(Loop, "_versions", lambda *given: None)
     assert train(planted(writes, event))["weights"] != control["weights"]
 
 

@@ -17,7 +17,6 @@ from conftest import PACKAGE, SECRETS, WORD, Trained, python, trained
 from project import PROJECT as OURS
 from project import train as train_module
 from project.config import Config
-from project.repro import run as run_module
 from project.repro.address.address import digest
 from project.repro.address.manifest import sha256_file
 from project.repro.address.release import judged, machinery
@@ -25,7 +24,7 @@ from project.repro.analysis import verify_receipt
 from project.repro.base.files import read_json
 from project.repro.config.settings import Receipt as Signing
 from project.repro.core.errors import Failure, Refused
-from project.repro.record import names, signature
+from project.repro.record import folder, names, signature
 from project.repro.record.receipt import read
 from project.repro.run import Run
 from server import until
@@ -342,7 +341,7 @@ def test_key_that_is_lost_on_the_way_costs_the_signature_and_not_the_run(
     capsys: pytest.CaptureFixture[str],
 ):
     lost, run = tmp_path / "lost", tmp_path / "run"
-    monkeypatch.setattr(run_module, "require_key", lambda key: None)
+    monkeypatch.setattr(folder, "require_key", lambda key: None)
     asked = inside(config, prepared, workers=0)
     train_module.train(asked.model_copy(update={"receipt": Signing(key=str(lost))}), run)
     assert "is not signed: " in capsys.readouterr().err

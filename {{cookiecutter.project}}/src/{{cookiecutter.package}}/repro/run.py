@@ -15,11 +15,11 @@ from torch import nn
 from .address import loaded, manifest
 from .address.address import content_address
 from .address.locks import LOCKS
+from .address import loaded
 from .base import progress
-from .base.files import write_json
 from .base.project import Project
 from .base.text import flatten
-from .checkpoint import checkpoint, final
+from .checkpoint import checkpoint
 from .checkpoint.keeper import Keeper
 from .checkpoint.saver import Saver, seen_by_all
 from .config.settings import Settings
@@ -37,6 +37,8 @@ from .core.trees import Stateful, require_stateful
 from .environment.portability import Promise
 from .environment.watch import Operations
 from .guards import agreement, opened, stages
+from .finish import finish
+from .guards import opened, stages
 from .guards.fit import require_fit
 from .guards.observers import Opened, Replicas
 from .guards.still import Still
@@ -51,9 +53,13 @@ from .record.record import Record, as_number
 from .record.removal import drop_replaced
 from .record.signature import require_key, sign
 from .trace.metrics import Metrics
+from .record import names
+from .record.folder import Folder
+from .record.metrics import Metrics
+from .record.opening import told_of, unproven_before
+from .record.record import as_number
 from .trace.trace import Trace
 from .tracking import logged
-from .tracking.tracking import Follower
 
 
 @dataclass(frozen=True)
@@ -84,15 +90,12 @@ class Run:
         self.project, self.config, self.out = project, config, out
         self._added = ADDED.get()
         self._metrics = Metrics(self._write)
-        self._results: dict[str, str] = {}
-        self._lock = RunLock(out)
-        self._record: Record | None = None
-        self._follower: Follower | None = None
-        self._keeper: Keeper | None = None
-        self._origin: checkpoint.Origin | None = None
+        self._folder: Folder | None = None
         self._loop: Loop | None = None
+        self._keeper: Keeper | None = None
         self._still: Still | None = None
-        self._resumed = self._finished = False
+        self._results: dict[str, str] = {}
+        self._is_finished = False
 
     def __enter__(self) -> Self:
         flags.apply(self.config.options.determinism)
@@ -136,33 +139,25 @@ class Run:
         """The numeric environment (what its digest is made of)."""
         return self._promise.environment
 
+    def _open(self) -> None:
+        if self.world.leads:
+            here, calling = self._promise.record(), self._promise.calling
+            self._folder = Folder(self.project, self.config, self.out, self.address, here, calling, _tell)
+
     def _judged(self) -> None:
         """The first step has shown the operations of the run."""
-        if self._promise.unproven and self._record:
-            here = self._promise.record()
-            change_environment(self.out, self._record, here, self.config.compute.plain)
-            self._set_origin(here["environment"])
+        if self._promise.unproven and self._folder:
+            self._folder.change_environment(self._promise.record())
+            if self._keeper and self._keeper.saver:
+                self._keeper.saver.origin = self._origin()
             if self._promise.promised:
                 _tell("\n".join(told_of(self._promise.unproven)))
 
-    def _open(self) -> None:
-        if not self.world.leads:
-            return
-        require_key(self.config.receipt.key)  # before anything is written
-        require_run_directory(self.project, self.out)
-        self._lock.acquire()
-        here = self._promise.record()
-        opened = open_run(self.project, self.config, self.out, self.address, here, self._promise.calling, _tell)
-        self._record, self._resumed = opened.record, opened.resumed
-        self._set_origin(here["environment"])
-        if self.config.tracking.enabled:
-            self._follower = Follower(self.out, self.project.root / LOCKS)
-
-    def _set_origin(self, digest: str) -> None:
-        assert self._record
-        self._origin = checkpoint.Origin(self.address.digest, digest, self._record.environments)
-        if self._keeper and self._keeper.saver:
-            self._keeper.saver.origin = self._origin
+    def _origin(self) -> checkpoint.Origin | None:
+        """Whose checkpoints the run's are."""
+        if not self._folder:
+            return None
+        return checkpoint.Origin(self.address.digest, self._folder.environment, self._folder.record.environments)
 
     def steps(
         self,
@@ -202,6 +197,7 @@ class Run:
         updates = Updates(model, given, objects)
         tamper = self._added.tamper
         self._loop = loop = Loop(options, self.world, planned, stop, model, given, objects, units, self.log, tamper)
+        loop.observe([updates])  # it is closed whatever comes next
         self._promise.begin(model, self._judged)
         together(self.world, opened.require_known)  # before step 0, where all can be told by one
         together(self.world, flags.require_held)
@@ -221,10 +217,10 @@ class Run:
     def _observers(self, loop: Loop, start: int) -> Iterator[Observer]:
         """What looks at each step, in this order: what refuses comes before what writes, and checkpoints last."""
         assert self._keeper
-        parallel, describes, lead = self.config.parallel, self._record and self._record.describe, self.world.leads
+        parallel, lead = self.config.parallel, self.world.leads
         size = parallel.global_batch // parallel.micro_batches
         yield self._promise
-        yield logged.Shapes(loop.network, loop.model, size, lambda seen: describes and describes(shapes=seen))
+        yield logged.Shapes(loop.network, loop.model, size, self._describe)
         yield Hidden(loop.model, _tell if lead else lambda line: None)
         yield Opened()
         yield Replicas(self.config.integrity.compare_every, loop.model, self.world, loop.gradients.replicas)
@@ -235,6 +231,10 @@ class Run:
         if lead:
             yield progress.Shown(start, loop.stop, lambda: self._metrics.latest)
 
+    def _describe(self, shapes: dict[str, Any]) -> None:
+        if self._folder:
+            self._folder.record.describe(shapes=shapes)
+
     def _restore(self, loop: Loop) -> int:
         """Give model and optimizer the newest valid checkpoint's state; return how many steps are done.
 
@@ -242,7 +242,7 @@ class Run:
         """
         folder, sharded = self.out / names.CHECKPOINTS, loop.gradients.sharded
         shared = seen_by_all(self.out, self.world)
-        origin = self._origin if self._resumed else None
+        origin = self._origin() if self._folder and self._folder.resumed else None
         there = checkpoint.newest(folder, origin, _tell, self.world, shared)
         if there:
             together(self.world, partial(snapshot.put, there, *loop.state))
@@ -253,12 +253,12 @@ class Run:
         saver = None
         if (self.world.leads or sharded) and not loop.tamper:
             writers = self.world if sharded else ranks.ALONE
-            saver = Saver(folder, self._origin, self.config.checkpoint, self._sync, writers, shared)
+            saver = Saver(folder, self._origin(), self.config.checkpoint, self._sync, writers, shared)
         # before a checkpoint holds what came of it
         before = [self._require_held, self._require_data, self._trace.flush]
         self._keeper = Keeper(saver, self.config.checkpoint.every, loop.state, before)
-        if self._record and self._resumed:
-            self._record.went_on(done)
+        if self._folder and self._folder.resumed:
+            self._folder.record.went_on(done)
             print(f"resumed {self.out} after step {done}", flush=True)
         return done
 
@@ -270,9 +270,8 @@ class Run:
             self._still.require(local=self.world.size > 1)
 
     def _sync(self) -> None:
-        assert self._record
-        self._lock.require()
-        self._record.sync()
+        assert self._folder
+        self._folder.sync()
         self._trace.sync()
 
     def _finish_saving(self) -> None:
@@ -281,12 +280,12 @@ class Run:
 
     def log(self, step: int, /, **metrics: float | torch.Tensor) -> None:
         """Record numbers of a step (counted from 0). They are read when the step ends, with all else that is."""
-        if self._record:
+        if self._folder:
             self._metrics.take(step, metrics)
 
     def _write(self, step: int, numbers: dict[str, float]) -> None:
-        assert self._record
-        self._record.log(step, numbers)
+        assert self._folder
+        self._folder.record.log(step, numbers)
 
     def finish(self, /, **metrics: float | torch.Tensor) -> None:
         """Write the weights, the final metrics (and with them how many `steps` were made) and the receipt.
@@ -298,37 +297,23 @@ class Run:
         if not loop or not loop.done or loop.done != loop.stop:
             done = loop.done if loop else 0
             raise Refused(f"run.finish() came after step {done}: let the loop go through all of run.steps()")
-        if self._finished:
+        if self._is_finished:
             raise Refused("run.finish() was called twice: call it once, with all metrics")
         numbers = {name: as_number(name, value) for name, value in metrics.items()}
         together(self.world, opened.require_known)
         together(self.world, self._require_still)
         together(self.world, flags.require_held)
-        self._finished = True
+        self._is_finished = True
         self.log(loop.stop - 1, **{"epoch": loop.plan.epoch(loop.stop), **numbers})
         self._metrics.write()
-        whole = weights.gathered(loop.model, self.out, self.world) if loop.gradients.sharded else loop.model
+        unsharded = weights.gathered(loop.model, self.out, self.world) if loop.gradients.sharded else loop.model
         together(self.world, self._finish_saving)
-        if not self._record:
-            return
-        self._lock.require()
-        final.write(whole, self.out)
-        tracking = self.config.tracking
-        if tracking.enabled and tracking.model and (told := logged.write(loop.model, self.project, self.out)):
-            _tell(told)
-        write_json(self.out / names.METRICS, {**numbers, "steps": loop.stop})
-        write_curves(self.out)
-        sha256 = manifest.sha256_file(self.out / names.WEIGHTS)
-        name = "none"  # of a run that was tampered with
-        if not loop.tamper:
-            name = receipt.write(self.out, receipt.statement(self.project, self.out, sha256, self._trace.root))
-        self._results = {"weights": sha256, "trace": self._trace.root or "off", "receipt": name}
-        self._results |= {name: progress.number(value) for name, value in numbers.items()}
-        if self.config.receipt.key and not loop.tamper:
-            try:
-                sign(self.out, self.config.receipt.key)
-            except Failure as failure:
-                _tell(str(failure))  # no reason to lose the run
+        if self._folder:
+            told, made = {**numbers, "steps": loop.stop}, (loop.model, unsharded)
+            self._results = finish(
+                self.project, self.config, self._folder, *made, told, self._trace.root, not loop.tamper, _tell
+            )
+            self._results |= {name: progress.number(value) for name, value in numbers.items()}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -337,9 +322,8 @@ class Run:
         flags.let_go()
         refused = shards.of_mixture(error)
         error = refused or error
-        if not error and not self._finished:
+        if not error and not self._is_finished:
             error = refused = Refused("run.finish() was never called: it writes the weights and the receipt")
-        preempted = isinstance(error, Preempted)
         if isinstance(error, Failure):
             # Told now, and SIGTERM only noted until the end: torchrun sends it as soon as one rank has ended.
             error.tell()
@@ -349,18 +333,18 @@ class Run:
             ranks.leave()  # else the launcher is to see this rank's exit before the others', who miss it in the group
         if self._loop:
             self._loop.close(error)
-        if self._record:
+        if self._keeper:
+            self._keeper.close(error)  # its loop may have ended before: it writes into the folder until here
+        if self._folder:
             tags = {f"repro.{name}": self._results[name] for name in ("weights", "trace", "receipt") if self._results}
-            self._record.end("KILLED" if preempted else "FAILED" if error else "FINISHED", tags)
             patience = 0 if self._stop.came else self.config.tracking.wait_seconds  # who sends SIGTERM is in a hurry
-            tracked = self._follower.finish(patience) if self._follower else "off"
+            status = "KILLED" if isinstance(error, Preempted) else "FAILED" if error else "FINISHED"
+            tracked = self._folder.end(status, tags, patience)
             if not error:
                 if self.config.record.finished == "replace":
                     drop_replaced(self.out, _tell)
                 self._summarise(tracked)
-        if self._keeper:
-            self._keeper.close(error)  # it writes into the folder, which nobody else may open before
-        self._lock.release()
+            self._folder.release()
         self._stop.restore()
         if refused:
             raise refused

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -24,6 +25,7 @@ from .step import Step
 from .summing import gradients_of
 from .trees import Stateful
 
+VERSION, GRADIENT = attrgetter("_version"), attrgetter("grad")
 EVENTS = "begin_step", "batch", "gradients", "ballot", "end_step"
 
 
@@ -75,9 +77,10 @@ class Loop:
         module = self.gradients.module
         self.network = cast(nn.Module, torch.compile(module)) if options.compute.compile else module
         self.batches: Iterator[Any] = iter(())
-        self.done = 0
+        self.done = self._start = 0
         self.reason: str | None = None
-        self._weights = [_local(parameter) for parameter in model.parameters()]
+        self._parameters = [*model.parameters()]
+        self._weights = [*map(_local, self._parameters)]
         self._buffers = [module._buffers for module in model.modules()]
         self._watch = ExitStack()
         self.observe([])
@@ -104,7 +107,7 @@ class Loop:
             Refused: the loop forgets a line.
             Failure: an observer's.
         """
-        self.done = start
+        self.done = self._start = start
         for number in range(start, self.stop):
             step = Step(self, number)
             self._tell("begin_step", View(self, number))
@@ -155,8 +158,8 @@ class Loop:
         told = self._told[event]
         if not told:
             return ballots
-        reach = self._reach(event, view)
-        before = _versions(reach)
+        reach, suspects = self._reach(event, view), []
+        before = self._versions(event, reach)
         for place, observer in [*told]:
             try:
                 said = getattr(observer, event)(view, *(answers[place] if answers else ()))
@@ -164,14 +167,16 @@ class Loop:
                     ballots[place] = _valid(said, observer)
             except Exception as error:
                 self._fails(observer, event, view.step, error, observer.vital)
-            after = _versions(reach) if event == "batch" else _versions(self._reach(event, view))
-            if after != before:
+            suspects.append(observer.name)
+            if view.step > self._start and observer is not told[-1][1]:
+                continue  # from the second step on it is looked for once in each event
+            if (after := self._versions(event, reach)) != before:
                 wrote = Disagreement(
-                    f"step {view.step}: {observer.name} wrote in {event} into weights, gradients, buffers, the "
+                    f"step {view.step}: {' or '.join(suspects)} wrote in {event} into weights, gradients, buffers, the "
                     f"batch or the optimizer's state, at which an observer may only look"
                 )
                 self._fails(observer, event, view.step, wrote)
-                before = after
+            before, suspects = after, []
         return ballots
 
     def tell_batch(self, step: int, leaf: int, tensors: Sequence[Tensor]) -> None:
@@ -183,16 +188,24 @@ class Loop:
         self._tell("gradients", View(self, step, loss=loss))
 
     def _reach(self, event: str, view: View) -> list[Tensor]:
-        """The tensors that no observer may write into, in this event."""
-        held = [*view.batch, *self._weights]
-        held += [buffer for home in self._buffers for buffer in home.values() if buffer is not None]
-        if event != "batch":  # in which none are complete
-            held += [_local(gradient) for each in self.model.parameters() if (gradient := each.grad) is not None]
+        """The tensors that no observer may write into in this event, as far as a later step depends on them."""
+        held = [buffer for home in self._buffers for buffer in home.values() if buffer is not None]
+        if event == "batch":
+            return [*self._weights, *held, *view.batch]
         states = chain.from_iterable(optimizer.state.values() for optimizer in self.optimizers.all)
-        held += [_local(value) for state in states for value in state.values() if isinstance(value, Tensor)]
-        if view.loss is not None:
-            held.append(view.loss)
-        return held
+        held += [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        if event == "gradients":  # later nothing depends on them
+            held += [gradient for gradient in map(GRADIENT, self._parameters) if gradient is not None]
+            held += [view.loss] if view.loss is not None else []
+        return [*self._weights, *(map(_local, held) if self.gradients.sharded else held)]
+
+    def _versions(self, event: str, tensors: Sequence[Tensor]) -> Any:
+        """How often they were written into, and which gradients there are."""
+        gradients = [*map(id, map(GRADIENT, self._parameters))] if event == "gradients" else []
+        try:
+            return sum(map(VERSION, tensors)), gradients
+        except RuntimeError:  # those that were made in inference mode count nothing
+            return sum(each._version for each in tensors if not each.is_inference()), gradients
 
     def _fails(self, observer: Observer, event: str, step: int, error: Exception, vital: bool = True) -> None:
         """An observer raised, or wrote."""
@@ -288,8 +301,3 @@ def _local(tensor: Tensor) -> Tensor:
     if isinstance(tensor, Scattered):
         return tensor.shard.local
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-
-
-def _versions(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """Which tensors these are, and how often each was written into."""
-    return [(id(tensor), -1 if tensor.is_inference() else tensor._version) for tensor in tensors]

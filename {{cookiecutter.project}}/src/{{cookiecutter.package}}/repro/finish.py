@@ -1,0 +1,54 @@
+"""The end of a run: from its weights to its receipt."""
+
+from collections.abc import Callable, Mapping
+
+from torch import nn
+
+from .address import manifest
+from .base.files import write_json
+from .base.project import Project
+from .checkpoint import final
+from .config.settings import Settings
+from .core.errors import Failure
+from .record import names, receipt
+from .record.curves import write_curves
+from .record.folder import Folder
+from .record.signature import sign
+from .tracking import logged
+
+
+def finish(
+    project: Project,
+    config: Settings,
+    folder: Folder,
+    model: nn.Module,
+    unsharded: nn.Module,
+    metrics: Mapping[str, float],
+    root: str | None,
+    is_honest: bool,
+    tell: Callable[[str], None],
+) -> dict[str, str]:
+    """Write the weights, the final metrics, the curves and, of an honest run, the receipt.
+
+    Args:
+        unsharded: the model, or what stands for it where its weights are sharded.
+        root: that of the trace.
+
+    Returns:
+        What is told of them, by name.
+    """
+    out, tracking = folder.out, config.tracking
+    folder.require()
+    final.write(unsharded, out)
+    if tracking.enabled and tracking.model and (told := logged.write(model, project, out)):
+        tell(told)
+    write_json(out / names.METRICS, metrics)
+    write_curves(out)
+    sha256 = manifest.sha256_file(out / names.WEIGHTS)
+    name = receipt.write(out, receipt.statement(project, out, sha256, root)) if is_honest else "none"
+    if config.receipt.key and is_honest:
+        try:
+            sign(out, config.receipt.key)
+        except Failure as failure:
+            tell(str(failure))  # no reason to lose the run
+    return {"weights": sha256, "trace": root or "off", "receipt": name}
