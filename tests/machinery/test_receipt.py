@@ -17,6 +17,7 @@ from conftest import PACKAGE, SECRETS, WORD, Trained, python, trained
 from project import PROJECT as OURS
 from project import train as train_module
 from project.config import Config
+from project.repro import folder
 from project.repro.address.address import digest
 from project.repro.address.manifest import sha256_file
 from project.repro.address.release import judged, machinery
@@ -24,7 +25,7 @@ from project.repro.analysis import verify_receipt
 from project.repro.base.files import read_json
 from project.repro.config.settings import Receipt as Signing
 from project.repro.core.errors import Failure, Refused
-from project.repro.record import folder, names, signature
+from project.repro.record import names, signature
 from project.repro.record.receipt import read
 from project.repro.run import Run
 from server import until

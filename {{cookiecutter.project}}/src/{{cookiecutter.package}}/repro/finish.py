@@ -10,9 +10,9 @@ from .base.project import Project
 from .checkpoint import final
 from .config.settings import Settings
 from .core.errors import Failure
+from .folder import Folder
 from .record import names, receipt
 from .record.curves import write_curves
-from .record.folder import Folder
 from .record.signature import sign
 from .tracking import logged
 

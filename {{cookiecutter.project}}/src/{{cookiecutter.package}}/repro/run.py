@@ -12,10 +12,8 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from .address import loaded, manifest
-from .address.address import content_address
-from .address.locks import LOCKS
 from .address import loaded
+from .address.address import content_address
 from .base import progress
 from .base.project import Project
 from .base.text import flatten
@@ -36,28 +34,21 @@ from .core.step import Step
 from .core.trees import Stateful, require_stateful
 from .environment.portability import Promise
 from .environment.watch import Operations
-from .guards import agreement, opened, stages
 from .finish import finish
-from .guards import opened, stages
+from .folder import Folder
+from .guards import agreement, opened, stages
 from .guards.fit import require_fit
 from .guards.observers import Opened, Replicas
 from .guards.still import Still
 from .guards.stop import Stop
 from .guards.unsaved import Hidden
 from .guards.updates import Updates
-from .record import names, receipt
-from .record.curves import write_curves
-from .record.lock import RunLock
-from .record.opening import change_environment, open_run, require_run_directory, told_of, unproven_before
-from .record.record import Record, as_number
-from .record.removal import drop_replaced
-from .record.signature import require_key, sign
-from .trace.metrics import Metrics
 from .record import names
-from .record.folder import Folder
 from .record.metrics import Metrics
 from .record.opening import told_of, unproven_before
 from .record.record import as_number
+from .record.removal import drop_replaced
+from .trace.metrics import Metrics
 from .trace.trace import Trace
 from .tracking import logged
 

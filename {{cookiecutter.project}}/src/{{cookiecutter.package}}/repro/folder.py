@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..address.address import LOCKS, ContentAddress
-from ..base.project import Project
-from ..config.settings import Settings
-from ..tracking.tracking import Follower
-from .lock import RunLock
-from .opening import change_environment, open_run, require_run_directory
-from .record import Record
-from .signature import require_key
+from .address.address import LOCKS, ContentAddress
+from .base.project import Project
+from .config.settings import Settings
+from .record.lock import RunLock
+from .record.opening import change_environment, open_run, require_run_directory
+from .record.record import Record
+from .record.signature import require_key
+from .tracking.tracking import Follower
 
 
 class Folder:
