@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .address.address import LOCKS, ContentAddress
+from .address.address import ContentAddress
+from .address.locks import LOCKS
 from .base.project import Project
 from .config.settings import Settings
 from .record.lock import RunLock

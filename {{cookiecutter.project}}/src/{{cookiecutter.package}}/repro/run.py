@@ -44,7 +44,6 @@ from .guards.stop import Stop
 from .guards.unsaved import Hidden
 from .guards.updates import Updates
 from .record import names
-from .record.metrics import Metrics
 from .record.opening import told_of, unproven_before
 from .record.record import as_number
 from .record.removal import drop_replaced

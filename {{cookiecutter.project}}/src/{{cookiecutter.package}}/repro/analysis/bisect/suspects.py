@@ -8,7 +8,7 @@ from typing import Any
 
 from ...base.shape import plain, shown
 from ...base.text import flatten, short
-from ...config.settings import Determinism, Settings
+from ...config.settings import Settings
 from ...core.errors import Refused
 from ...core.flags import SWITCHES, applicable, is_portable, missing_variables
 from ...core.options import Determinism
