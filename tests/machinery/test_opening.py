@@ -43,7 +43,7 @@ CODE = {"commit": None, "dirty": None, "patch": None}
 
 
 def address(seed: int) -> ContentAddress:
-    return ContentAddress({"config": {}, "code": {}, "data": {"files": []}, "lock": {}, "seed": seed})
+    return ContentAddress({"config": {}, "code": {}, "core": {}, "data": {"files": []}, "lock": {}, "seed": seed})
 
 
 @pytest.fixture

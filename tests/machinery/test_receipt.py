@@ -88,12 +88,12 @@ def test_receipt_holds_no_secret(signed: Trained):
 def test_whole_receipt_of_a_known_signer_is_proved(run: Path, keys: Path):
     done = python("-m", PACKAGE, "verify-receipt", run, "--signers", keys / "signers")
     assert done.returncode == 0, done.stderr
-    name, of_machinery, files, signer = done.stdout.splitlines()
+    name, *of_machinery, files, signer = done.stdout.splitlines()
     assert name.startswith(f"receipt {sha256_file(run / names.RECEIPT)}: consistent in itself: ")
     checked = "model.safetensors, metrics.json, trace/steps.bin, address.json, environment.json, run.json"
     unstated = "metrics.jsonl, steps.csv: unchecked, because no receipt states them"
     assert files == f"{checked}: as the receipt states; {unstated}"
-    assert [of_machinery] == judged(OURS, machinery(OURS).stated()) and signer == f"signed by {ADA}"
+    assert of_machinery == judged(OURS, machinery(OURS).stated()) and signer == f"signed by {ADA}"
 
 
 def test_refusal_is_one_line_without_a_traceback(run: Path, keys: Path):
