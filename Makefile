@@ -12,7 +12,7 @@ export GIT_CEILING_DIRECTORIES := $(abspath build)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader sharding networks hashing portability stock measure bench-check times scaling allocation picture page gpu-bundle gpu clean
+.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader sharding networks hashing portability stock measure bench-check times scaling allocation picture page architecture gpu-bundle gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -95,6 +95,9 @@ picture: $(TOOLS)/.locked  ## draw the README's picture from what commands print
 
 page: $(TOOLS)/.locked  ## take the README's picture of a report; needs chromium; a minute
 	@$(IN_TOOLS) python tools/page.py
+
+architecture: $(TOOLS)/.locked  ## draw the rooms of the library and their imports, docs/architecture.md
+	@$(IN_TOOLS) python tools/architecture.py
 
 gpu-bundle: $(TOOLS)/.locked  ## pack the GPU checks into build/gpu-bundle, for a machine with Python, torch and no network
 	@$(IN_TOOLS) python benchmarks/bundle.py

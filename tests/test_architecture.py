@@ -1,0 +1,40 @@
+"""docs/architecture.md is made of the code, and its arrows point downward."""
+
+import shutil
+from pathlib import Path
+
+import architecture
+import pytest
+from architecture import DOCUMENT, LIBRARY, Library, document
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """Return the folder of a copy of the library."""
+    return Path(shutil.copytree(LIBRARY, tmp_path / "repro", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def test_document_is_that_of_the_code() -> None:
+    """After a change: make architecture."""
+    assert DOCUMENT.read_text() == document(Library(LIBRARY))
+
+
+def test_core_is_the_lowest_room_and_no_training_imports_analysis() -> None:
+    library = Library(LIBRARY)
+    assert library.order()[-1] == "core"
+    assert not [name for name in library.training() if name.startswith(("analysis", "cli"))]
+
+
+def test_import_upward_is_found(copied: Path) -> None:
+    with (copied / "core" / "seeds.py").open("a") as file:
+        file.write("from ..record import names\n")
+    with pytest.raises(ValueError, match=r"^rooms that import each other: .*\bcore\b.*\brecord\b"):
+        Library(copied).order()
+
+
+def test_call_that_hands_the_model_on_is_counted(copied: Path) -> None:
+    before = Library(copied).handed(architecture.NAMED["the model"])
+    with (copied / "core" / "seeds.py").open("a") as file:
+        file.write("from .finite import one_nan\n\n\ndef planted(model):\n    one_nan(model)\n")
+    after = Library(copied).handed(architecture.NAMED["the model"])
+    assert {*after} - {*before} == {("core.seeds", "core.finite", "one_nan")}
