@@ -78,7 +78,7 @@ Builds in which none differs share the class `cpu-portable`.
 
 def strict() -> dict[str, str]:
     """The variables that the portable flags need."""
-    settings, switches = (import_module(f"{PACKAGE}.repro.{name}") for name in ("asked.settings", "machine.switches"))
+    settings, switches = (import_module(f"{PACKAGE}.repro.{name}") for name in ("config.settings", "core.flags"))
     return switches.missing_variables(settings.Determinism(cpu="portable", relax=()))
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from portability_cases import Source
 
 portable, switches, settings = (
-    import_module(f"{PACKAGE}.repro.{name}") for name in ("machine.portable", "machine.switches", "asked.settings")
+    import_module(f"{PACKAGE}.repro.{name}") for name in ("environment.portable", "core.flags", "config.settings")
 )
 
 CALLS = 5000  # at most, of each case

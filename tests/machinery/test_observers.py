@@ -321,4 +321,4 @@ def test_what_moves_a_bit_of_a_run_is_core(watched: Callable[..., set[tuple[str,
     ],
 )
 def test_what_moves_a_bit_elsewhere_is_found(text: str, what: str, watched: Callable[..., set[tuple[str, str]]]):
-    assert (what, "records.planted") in watched(planted(of_library(text), "gradients"))
+    assert (what, "record.planted") in watched(planted(of_library(text), "gradients"))

@@ -188,12 +188,12 @@ def steps(out: Path) -> list[int]:
 
 
 PHASES = [  # of the second checkpoint: at whose call, which then is the newest whole one, in which shards, resumed how
-    (1, "training.checkpoint write_part 1", 5, "full", "none"),  # before any byte
-    (1, "training.stored save_file 2", 5, "full", "full"),  # between two files of its part
-    (1, "training.saver Saver.seal 1", 5, "optimizer", "none"),  # its part is, but nobody knows
-    (0, "training.checkpoint write_json 1", 5, "full", "full"),  # the state, in the background, as others write
-    (0, "training.checkpoint seal 1", 5, "optimizer", "optimizer"),  # all parts are there
-    (0, "training.checkpoint found 1", 10, "full", "optimizer"),  # with its name; older ones are still there
+    (1, "checkpoint.checkpoint write_part 1", 5, "full", "none"),  # before any byte
+    (1, "checkpoint.stored save_file 2", 5, "full", "full"),  # between two files of its part
+    (1, "checkpoint.saver Saver.seal 1", 5, "optimizer", "none"),  # its part is, but nobody knows
+    (0, "checkpoint.checkpoint write_json 1", 5, "full", "full"),  # the state, in the background, as others write
+    (0, "checkpoint.checkpoint seal 1", 5, "optimizer", "optimizer"),  # all parts are there
+    (0, "checkpoint.checkpoint found 1", 10, "full", "optimizer"),  # with its name; older ones are still there
 ]
 
 

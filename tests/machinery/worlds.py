@@ -98,10 +98,10 @@ class Case:
         units = [module for module in model if isinstance(module, nn.Linear)] if type(model) is nn.Sequential else ()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=0.01, fused=True)
-        optimizers = repro("training.optimizers").Optimizers(optimizer, model)
-        settings = repro("asked.settings").Parallel(**keys)
-        way = repro("training.summing").gradients_of(model, settings, world, optimizers, units)
-        digest, shards = hashlib.sha256(), repro("training.shards")
+        optimizers = repro("core.optimizers").Optimizers(optimizer, model)
+        settings = repro("config.settings").Parallel(**keys)
+        way = repro("core.summing").gradients_of(model, settings, world, optimizers, units)
+        digest, shards = hashlib.sha256(), repro("core.shards")
         for step in range(STEPS):
             for number in way.micro_batches(0 if step else None):
                 seed = 1000 * step + number
@@ -109,7 +109,7 @@ class Case:
                 way.add(partial(loss_of, way.module, x, seed))
             loss = way.reduce()
             gradients = [shards.gradient_of(p) for p in model.parameters() if p.requires_grad]
-            norm = repro("training.exact").clip_grad_norm_(model.parameters(), 0.5)
+            norm = repro("core.exact").clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
             for held in (loss, norm, *gradients, *shards.weights(model).values()):
                 digest.update(shards.whole(held).detach().contiguous().view(-1).view(torch.uint8).numpy())
@@ -156,7 +156,7 @@ def nothing() -> list[Fault]:
 
 def left() -> list[Fault]:
     """The remainder is folded from the left: with 7 leaves ((0 to 3) + (4 + 5)) + 6."""
-    tree = repro("training.tree")
+    tree = repro("core.tree")
     pairs = tree.are_siblings
 
     def siblings(left: Node, right: Node, leaves: int) -> bool:
@@ -171,12 +171,12 @@ def left() -> list[Fault]:
 
 def incomplete() -> list[Fault]:
     """A rank adds its neighbours, whether their node is complete within its block or not."""
-    return [(repro("training.tree"), "are_siblings", lambda left, right, leaves: left[1] == right[0])]
+    return [(repro("core.tree"), "are_siblings", lambda left, right, leaves: left[1] == right[0])]
 
 
 def kept() -> list[Fault]:
     """Leaf 2 is accumulated into leaf 1, which is not its sibling."""
-    accumulate = repro("training.accumulate")
+    accumulate = repro("core.accumulate")
     push, moved = accumulate.Bucket.push, {(1, 3): (1, 2), (3, 4): (2, 4)}
 
     def push_elsewhere(self: Any, node: Node, leaves: int) -> None:
@@ -190,7 +190,7 @@ def kept() -> list[Fault]:
 
 def backend() -> list[Fault]:
     """The backend's all-reduce in place of one all-to-all."""
-    transport = repro("training.transport").Transport
+    transport = repro("core.transport").Transport
     finish = transport.finish
 
     def reduced(self: Any, sent: Any) -> Any:
@@ -210,12 +210,12 @@ def swapped() -> list[Fault]:
         nodes, (first, second, third, *others) = zip(*sorted(arrived, key=key), strict=True)
         return zip(nodes, (first, third, second, *others), strict=True)
 
-    return [(repro("training.transport"), "sorted", arrange)]
+    return [(repro("core.transport"), "sorted", arrange)]
 
 
 def twice() -> list[Fault]:
     """A hook fires twice for one gradient."""
-    accumulation = repro("training.accumulate").Accumulation
+    accumulation = repro("core.accumulate").Accumulation
     take = accumulation._take
 
     def take_twice(self: Any, *given: Any) -> None:
@@ -245,7 +245,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     # each group is made once: its threads stay; and torch names it by how many a process has, which differs here
     dist.distributed_c10d._hash_ranks_to_str = str
-    world_type = repro("training.world").World
+    world_type = repro("core.ranks").World
     world_type._group_of = once(world_type._group_of)
     rank, device = dist.get_rank(), torch.device("cpu")
     torch.use_deterministic_algorithms(True)
@@ -256,17 +256,17 @@ def main() -> None:
         if rank >= case.ranks:
             continue
         hosts = [
-            (repro(f"training.{name}"), "local_size", lambda world, local=case.local: local)
+            (repro(f"core.{name}"), "local_size", lambda world, local=case.local: local)
             for name in ("accumulate", "fsdp")
         ]
-        world, found = repro("training.world").World(rank, case.ranks, device, groups.get(case.ranks)), set[str]()
+        world, found = repro("core.ranks").World(rank, case.ranks, device, groups.get(case.ranks)), set[str]()
         with ExitStack() as patches:
             for place, name, value in [*hosts, *FAULTS[case.fault]()]:
                 patches.enter_context(patch.object(place, name, value, create=True))
             patches.enter_context(listed(found))
             try:
                 digests[case.text] = case.train(world)
-            except repro("errors").Refused as refused:
+            except repro("core.errors").Refused as refused:
                 digests[case.text] = str(refused)
         collectives[case.text] = sorted(found)
     if rank == 0:

@@ -37,7 +37,7 @@ def pytest_configure() -> None:
     try:
         ours("repro.core.flags").set_environment(params().determinism)
         ours("repro.address.manifest").require_raw(data_in(params()))
-    except ours("repro.errors").Refused as refused:
+    except ours("repro.core.errors").Refused as refused:
         pytest.exit(str(refused), returncode=2)
 
 
@@ -57,7 +57,7 @@ def data_in(config: Any, **places: str) -> Any:
 
 def prepare(config: Any) -> None:
     """Prepare the data as `repro prepare` does."""
-    ours("repro.launch").call(ours("__init__").PROJECT, ours("prepare").prepare, config, Path(), only="data")
+    ours("repro.start.launch").call(ours("__init__").PROJECT, ours("prepare").prepare, config, Path(), only="data")
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT, ours, params
 from ruamel.yaml import YAML
 
-Refused = ours("repro.errors").Refused
+Refused = ours("repro.core.errors").Refused
 
 
 def leaves(tree: Any, *sections: str) -> Iterator[tuple[str, int]]:
