@@ -1,5 +1,6 @@
 """A fix of the library around its core leaves every result valid, and every unfinished run resumable."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -57,12 +58,11 @@ def record(run: Path) -> None:
     write_json(run / "run.json", held)
 
 
-def test_finished_run_is_found_by_its_address(fixed: Path):
-    weights = fixed / "finished" / "model.safetensors"
-    before, digest = weights.stat(), sha256_file(weights)
-    train(fixed, "finished")
-    assert weights.stat() == before and sha256_file(weights) == digest
-    assert not (fixed / "finished" / "earlier").exists()
+def test_finished_run_is_one_of_the_project_as_it_stands(fixed: Path):
+    """By its address, all of it, with which `repro check` and results.lock compare."""
+    asked = training(fixed / "finished", fixed / "data" / "prepared", *SETTINGS)[:-2]  # but for --out
+    done = command(fixed, PACKAGE, "address", *asked)
+    assert done.returncode == 0 and json.loads(done.stdout) == read_json(fixed / "finished" / "address.json")
 
 
 def test_unfinished_run_resumes_to_the_same_bits(fixed: Path):
