@@ -213,8 +213,11 @@ class Loop:
             self._told = {each: [pair for pair in told if pair[1] is not observer] for each, told in self._told.items()}
             _report(f"step {step}: {observer.name} raised in {event}, and is left out: {_said(error)}")
             return
-        local = isinstance(error, Failure) and error.local
-        if self.world.size == 1 or event == "end_step" or local:
+        alone = self.world.size == 1 or event == "end_step"
+        if isinstance(error, Failure):
+            error.local |= event == "end_step" and self.world.size > 1
+            alone |= error.local
+        if alone:
             raise error
         self._failure = self._failure or error
 
@@ -239,7 +242,8 @@ class Loop:
 
     def _enter(self) -> None:
         for observer in self._watching:
-            self._watch.enter_context(observer.watching())
+            if observer.watches:
+                self._watch.enter_context(observer.watching())
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:

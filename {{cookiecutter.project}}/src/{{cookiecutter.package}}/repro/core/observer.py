@@ -111,6 +111,7 @@ class Observer:
         vital: whether its failure ends the run, on all ranks alike. Else it is reported once, and left out.
         counts, sums: how many numbers each of its ballots holds; the same on all ranks.
         stops: why a run ends for which it votes so.
+        watches: whether `watching` is still of use.
     """
 
     name = "observer"
@@ -118,6 +119,7 @@ class Observer:
     counts = 0
     sums = 0
     stops = ""
+    watches = True
 
     def watching(self) -> AbstractContextManager[None]:
         """What the owner's lines of a step run in; the loading of its samples does not."""

@@ -50,6 +50,7 @@ class Promise(Observer):
         if view.step == 0:
             self.judge(self._model)
             self._judged()
+            self.watches = False
         return Ballot()
 
     def close(self, error: BaseException | None) -> None:
