@@ -278,16 +278,22 @@ class Holds(Observer):
         self._watch = watch
 
     def begin_step(self, view: View) -> None:
-        """They are the same in each step."""
+        """Weights are the same in each step."""
+        model = view._loop.model
+        self._watch.held = {_storage(each) for each in (*model.parameters(), *model.buffers())}
+        self._kept: list[Tensor] = []  # so that nothing else gets their memory
         if view.step == 0:
-            model = view._loop.model
-            self._watch.held |= {_storage(each) for each in (*model.parameters(), *model.buffers())}
             for parameter in model.parameters():
-                parameter.register_hook(lambda gradient: self._watch.held.add(_storage(gradient)))
+                parameter.register_hook(self._keep)
+
+    def _keep(self, gradient: Tensor) -> None:
+        self._kept.append(gradient)
+        self._watch.held.add(_storage(gradient))
 
     def gradients(self, view: View) -> None:
         """Their sums may lie elsewhere."""
-        self._watch.held |= {_storage(each) for each in view.gradients().values()}  # type: ignore[arg-type]
+        for gradient in view.gradients().values():
+            self._keep(gradient)  # type: ignore[arg-type]
 
 
 @pytest.fixture
