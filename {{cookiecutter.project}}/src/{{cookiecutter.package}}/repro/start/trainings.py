@@ -49,17 +49,17 @@ class Ended(Failure):
         return "\n".join(self.said[-LAST:])
 
 
-LAB = f".{LIBRARY.name}.lab"
+ANALYSIS = f".{LIBRARY.name}.analysis"
 # Trainings that are told to do more than train, by the module that a process runs in place of `.train`. Its first
 # arguments are that module's own; the others are those of `train`.
-PERTURBED, AUDITED = f"{LAB}.noise.perturbed", f"{LAB}.audit.audited"
-WARM = f"{LAB}.warm"  # forks trainings
+PERTURBED, AUDITED = f"{ANALYSIS}.noise.perturbed", f"{ANALYSIS}.audit.audited"
+WARM = f".{LIBRARY.name}.start.warm"  # forks trainings
 LINES, LAST = 12, 6  # of what a failed command has said: all that are kept, and a few
 # Prints what the verb `config` does, for a release that lacks it.
 READ = """
 import json, sys
 from {package}.config import Config
-from {package}.repro.config.params import load
+from {package}.repro.asked.params import load
 config = load(Config, overrides=sys.argv[1:])
 print(json.dumps({{"config": config.flat(), "addressed": config.addressed(), "environment": config.environment()}}))
 """
