@@ -148,7 +148,7 @@ def test_tied_embeddings_are_sharded(laid: InstalledProject) -> None:
 
 # ---- networks of other people
 
-MACHINERY = ROOT / "tests" / "machinery"
+LIBRARY_TESTS = ROOT / "tests" / "machinery"
 PLACES = ("1,none", "2,none", "3,none", "2,optimizer", "3,optimizer", "2,full", "3,full")  # ranks, parallel.shard
 
 
@@ -171,7 +171,7 @@ def digests(
     cases = [f"{name},4,{place},1,{place[0]},{fault}" for name in names for place in places]
     ranks = "-m", "torch.distributed.run", "--standalone", "--local-addr=localhost", "--nproc-per-node=3"
     env = {**laid.env, "OMP_NUM_THREADS": "1"}
-    run("python", *ranks, "strangers.py", laid.package, out, *cases, cwd=MACHINERY, env=env)
+    run("python", *ranks, "strangers.py", laid.package, out, *cases, cwd=LIBRARY_TESTS, env=env)
     found: dict[str, set[str]] = {}
     for case, digest in json.loads(out.read_text())["digests"].items():
         found.setdefault(case.partition(",")[0], set()).add(digest)

@@ -24,7 +24,7 @@ TEMPLATE = ROOT / "{{cookiecutter.project}}"
 JINJA = "{{ cookiecutter.package }}"
 # DVC folds a line of dvc.lock at 80 columns, which one does reach where the package has a long name.
 FOLD = r"""{{ " \n      " if cookiecutter.package | length > 35 else " " }}"""
-MACHINERY = TEMPLATE / "src" / "{{cookiecutter.package}}" / "repro"
+LIBRARY = TEMPLATE / "src" / "{{cookiecutter.package}}" / "repro"
 LIST = "machinery.sha256"
 
 RESULTS = """\
@@ -71,12 +71,12 @@ def main() -> None:
 def list_machinery() -> None:
     """Write machinery.sha256, which `sha256sum --check` reads."""
     digests = {
-        path.relative_to(MACHINERY).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in MACHINERY.rglob("*")
+        path.relative_to(LIBRARY).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in LIBRARY.rglob("*")
         if path.is_file() and path.suffix != ".pyc" and path.name != LIST
     }
     lines = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(digests.items()))
-    (MACHINERY / LIST).write_text(lines)
+    (LIBRARY / LIST).write_text(lines)
 
 
 def take_over(project: Path) -> None:

@@ -130,12 +130,12 @@ def test_modification_is_named_by_the_receipt_and_by_the_judge(copy: Project, ta
 
 
 def test_modified_core_is_named_apart(copy: Project):
-    append(copy.machinery / "step.py")
+    append(copy.machinery / "core" / "step.py")
     append(copy.machinery / "run.py")
     stated = machinery(copy).stated()
-    assert stated["modified"] == ["run.py", "step.py"] and stated["core"]["modified"] == ["step.py"]
+    assert stated["modified"] == ["core/step.py", "run.py"] and stated["core"]["modified"] == ["core/step.py"]
     seen, ours = (each.core[:16] for each in (machinery(copy), machinery(OURS)))
-    said = f"core {seen}, with modified files: step.py, says the receipt; another than this project's ({ours})"
+    said = f"core {seen}, with modified files: core/step.py, says the receipt; another than this project's ({ours})"
     assert seen != ours and judged(OURS, stated)[1] == said
 
 

@@ -20,7 +20,7 @@ from project.repro.start import launch
 from small import PIPELINE, Case, small
 from warm import PROJECT
 
-MACHINERY = LIBRARY
+
 UNKNOWN = (
     "constants.json",
     "tables/rates.npy",
@@ -139,7 +139,7 @@ OWN: dict[str, tuple[Callable[[ModuleType, Path], object], bool]] = {
     "replaced": (lambda reader, out: (reader.replaced(out / "old.npy"), reader.by_open(out / "old.npy")), False),
     "new": (lambda reader, out: (reader.written(out / "b"), reader.by_open(out / "b")), False),
     "new in C": (lambda reader, out: (saved(out / "b", 7), reader.by_open(out / "b")), False),
-    "by the library": (lambda reader, out: module("run", MACHINERY / "run.py").by_open(out / "old.npy"), False),
+    "by the library": (lambda reader, out: module("run", LIBRARY / "run.py").by_open(out / "old.npy"), False),
 }
 
 
@@ -180,7 +180,7 @@ def test_training_has_the_folder_of_its_run_watched(trains: bool, tmp_path: Path
 
 
 def test_file_that_the_machinery_opens_is_let_through(case: Case, reader: ModuleType):
-    machinery = module("machinery", MACHINERY / "run.py")
+    machinery = module("machinery", LIBRARY / "run.py")
     case.run("train", lambda: (machinery.by_open("constants.json"), machinery.by_pathlib("constants.json")))
 
 
@@ -202,7 +202,7 @@ def test_file_that_a_librarys_dataset_opens_is_refused(case: Case, reader: Modul
     """The machinery asks it for an item, and no line of the owner's stands between."""
     library = module("library", case.project.root.parent / "venv" / "site-packages" / "images" / "folder.py")
     calling = "def item(dataset): return dataset[0]"
-    machinery = module("machinery", MACHINERY / "core" / "sampling.py", calling)
+    machinery = module("machinery", LIBRARY / "core" / "sampling.py", calling)
     said = case.refusal("train", lambda: machinery.item(Folder(library)))
     assert said.startswith("constants.json (by images/folder.py:6): opened, but not in the content address")
 

@@ -247,7 +247,7 @@ def another_pin(case: Case) -> None:
 
 
 def another_core(case: Case) -> None:
-    with (case.project.machinery / "step.py").open("a") as core:
+    with (case.project.machinery / "core" / "step.py").open("a") as core:
         core.write("# a remark\n")
 
 

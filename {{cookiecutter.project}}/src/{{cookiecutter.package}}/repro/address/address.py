@@ -25,9 +25,9 @@ from .pins import TRAIN, pins
 
 FOLDER = f"{LIBRARY.name}/"  # the library's, in the package
 CORE = "core/"  # in the library; its files are named from there, so that a move changes nothing
-MACHINERY = f"{FOLDER}machinery.sha256"  # a list of digests
+RELEASED = f"{FOLDER}machinery.sha256"  # a list of digests
 # No run imports these; a stage that has loaded one is refused.
-OUTSIDE_THE_RUN = (f"{FOLDER}analysis/", f"{FOLDER}cli.py", MACHINERY)
+OUTSIDE_THE_RUN = (f"{FOLDER}analysis/", f"{FOLDER}cli.py", RELEASED)
 # Files that editors and Python leave behind.
 LEFT_BEHIND = re.compile(r"(^|/)(\.|__pycache__/)|~$")
 

@@ -13,10 +13,10 @@ from typing import Any
 from ..base.project import Project
 from ..base.text import some
 from . import address
-from .address import MACHINERY, digest
+from .address import RELEASED, digest
 from .manifest import sha256_file
 
-LIST = Path(MACHINERY).name
+LIST = Path(RELEASED).name
 
 
 @dataclass(frozen=True)

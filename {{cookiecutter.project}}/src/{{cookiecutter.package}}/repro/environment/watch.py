@@ -28,7 +28,7 @@ from ..base.project import LIBRARY
 from . import portable
 from .compiler import COMPILED
 
-MACHINERY = str(LIBRARY)
+OURS = str(LIBRARY)
 TORCH = str(Path(torch.__file__).parent)
 STANDARD, PACKAGES = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")  # one may hold the other
 OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
@@ -144,7 +144,7 @@ def _replacement(operation: str, place: Place) -> str:
 
 def _line(frame: FrameType | None) -> str:
     """The line that is nearest to a frame outside torch and this library."""
-    while frame and not _is_line(frame, MACHINERY):
+    while frame and not _is_line(frame, OURS):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "the backward pass"
 
@@ -190,7 +190,7 @@ class _Mode(TorchDispatchMode):
                     return Place(module, line) if line else self._of_backward()
                 held = frame.f_locals.get("self") if file.startswith(OPTIMIZERS) and not line else None
                 optimizer = type(held) if isinstance(held, torch.optim.Optimizer) else optimizer
-            elif file.startswith(MACHINERY) and not line:
+            elif file.startswith(OURS) and not line:
                 return None
             elif not line and _is_line(frame):
                 line = f"{Path(file).name}:{frame.f_lineno}"
