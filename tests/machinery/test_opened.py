@@ -20,7 +20,6 @@ from project.repro.start import launch
 from small import PIPELINE, Case, small
 from warm import PROJECT
 
-
 UNKNOWN = (
     "constants.json",
     "tables/rates.npy",
