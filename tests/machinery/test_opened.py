@@ -179,8 +179,8 @@ def test_training_has_the_folder_of_its_run_watched(trains: bool, tmp_path: Path
 
 
 def test_file_that_the_machinery_opens_is_let_through(case: Case, reader: ModuleType):
-    machinery = module("machinery", LIBRARY / "run.py")
-    case.run("train", lambda: (machinery.by_open("constants.json"), machinery.by_pathlib("constants.json")))
+    ours = module("ours", LIBRARY / "run.py")
+    case.run("train", lambda: (ours.by_open("constants.json"), ours.by_pathlib("constants.json")))
 
 
 class Folder:
@@ -201,8 +201,8 @@ def test_file_that_a_librarys_dataset_opens_is_refused(case: Case, reader: Modul
     """The machinery asks it for an item, and no line of the owner's stands between."""
     library = module("library", case.project.root.parent / "venv" / "site-packages" / "images" / "folder.py")
     calling = "def item(dataset): return dataset[0]"
-    machinery = module("machinery", LIBRARY / "core" / "sampling.py", calling)
-    said = case.refusal("train", lambda: machinery.item(Folder(library)))
+    ours = module("ours", LIBRARY / "core" / "sampling.py", calling)
+    said = case.refusal("train", lambda: ours.item(Folder(library)))
     assert said.startswith("constants.json (by images/folder.py:6): opened, but not in the content address")
 
 

@@ -138,7 +138,7 @@ def _ulps(one: Tensor, other: Tensor) -> Tensor:
     return torch.where((bits < 0) == (others < 0), (these - those).abs().double(), across)
 
 
-def report(
+def lines(
     project: Project, runs: tuple[Path, Path], step: int, phase: str, trust: Trust, tell: Callable[[str], None]
 ) -> list[str]:
     """The lines that say by how much two runs differ at a step, from the phase in which they part.

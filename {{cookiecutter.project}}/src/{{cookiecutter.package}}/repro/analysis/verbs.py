@@ -90,10 +90,10 @@ def diff(ours: Ours, one: str, other: str, values: bool, signers: Path | None, r
         place = diff.first_place(*sides) if values and not equal else None
         if place:
             from .trust import Trust
-            from .values import report
+            from .values import lines as lines_of
 
             trust = Trust(signers, run_patch)
-            click.echo("\n".join(report(ours.project, (this, that), place.step, place.phase, trust, click.echo)))
+            click.echo("\n".join(lines_of(ours.project, (this, that), place.step, place.phase, trust, click.echo)))
     sys.exit(0 if equal else 1)
 
 

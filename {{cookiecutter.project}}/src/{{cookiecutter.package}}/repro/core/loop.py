@@ -211,7 +211,7 @@ class Loop:
         """An observer raised, or wrote."""
         if not vital:
             self._told = {each: [pair for pair in told if pair[1] is not observer] for each, told in self._told.items()}
-            _report(f"step {step}: {observer.name} raised in {event}, and is left out: {_said(error)}")
+            _print_line(f"step {step}: {observer.name} raised in {event}, and is left out: {_said(error)}")
             return
         alone = self.world.size == 1 or event == "end_step"
         if isinstance(error, Failure):
@@ -277,10 +277,10 @@ def _close(observer: Observer, error: BaseException | None) -> None:
     except Exception as raised:
         if observer.vital:
             raise
-        _report(f"{observer.name} raised at its end: {_said(raised)}")
+        _print_line(f"{observer.name} raised at its end: {_said(raised)}")
 
 
-def _report(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

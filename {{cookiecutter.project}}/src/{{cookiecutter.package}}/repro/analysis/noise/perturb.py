@@ -190,7 +190,7 @@ def train(project: Project, settings: Settings, overrides: Sequence[str], folder
 
 
 def compared(perturbed: Path, control: Path, kind: str, at: int, key: str, accepted: dict[str, float]) -> Perturbation:
-    report = read_json(perturbed / CHANGED)
+    stated = read_json(perturbed / CHANGED)
     runs = perturbed / "run", control / "run"
     losses = [{row["step"]: row["metrics"][LOSS] for row in metric_rows(run) if LOSS in row["metrics"]} for run in runs]
     rows = [
@@ -199,7 +199,7 @@ def compared(perturbed: Path, control: Path, kind: str, at: int, key: str, accep
             distance(control / f"{step}.safetensors", perturbed / f"{step}.safetensors"),
             abs(losses[0][step] - losses[1][step]) if all(step in each for each in losses) else None,
         )
-        for step in report["probes"]
+        for step in stated["probes"]
     ]
     metrics = [read_record(run, METRICS) for run in runs]
     place = diff.first_place(*map(diff.load, runs))
@@ -210,7 +210,7 @@ def compared(perturbed: Path, control: Path, kind: str, at: int, key: str, accep
     lacking = sorted(accepted.keys() - moved.keys())
     growth = growing([row for row in rows if row.step >= at])
     return Perturbation(
-        kind, at, report["steps"], report["changed"], str(place) if place else None, rows, growth, moved, key, lacking
+        kind, at, stated["steps"], stated["changed"], str(place) if place else None, rows, growth, moved, key, lacking
     )
 
 
