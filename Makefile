@@ -20,7 +20,7 @@ help:  ## list the targets
 demo: $(TOOLS)/.locked  ## generate a project, train it twice in different ways, compare the bits
 	@$(IN_TOOLS) python tools/demo.py
 
-test: $(HYPOTHESIS)/.locked  ## test generation, a generated project and its machinery (TESTS=FILES); ten minutes
+test: $(HYPOTHESIS)/.locked  ## test generation, a generated project and its library (TESTS=FILES); ten minutes
 	@echo "pytest"
 	@$(PYTEST) $(or $(TESTS),-m "not long")
 
@@ -117,7 +117,7 @@ $(TOOLS)/.locked: requirements/test.txt
 	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/test.txt
 	@touch $@
 
-# For the machinery's tests, in a folder of its own: a generated project's environment has what its locks have.
-$(HYPOTHESIS)/.locked: tests/machinery/requirements.txt $(TOOLS)/.locked
+# For the library's tests, in a folder of its own: a generated project's environment has what its locks have.
+$(HYPOTHESIS)/.locked: tests/library/requirements.txt $(TOOLS)/.locked
 	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --upgrade --target $(HYPOTHESIS) -r $<
 	@touch $@

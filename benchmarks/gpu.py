@@ -58,13 +58,13 @@ def main() -> int:
 
 def about() -> Row:
     """The versions of what is measured: the machine's, and this bundle's."""
-    asked = subprocess.run([sys.executable, "-c", ABOUT], capture_output=True, text=True)
-    if asked.returncode:
-        why = asked.stderr.strip().split("\n")[-1]
+    requested = subprocess.run([sys.executable, "-c", ABOUT], capture_output=True, text=True)
+    if requested.returncode:
+        why = requested.stderr.strip().split("\n")[-1]
         print(f"{sys.executable}: {why}. PYTHON=… names a Python that has torch", file=sys.stderr)
         sys.exit(2)
     bundle = json.loads((HERE / "bundle.json").read_text())
-    return {**json.loads(asked.stdout), "python": platform.python_version(), **bundle}
+    return {**json.loads(requested.stdout), "python": platform.python_version(), **bundle}
 
 
 def run(part: Part, trainer: Trainer, header: Row, path: Path, seconds: float) -> bool:

@@ -35,7 +35,7 @@ class Part:
     sides: Mapping[str, "Side"] = field(default_factory=dict)
     seconds: float = 450
 
-    def asked(self, trainer: Trainer) -> tuple[str, ...]:
+    def requested(self, trainer: Trainer) -> tuple[str, ...]:
         """The settings on the trainer's device."""
         return (*self.settings, *(self.on_a_card if trainer.device == "cuda" else ()))
 
@@ -69,19 +69,19 @@ WAYS = {
 
 def bits(part: Part, trainer: Trainer) -> Iterator[Row]:
     """A row for each way, compared with one process that has no workers: EQUAL, DIFFERS or FAILED."""
-    once = trainer.train("once", *part.asked(trainer))
+    once = trainer.train("once", *part.requested(trainer))
     yield {"way": "once", "digests": digests(once)}
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        rows = [pool.submit(_compared, way, trainer, part.asked(trainer), once) for way in WAYS]
+        rows = [pool.submit(_compared, way, trainer, part.requested(trainer), once) for way in WAYS]
         yield from (row.result() for row in as_completed(rows))
 
 
-def _compared(title: str, trainer: Trainer, asked: tuple[str, ...], once: Path) -> Row:
+def _compared(title: str, trainer: Trainer, requested: tuple[str, ...], once: Path) -> Row:
     way, name, row = WAYS[title], title.replace(", ", "-").replace(" ", "-"), {"way": title}
     try:
         if way.killed:
-            trainer.killed(name, *asked, *way.settings)
-        out = trainer.train(name, *asked, *way.settings, ranks=way.ranks, kernels=way.kernels, anew=not way.killed)
+            trainer.killed(name, *requested, *way.settings)
+        out = trainer.train(name, *requested, *way.settings, ranks=way.ranks, kernels=way.kernels, anew=not way.killed)
         if way.killed:
             row["resumed after step"] = resumed_after(trainer.output(name))
     except Failed as failure:
@@ -98,7 +98,7 @@ def pairs(part: Part, trainer: Trainer) -> Iterator[Row]:
         row: Row = {"pair": number}
         for side in list(part.sides)[:: 1 if number % 2 else -1]:
             # with workers, because loading would hide the step
-            settings, script = (*part.asked(trainer), *part.sides[side].settings), part.sides[side].script
+            settings, script = (*part.requested(trainer), *part.sides[side].settings), part.sides[side].script
             out = trainer.train(f"{side}-{number}", *settings, "loader.workers=4", script=script)
             row[side] = {"ms": milliseconds(out), "MiB": mebibytes(out)}
             shutil.rmtree(out)  # a large model's checkpoints fill a disk
@@ -135,9 +135,9 @@ CASES = {
     f"{model}-{precision}-{mode}": (
         f"model.name={model}",
         f"compute.precision={precision}",
-        f"compute.compile={switch}",
+        f"compute.compile={flag}",
     )
-    for model, precision, (mode, switch) in product(("convnet", "transformer"), ("float32", "bfloat16"), MODES.items())
+    for model, precision, (mode, flag) in product(("convnet", "transformer"), ("float32", "bfloat16"), MODES.items())
 }
 MANY = ("parallel.global_batch=256", "parallel.micro_batches=2", "train.epochs=6")
 LARGE = (*MANY, "model.depth=8")

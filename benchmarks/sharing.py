@@ -66,7 +66,7 @@ def plain(package: str) -> None:
 
 
 def write_peak(out: Path) -> None:
-    """Write the peak of this process's GPU memory into a run directory, where there is a GPU and this is the lead."""
+    """Write the peak of this process's GPU memory into a run directory, where there is a GPU and this is rank 0."""
     import torch
 
     if torch.cuda.is_initialized() and os.environ.get("RANK", "0") == "0":

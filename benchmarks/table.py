@@ -160,7 +160,7 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
 ABOUT = """Written by `make gpu`. The weights and the trace root of each training are compared with those of one process
 without loader workers. `again` compiles anew, too; ranks share the one card through gloo; `killed` is by SIGKILL. A
 step time is the median over a run's steps, and then over the runs; relaxed is PyTorch's defaults. The plain
-script has the same model, samples, micro-batches, optimizer and precision, and no switch; it records nothing. The runs
+script has the same model, samples, micro-batches, optimizer and precision, and no flag; it records nothing. The runs
 of a pair follow each other. `small` is the project as released. `large` has 256 samples a step in 2 micro-batches, 8
 blocks, a width of 256 (convnet) or 1024 (transformer), and trains 6 epochs. `full` is a transformer of 85 million
 parameters, likewise. Measured on:"""

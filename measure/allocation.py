@@ -80,10 +80,10 @@ def started(project: Path, network: str, setting: str) -> dict[str, float]:
     )
 
 
-def rows(project: Path, asked: Namespace) -> Iterator[list[str]]:
+def rows(project: Path, requested: Namespace) -> Iterator[list[str]]:
     """The lines of the table."""
-    for network in asked.only:
-        turns = harness.in_turn(SETTINGS, partial(started, project, network), range(asked.rounds))
+    for network in requested.only:
+        turns = harness.in_turn(SETTINGS, partial(started, project, network), range(requested.rounds))
         taken = {way: {key: [turn[key] for turn in of] for key in of[0]} for way, of in turns.items()}
         for way, one in taken.items():
             beside = "1" if way == DEFAULTS else str(ratio(one["seconds"], taken[DEFAULTS]["seconds"]))

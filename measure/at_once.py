@@ -10,7 +10,7 @@ from rounds import harness
 MODELS = "transformer", "convnet"
 
 
-def told(name: str) -> list[str]:
+def message(name: str) -> list[str]:
     """The lines on one model."""
     config = harness.configured("device=cpu", f"model.name={name}", "model.dropout=0.0")
     import torch
@@ -45,7 +45,7 @@ def main() -> None:
     """Print the lines on each model."""
     with harness.prepared() as project:
         for name in MODELS:
-            print("\n".join(harness.within(project, told, name)), flush=True)
+            print("\n".join(harness.within(project, message, name)), flush=True)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def trained(project: Path, kind: str, ranks: int, workers: int, stop: int, varia
     return found[-1]
 
 
-def rows(project: Path, asked: Namespace) -> Iterator[list[str]]:
+def rows(project: Path, requested: Namespace) -> Iterator[list[str]]:
     """The lines of the table."""
     make_peers_venv()
     first = {kind: trained(project, kind, 1, 0, 0, {}) for kind in KINDS}

@@ -39,28 +39,28 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"{FEWEST} or more")
     parser.add_argument("--document", type=Path, default=RESULT, help="the ratios to compare with")
     parser.add_argument("--slower", type=float, default=0.0, help="a planted fault: a share of each step to sleep")
-    asked = parser.parse_args()
-    if asked.rounds < FEWEST:
-        parser.error(f"--rounds {asked.rounds} seen, {FEWEST} or more wanted for an interval")
-    committed = read(asked.document.read_text()) if asked.document.is_file() else {}
+    requested = parser.parse_args()
+    if requested.rounds < FEWEST:
+        parser.error(f"--rounds {requested.rounds} seen, {FEWEST} or more wanted for an interval")
+    committed = read(requested.document.read_text()) if requested.document.is_file() else {}
     ways = {
         cell: {
-            name: replace(way, slower=asked.slower)
+            name: replace(way, slower=requested.slower)
             for name, way in ways_of(cell).items()
-            if name in (asked.way or OURS)
+            if name in (requested.way or OURS)
         }
-        for cell in asked.only or CELLS
+        for cell in requested.only or CELLS
     }
     missing = [(cell, name) for cell, names in ways.items() for name in names if (*CELLS[cell], name) not in committed]
     if missing:
-        parser.error(f"{asked.document}: no ratio of {' '.join(missing[0])} seen; write it with: make measure")
+        parser.error(f"{requested.document}: no ratio of {' '.join(missing[0])} seen; write it with: make measure")
     slower = False
     for recipe, cells in by_recipe(ways).items():
         with prepared(recipe) as project:
             for cell in cells:
                 workload, ranks = CELLS[cell]
                 both = {PLAIN: WAYS[PLAIN], **ways[cell]}
-                taken = measured(project, both, WORKLOADS[workload], ranks, asked.rounds)
+                taken = measured(project, both, WORKLOADS[workload], ranks, requested.rounds)
                 lines, grown = compared(cell, taken, committed)
                 slower = slower or grown
                 print("\n".join(lines), flush=True)

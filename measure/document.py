@@ -31,9 +31,9 @@ def tables(only: Sequence[str], rounds: int) -> Iterator[tuple[str, ...]]:
 
 def main() -> None:
     """Measure, and write the table into the document."""
-    asked = harness.arguments(__doc__, RESULT, CELLS, FEWEST, rounds=ROUNDS)
-    for made in tables(asked.only, asked.rounds):  # an interrupted measurement leaves what it has
-        harness.write(asked.out, *made)
+    requested = harness.arguments(__doc__, RESULT, CELLS, FEWEST, rounds=ROUNDS)
+    for made in tables(requested.only, requested.rounds):  # an interrupted measurement leaves what it has
+        harness.write(requested.out, *made)
     print("\n\n".join(made))
 
 

@@ -2,7 +2,7 @@
 
 train.py is left as it is, so model, samples, loss, optimizer and learning rate are the project's, or a recipe's. In
 place of its Run stands a `Peer`; a peer is how the parts of a step are made. Only a plain script's pinned form uses a
-part of the machinery, the switches.
+part of the library, the flags.
 """
 
 import itertools
@@ -113,7 +113,7 @@ def plain(config: Config, **reproducible: Any) -> Make:
 
 
 def pinned(config: Config) -> Make:
-    """The plain script with the project's switches: variables, deterministic flags, one thread."""
+    """The plain script with the project's flags: variables, deterministic flags, one thread."""
     from repro_project.repro.core.flags import apply
 
     apply(config.determinism)
@@ -226,7 +226,7 @@ class Peer:
     def steps(
         self, model: Any, optimizer: Any, dataset: Any, epochs: int = 0, steps: int = 0, **more: Any
     ) -> Iterator["Step"]:
-        """As many as the project's; `more` is for the machinery."""
+        """As many as the project's; `more` is for the library."""
         self.optimizer = optimizer
         self.parts = self._make(model, optimizer, dataset, self._batch // self._micro_batches)
         self.batches = self.parts.batches()

@@ -11,11 +11,11 @@ import numpy as np
 from rounds import ONE_BATCH, PINNED, PLAIN, ROOT, WAYS, WORKLOADS, Taken, harness
 
 WORSE = 1.15  # so many times the committed ratio is a regression
-HEAD = """| workload | processes | way | ms per step | beside plain | beside plain with switches | memory, MiB |
+HEAD = """| workload | processes | way | ms per step | beside plain | beside plain with flags | memory, MiB |
 |---|---|---|---|---|---|---|"""
 SHARES = {  # what a step is made up of -> whose seconds are divided by whose
     "micro-batches": ((PLAIN,), (ONE_BATCH,)),
-    "switches": ((PINNED,), (PLAIN,)),
+    "flags": ((PINNED,), (PLAIN,)),
     "sum": (("step",), ("ddp",)),
     "trace": (("step",), ("off",)),
     "the rest": (("ddp", "off"), ("step", PINNED)),

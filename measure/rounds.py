@@ -106,7 +106,7 @@ LARGE = ("large-[12]",)  # of a model whose size tells something, where others w
 WAYS = {
     ONE_BATCH: Way("plain PyTorch, one batch per step", ONE_BATCH),
     PLAIN: Way("plain PyTorch", PLAIN, cells=("*",)),
-    PINNED: Way("plain PyTorch, the project's switches", PINNED),
+    PINNED: Way("plain PyTorch, the project's flags", PINNED),
     "fabric": Way("Lightning Fabric, deterministic", "fabric", cells=("convnet-2", *LARGE)),
     "accelerate": Way("Accelerate, deterministic", "accelerate", cells=("convnet-2", *LARGE)),
     "off": Way("project, trace `off`", settings=("trace.level=off",)),
@@ -146,9 +146,9 @@ class Group:
         if not all(lines):
             print(f"a training ended too early:\n{self._log.read_text()[-2000:]}", file=sys.stderr)
             raise SystemExit(2)
-        told = [json.loads(line) for line in lines]
-        return [max(step) for step in zip(*(one["seconds"] for one in told), strict=True)], max(
-            one["memory"] for one in told
+        message = [json.loads(line) for line in lines]
+        return [max(step) for step in zip(*(one["seconds"] for one in message), strict=True)], max(
+            one["memory"] for one in message
         )
 
     def make(self, steps: int) -> tuple[list[float], int]:
@@ -172,7 +172,7 @@ class Group:
 
 
 def environment(project: Path, rank: int, ranks: int, port: int) -> dict[str, str]:
-    """That of a process: one thread for each way, and no switch that this shell happens to set."""
+    """That of a process: one thread for each way, and no flag that this shell happens to set."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env = in_venv(project, kept) | harness.ONE_THREAD
     if ranks > 1:
@@ -236,8 +236,10 @@ def make_peers_venv() -> None:
     if mark.is_file() and mark.read_text() == REQUIREMENTS.read_text():
         return
     subprocess.run([own, "-m", "venv", "--clear", PEERS_VENV], check=True)
-    asked = "-c", "import sysconfig; print(sysconfig.get_path('purelib'), end='')"
-    Path(harness.printed(ROOT, *asked, venv=PEERS_VENV), "project.pth").write_text(f"{harness.printed(ROOT, *asked)}\n")
+    requested = "-c", "import sysconfig; print(sysconfig.get_path('purelib'), end='')"
+    Path(harness.printed(ROOT, *requested, venv=PEERS_VENV), "project.pth").write_text(
+        f"{harness.printed(ROOT, *requested)}\n"
+    )
     pip = [theirs, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([*pip, "--requirement", REQUIREMENTS], check=True)
     mark.write_text(REQUIREMENTS.read_text())

@@ -17,7 +17,7 @@ from ratios import FEWEST, ratio
 from rounds import PINNED, ROOT, ROUNDS, WAYS, WORKLOADS, Taken, harness, measured
 
 RESULT = ROOT / "docs" / "scaling.md"
-ASKED = "convnet", "large"
+REQUESTED = "convnet", "large"
 PROCESSES = 1, 2, 4
 HEAD = "workload | processes | way | ms per step | beside one process | beside plain | kB sent | by formula"
 
@@ -65,14 +65,14 @@ def rows(workload: str, held: Sizes, taken: dict[tuple[str, int], Taken]) -> Ite
         ]  # fmt: skip
 
 
-def lines(project: Path, asked: Namespace) -> Iterator[list[str]]:
+def lines(project: Path, requested: Namespace) -> Iterator[list[str]]:
     """The lines of the table; all ways, on all numbers of processes, take turns."""
-    for workload in asked.only:
+    for workload in requested.only:
         cases = [(way, ranks) for ranks in PROCESSES for way in BYTES]
         ways = {f"{way}-{ranks}": replace(WAYS[way], ranks=ranks) for way, ranks in cases}
-        found = measured(project, ways, WORKLOADS[workload], 1, asked.rounds)
+        found = measured(project, ways, WORKLOADS[workload], 1, requested.rounds)
         yield from rows(workload, sizes(project, workload), dict(zip(cases, found.values(), strict=True)))
 
 
 if __name__ == "__main__":
-    harness.measure(__doc__, RESULT, (HEAD, lines), parts=ASKED, fewest=FEWEST, rounds=ROUNDS)
+    harness.measure(__doc__, RESULT, (HEAD, lines), parts=REQUESTED, fewest=FEWEST, rounds=ROUNDS)

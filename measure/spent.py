@@ -1,4 +1,4 @@
-"""Where the time of a step goes, in the project and in a plain script with its switches: microseconds of CPU time.
+"""Where the time of a step goes, in the project and in a plain script with its flags: microseconds of CPU time.
 
 python measure/spent.py [--only convnet] [--steps N]
 
@@ -20,7 +20,7 @@ from rounds import ALWAYS, PINNED, WORKLOADS, harness
 
 DIGITS = [name for name, workload in WORKLOADS.items() if not workload.recipe]
 WARM, OTHER = 20, "all else, in Python"
-# what is timed -> functions as module:name; those of the project's machinery without its package
+# what is timed -> functions as module:name; those of the project's library without its package
 ITEMS: dict[str, tuple[str, ...]] = {
     "forward": ("repro_project.train:micro_batch_loss",),
     "backward": ("torch:Tensor.backward",),
@@ -177,9 +177,9 @@ def tables(project: Path, only: list[str], steps: int) -> None:
 
 def main() -> None:
     """The command line."""
-    asked = harness.arguments(__doc__, None, DIGITS, steps=100)
+    requested = harness.arguments(__doc__, None, DIGITS, steps=100)
     with harness.prepared() as project:
-        tables(project, asked.only, asked.steps)
+        tables(project, requested.only, requested.steps)
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def row(title: str, goal: float, taken: list[float]) -> list[object]:
     return [title, wanted, f"{median(taken):.2f}", most, len(taken)]
 
 
-def rows(project: Path, asked: Namespace) -> Iterator[list[object]]:
+def rows(project: Path, requested: Namespace) -> Iterator[list[object]]:
     """Prepare two equal runs, and two that are long and differ in their last step; the lines of the table."""
     train = partial(harness.printed, project, "-m", f"{PACKAGE}.train", *EPOCH, "--out")
     for out in (RUN, OTHER):
@@ -147,7 +147,7 @@ def rows(project: Path, asked: Namespace) -> Iterator[list[object]]:
         shutil.copytree(project / RUN, project / out)
         harness.within(project, lengthen, out, last)
     often = [wait for wait in WAITS if not wait.once]
-    taken = harness.in_turn(often, lambda wait: seconds(project, wait), range(asked.rounds))
+    taken = harness.in_turn(often, lambda wait: seconds(project, wait), range(requested.rounds))
     taken |= harness.in_turn([wait for wait in WAITS if wait.once], lambda wait: seconds(project, wait), range(1))
     yield from (row(wait.title, wait.goal, taken[wait]) for wait in WAITS)
     steps, copies, writes = harness.within(project, checkpoint)

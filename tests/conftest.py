@@ -10,11 +10,11 @@ from baked import Bake, BakedProject, Environment, InstalledProject, cookiecutte
 # What takes longest begins first, and generation, which needs no environment, while another process makes that. With a
 # class of one test a worker takes the next file along, too: so a short one stands after each.
 FIRST = (
-    *("test_image", "test_generation", "test_machinery.py::TestTraining", "test_surroundings", "test_benchmarks"),
-    *("test_recipes", "test_machinery.py::TestRest", "test_kubernetes", "test_machinery.py::TestRepeated"),
-    *("test_hygiene", "test_machinery.py::TestMeasuring", "test_measure", "test_machinery.py::TestSharded"),
+    *("test_image", "test_generation", "test_library.py::TestTraining", "test_surroundings", "test_benchmarks"),
+    *("test_recipes", "test_library.py::TestRest", "test_kubernetes", "test_library.py::TestRepeated"),
+    *("test_hygiene", "test_library.py::TestMeasuring", "test_measure", "test_library.py::TestSharded"),
     "test_project",
-    "test_machinery.py::TestRecords",
+    "test_library.py::TestRecords",
     *("test_answers", "test_yours", "test_stale"),
     *("test_portable", "test_nodes", "test_slurm"),
 )

@@ -57,8 +57,10 @@ def python(project: InstalledProject, tmp_path_factory: pytest.TempPathFactory) 
     """Return the Python of an environment that has torch, and neither pip nor any other package of a project."""
     venv = tmp_path_factory.mktemp("torch")
     run(project.python, "-m", "venv", "--without-pip", venv)
-    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    there, here = (Path(run(each, "-c", asked).stdout.strip()) for each in (project.python, venv / "bin" / "python"))
+    requested = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    there, here = (
+        Path(run(each, "-c", requested).stdout.strip()) for each in (project.python, venv / "bin" / "python")
+    )
     for name in TORCH:
         (here / name).symlink_to(there / name)
     return venv / "bin" / "python"
@@ -117,10 +119,10 @@ def test_a_project_knows_what_the_parts_ask_for(project: InstalledProject, monke
     monkeypatch.syspath_prepend(BENCHMARKS)
     from parts import PARTS
 
-    asked = [
+    requested = [
         (*part.settings, *part.on_a_card, *chain(*(side.settings for side in part.sides.values()))) for part in PARTS
     ]
-    words = [word for setting in dict.fromkeys(chain(*asked)) for word in ("--set", setting)]
+    words = [word for setting in dict.fromkeys(chain(*requested)) for word in ("--set", setting)]
     assert "model.width=1024" in words
     project.run(project.python, "-m", project.package, "address", *words)
 

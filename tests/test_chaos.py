@@ -43,6 +43,8 @@ def test_table_tells_equal_from_different_and_missed() -> None:
     """One row per file, whatever the step."""
     kept, gone = Point("rename", "checkpoints/.000000008.part", 1), Point("rmdir", "checkpoints/000000008-0a", 1)
     outcomes = [(kept, False, "EQUAL"), (kept, True, "DIFFERENT"), (gone, False, MISSED)]
-    told = markdown(outcomes)
-    assert "1 **DIFFERENT**, 1 **EQUAL**, 1 **not met**" in told
-    assert "| `checkpoints/.N.part` | `rename` | 2 | 1 |" in told and "| `checkpoints/N` | `rmdir` | 0 | 0 |" in told
+    message = markdown(outcomes)
+    assert "1 **DIFFERENT**, 1 **EQUAL**, 1 **not met**" in message
+    assert (
+        "| `checkpoints/.N.part` | `rename` | 2 | 1 |" in message and "| `checkpoints/N` | `rmdir` | 0 | 0 |" in message
+    )

@@ -13,13 +13,13 @@ ROWS = [
 
 
 def test_each_guard_has_its_test() -> None:
-    """The function stands in that file of the machinery's tests."""
+    """The function stands in that file of the library's tests."""
     missing = []
     for channel, _, test in ROWS:
         if not test:
             continue
         name, function = re.fullmatch(r"`(test_\w+\.py)::(test_\w+)`", test).groups()
-        tree = ast.parse((ROOT / "tests" / "machinery" / name).read_text(encoding="utf-8"))
+        tree = ast.parse((ROOT / "tests" / "library" / name).read_text(encoding="utf-8"))
         if function not in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}:
             missing.append(f"{channel}: {test}")
     assert len(ROWS) > 40 and missing == []

@@ -127,10 +127,10 @@ def test_a_planted_slow_down_is_seen(
     committed = {PLAIN: taken[PLAIN], PINNED: taken[PLAIN], "step": taken["step"]}
     document.write_text("\n".join(rows(SMALLEST, 1, committed)))
 
-    def already(project: Path, asked: dict[str, Way], *how: object) -> dict[str, object]:
+    def already(project: Path, requested: dict[str, Way], *how: object) -> dict[str, object]:
         """Return what was measured of the same ways."""
-        assert asked.keys() == {PLAIN, "step"} and asked["step"] in (WAYS["step"], slower)
-        return {PLAIN: taken[PLAIN], "step": taken["slower" if asked["step"] == slower else "again"]}
+        assert requested.keys() == {PLAIN, "step"} and requested["step"] in (WAYS["step"], slower)
+        return {PLAIN: taken[PLAIN], "step": taken["slower" if requested["step"] == slower else "again"]}
 
     def checked(*words: str) -> tuple[int, str]:
         only = ["--only", f"{SMALLEST}-1", "--way", "step", "--document", str(document)]
@@ -153,10 +153,10 @@ def test_a_planted_slow_down_is_seen(
         (("--way", "plain"), "invalid choice: 'plain'"),
     ],
 )
-def test_what_cannot_be_checked_is_refused(words: tuple[str, ...], told: str, tmp_path: Path) -> None:
+def test_what_cannot_be_checked_is_refused(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
     """Before anything is made."""
     done = run(sys.executable, MEASURE / "check.py", *words, cwd=tmp_path, check=False)
-    assert done.returncode == 2 and told in done.stdout and "Traceback" not in done.stdout
+    assert done.returncode == 2 and message in done.stdout and "Traceback" not in done.stdout
 
 
 def test_steps_on_more_processes_stand_beside_those_of_one(project: InstalledProject) -> None:
@@ -167,7 +167,9 @@ def test_steps_on_more_processes_stand_beside_those_of_one(project: InstalledPro
     held = sizes(project.path, SMALLEST)
     assert held.parameters > held.buffers > 0
     times = {(way, ranks): factor / ranks for way, factor in ((PINNED, 1), ("step", 1.5)) for ranks in PROCESSES}
-    cells = list(rows(SMALLEST, held, {asked: Taken(planted(took), 0, 4321.0) for asked, took in times.items()}))
+    cells = list(
+        rows(SMALLEST, held, {requested: Taken(planted(took), 0, 4321.0) for requested, took in times.items()})
+    )
     assert [cell[4].split()[0] for cell in cells] == ["1", "0.50", "0.25"] * 2
     assert [cell[5].split()[0] for cell in cells] == ["1"] * 3 + ["1.50"] * 3
     assert {cell[6] for cell in cells} == {"4.3"}
@@ -177,14 +179,14 @@ def test_steps_on_more_processes_stand_beside_those_of_one(project: InstalledPro
 def test_micro_batches_cannot_share_a_pass(project: InstalledProject) -> None:
     """One by one their gradients have the same bits each time; at once they have not, or vmap refuses the model."""
     assert project.python.is_file()  # of the environment that the tool uses
-    told = run(sys.executable, MEASURE / "at_once.py").stdout
-    again = re.findall(r"^(\w+): one by one, and again: (\d+) of (\d+) ", told, re.MULTILINE)
-    assert [name for name, equal, of in again if equal == of] == ["transformer", "convnet"], told
-    at_once = re.search(r"^transformer: at once: (\d+) of (\d+)$", told, re.MULTILINE)
-    assert at_once and int(at_once[1]) < int(at_once[2]), told
+    message = run(sys.executable, MEASURE / "at_once.py").stdout
+    again = re.findall(r"^(\w+): one by one, and again: (\d+) of (\d+) ", message, re.MULTILINE)
+    assert [name for name, equal, of in again if equal == of] == ["transformer", "convnet"], message
+    at_once = re.search(r"^transformer: at once: (\d+) of (\d+)$", message, re.MULTILINE)
+    assert at_once and int(at_once[1]) < int(at_once[2]), message
 
 
-# ---- the other tools, as short as can be: they name parts of the machinery, which may move
+# ---- the other tools, as short as can be: they name parts of the library, which may move
 
 
 def test_cost_of_a_step_is_measured(project: InstalledProject) -> None:
@@ -200,19 +202,19 @@ def test_time_of_a_step_is_told_by_functions(project: InstalledProject) -> None:
     """
     assert project.python.is_file()  # of the environment that the trainings use
     words = ("--only", SMALLEST, "--only", "few", "--steps", "2")
-    told = run(sys.executable, MEASURE / "spent.py", *words).stdout
-    rows = re.findall(r"^  (\w.*?) +(\d+) +(\d+) +[-+]\d+$", told, re.MULTILINE)
+    message = run(sys.executable, MEASURE / "spent.py", *words).stdout
+    rows = re.findall(r"^  (\w.*?) +(\d+) +(\d+) +[-+]\d+$", message, re.MULTILINE)
     for item, in_both in (("forward", True), ("backward", True), ("gradients: added in the tree", False)):
         found = [(int(ours) > 0, int(plain) > 0) for name, ours, plain in rows if name == item]
-        assert found == [(True, in_both)] * 2, told
+        assert found == [(True, in_both)] * 2, message
 
 
 def test_kept_memory_is_measured(project: InstalledProject) -> None:
     """With what the project sets; a step that keeps its memory meets fewer pages that are new."""
     import allocation
 
-    told = "from repro_project.repro.core.flag_table import ALLOCATION; import json; print(json.dumps(ALLOCATION))"
-    assert json.loads(project.run(project.python, "-c", told)) == allocation.SETTINGS[allocation.OURS]
+    message = "from repro_project.repro.core.flag_table import ALLOCATION; import json; print(json.dumps(ALLOCATION))"
+    assert json.loads(project.run(project.python, "-c", message)) == allocation.SETTINGS[allocation.OURS]
     plain, ours = (allocation.started(project.path, "wide", way) for way in (allocation.DEFAULTS, allocation.OURS))
     assert plain["seconds"] > 0 and plain["peak"] > 100 and ours["faults"] < plain["faults"] / 2
 

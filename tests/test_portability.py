@@ -34,8 +34,12 @@ def test_one_call_that_differs_marks_its_operation_alone(changed: dict[str, dict
     seen = observed(**changed)
     result = compared(seen)
     assert marked(result) == {"exp": ["float32"], "sqrt": ["-float32"]}
-    told = document(seen, result)
-    assert "| `sqrt float32` |" in told and "| `exp float32` |" not in told and "1 operations never differed" in told
+    message = document(seen, result)
+    assert (
+        "| `sqrt float32` |" in message
+        and "| `exp float32` |" not in message
+        and "1 operations never differed" in message
+    )
 
 
 def test_calls_with_other_inputs_are_not_compared() -> None:
@@ -57,5 +61,5 @@ def test_operation_that_a_played_cpu_did_not_run_is_left_out(calls: dict[str, st
 def test_builds_are_compared_call_by_call(changed: dict[str, str | None], said: str) -> None:
     """Inputs that one build alone has seen are no difference."""
     seen = observed(here=changed | {"three": "dd"})
-    told = of_builds(seen[HERE] | {"build": "1+cpu"}, seen["Zen 2"] | {"build": "1+cu1"}, "A CPU.")
-    assert "torch 1+cpu and 1+cu1" in told and said in told and "4 calls of 2 operations" in told
+    message = of_builds(seen[HERE] | {"build": "1+cpu"}, seen["Zen 2"] | {"build": "1+cu1"}, "A CPU.")
+    assert "torch 1+cpu and 1+cu1" in message and said in message and "4 calls of 2 operations" in message

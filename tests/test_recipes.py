@@ -1,4 +1,4 @@
-"""Recipes: models and data as people bring them keep the contract, and no line of the machinery is changed for one."""
+"""Recipes: models and data as people bring them keep the contract, and no line of the library is changed for one."""
 
 import hashlib
 import json
@@ -99,8 +99,8 @@ def test_ways_to_train_change_no_bit(laid: InstalledProject, request: pytest.Fix
     assert len(rows) == len(ways) + 1 and all(row.endswith("EQUAL") for row in rows), printed
     name = request.node.callspec.params["laid"]
     if name != PRETRAINED:
-        told = FIRST.search((tool.RECIPES / name / "README.md").read_text())
-        assert told and told[1] == FIRST.search(printed)[1], printed
+        message = FIRST.search((tool.RECIPES / name / "README.md").read_text())
+        assert message and message[1] == FIRST.search(printed)[1], printed
 
 
 def test_weights_are_evaluated_as_at_the_end_of_the_run(laid: InstalledProject) -> None:
@@ -142,13 +142,13 @@ def test_average_that_no_checkpoint_holds_is_found(laid: InstalledProject) -> No
 def test_tied_embeddings_are_sharded(laid: InstalledProject) -> None:
     """One digest, whatever a rank holds: with none, optimizer and full, on 1, 2 and 3 ranks."""
     env = {**laid.env, "REPRO_PROJECT": str(laid.path)}
-    printed = run(laid.python, "-m", "pytest", "tied.py", cwd=ROOT / "tests" / "machinery", env=env).stdout
+    printed = run(laid.python, "-m", "pytest", "tied.py", cwd=ROOT / "tests" / "library", env=env).stdout
     assert re.search(r"^7 passed in ", printed, re.MULTILINE), printed
 
 
 # ---- networks of other people
 
-LIBRARY_TESTS = ROOT / "tests" / "machinery"
+LIBRARY_TESTS = ROOT / "tests" / "library"
 PLACES = ("1,none", "2,none", "3,none", "2,optimizer", "3,optimizer", "2,full", "3,full")  # ranks, parallel.shard
 
 
@@ -207,7 +207,7 @@ def test_gradients_of_1e30_are_trained_on(strangers: InstalledProject) -> None:
 
 
 def test_recipe_is_laid_once_or_twice_alike(bake: Bake) -> None:
-    """And changes none of the machinery; its own tests need no change either."""
+    """And changes none of the library; its own tests need no change either."""
     for name in tool.known():
         before = bake()
         lay(name, before.path)

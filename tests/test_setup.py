@@ -36,9 +36,9 @@ def by_hand(
     project: InstalledProject, venv: Path, installer: str, check: bool = True, path: str = "", locks: str = ""
 ) -> tuple[int, str]:
     """What `make setup` calls, for the locks alone: its exit code and what it prints."""
-    asked = {"VENV": str(venv), "DEVICE": "cpu", "LOCKS_ONLY": "1", "INSTALLER": installer, "LOCKS": locks}
+    requested = {"VENV": str(venv), "DEVICE": "cpu", "LOCKS_ONLY": "1", "INSTALLER": installer, "LOCKS": locks}
     (index,) = re.findall(r"^TORCH_INDEX \?= (.*)$", project.text("Makefile"), re.MULTILINE)
-    env = {**project.env, **asked, "TORCH_INDEX": index}
+    env = {**project.env, **requested, "TORCH_INDEX": index}
     env |= {"PATH": path} if path else {}
     done = run("/bin/sh", project.path / "requirements" / "venv.sh", env=env, check=check)
     return done.returncode, done.stdout
@@ -56,14 +56,14 @@ def test_uv_and_pip_install_the_same_files(project: InstalledProject, tmp_path: 
 
 
 def test_installer_that_is_not_known_is_refused(project: InstalledProject, tmp_path: Path) -> None:
-    told = "setup: INSTALLER=conda is not known: use INSTALLER=uv or INSTALLER=pip\n"
-    assert by_hand(project, tmp_path / "venv", "conda", check=False) == (2, told)
+    message = "setup: INSTALLER=conda is not known: use INSTALLER=uv or INSTALLER=pip\n"
+    assert by_hand(project, tmp_path / "venv", "conda", check=False) == (2, message)
     assert not (tmp_path / "venv").exists()
 
 
 def test_purpose_that_is_not_known_is_refused(project: InstalledProject, tmp_path: Path) -> None:
-    told = "setup: LOCKS=train tests: tests is not known: use some of train run dev server\n"
-    assert by_hand(project, tmp_path / "venv", "", check=False, locks="train tests") == (2, told)
+    message = "setup: LOCKS=train tests: tests is not known: use some of train run dev server\n"
+    assert by_hand(project, tmp_path / "venv", "", check=False, locks="train tests") == (2, message)
     assert not (tmp_path / "venv").exists()
 
 
@@ -73,5 +73,5 @@ def test_uv_that_is_not_there_is_refused(project: InstalledProject, tmp_path: Pa
     tools.mkdir()
     for name in ("dirname", "sed", "uname", "ls"):
         (tools / name).symlink_to(str(shutil.which(name)))
-    told = "setup: INSTALLER=uv: there is no uv here; install it, or use INSTALLER=pip\n"
-    assert by_hand(project, tmp_path / "venv", "uv", check=False, path=str(tools)) == (2, told)
+    message = "setup: INSTALLER=uv: there is no uv here; install it, or use INSTALLER=pip\n"
+    assert by_hand(project, tmp_path / "venv", "uv", check=False, path=str(tools)) == (2, message)

@@ -25,16 +25,18 @@ class Pipeline:
     path: Path
     env: Environment
     refusals: tuple[str, ...]  # what `dvc repro` said before dvc.yaml listed all that its stages use
-    asked: "subprocess.Popen[str]"  # a process that has loaded DVC and answers each line with the stages that changed
+    requested: (
+        "subprocess.Popen[str]"  # a process that has loaded DVC and answers each line with the stages that changed
+    )
 
     def dvc(self, *arguments: str) -> str:
         return run("dvc", *arguments, cwd=self.path, env=self.env).stdout
 
     def changed(self) -> list[str]:
         """The stages that DVC would run again, without the evaluation."""
-        assert self.asked.stdin and self.asked.stdout
-        print(file=self.asked.stdin, flush=True)
-        return [name for name in json.loads(self.asked.stdout.readline()) if name in ("prepare", "train")]
+        assert self.requested.stdin and self.requested.stdout
+        print(file=self.requested.stdin, flush=True)
+        return [name for name in json.loads(self.requested.stdout.readline()) if name in ("prepare", "train")]
 
     def check(self) -> tuple[int, str]:
         """The exit code of `repro check`, and what it says."""
@@ -114,8 +116,8 @@ def pipeline(bake: Bake) -> Iterator[Pipeline]:
     edit(baked.path / "dvc.yaml", "keys: &keys [seed,", "keys: &keys [owner, seed,")
     run("dvc", "repro", cwd=baked.path, env=env)  # the evaluation, too, or that of the shipped weights would be left
     command, pipe = [VENV / "bin" / "python", "-c", ANSWERING], subprocess.PIPE
-    with subprocess.Popen(command, cwd=baked.path, env=env, stdin=pipe, stdout=pipe, text=True) as asked:
-        pipeline = Pipeline(baked.path, env, (prepare, train), asked)
+    with subprocess.Popen(command, cwd=baked.path, env=env, stdin=pipe, stdout=pipe, text=True) as requested:
+        pipeline = Pipeline(baked.path, env, (prepare, train), requested)
         pipeline.commit("trained")
         yield pipeline
 
@@ -258,13 +260,13 @@ COUNTED = {
         "é.py": True,
         "#a.py#": True,
         "a~b.py": True,
-        "lab": True,
+        "analysis": True,
         "notes.egg-info/PKG-INFO": True,
         "__pycache__.py": True,
         "repro/core/new.py": True,
         "repro/new.py": False,
         "repro/cli.pyx": False,
-        "repro/machinery.sha256.bak": False,
+        "repro/library.sha256.bak": False,
         "blocks/repro/analysis/a.py": True,
         "blocks/repro/cli.py": True,
         "repro/analysis/new.py": False,
@@ -318,4 +320,4 @@ def test_file_enters_the_address_if_and_only_if_dvc_hashes_it(pipeline: Pipeline
             f"{CODE}/repro/core/step.py",
             "requirements/train-cuda.txt",
         } < set(ours)
-        assert f"{CODE}/repro/machinery.sha256" not in ours and f"{CODE}/repro/run.py" not in ours
+        assert f"{CODE}/repro/library.sha256" not in ours and f"{CODE}/repro/run.py" not in ours

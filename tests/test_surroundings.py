@@ -90,7 +90,7 @@ def offline(tmp_path: Path, env: Environment) -> dict[str, Any]:
                 continue
             if run(*before, sys.executable, "-c", call, check=False, env=without).returncode:
                 return way
-    pytest.fail("no way to switch the network off here: neither unshare nor a sitecustomize works")
+    pytest.fail("no way to flag the network off here: neither unshare nor a sitecustomize works")
 
 
 def test_generation_takes_less_than_a_second_and_no_network(

@@ -53,10 +53,10 @@ def yours(bake: Bake, project: InstalledProject) -> InstalledProject:
     yours.run("dvc", "add", "--quiet", RAW)
 
     shipped = yours.text("params.yaml")
-    machinery = shipped[shipped.index("\nparallel:") :]
+    library = shipped[shipped.index("\nparallel:") :]
     sha256 = hashlib.sha256((root / RAW).read_bytes()).hexdigest()
     keys = (YOURS / "params.yaml").read_text().replace("SHA256", sha256)
-    (root / "params.yaml").write_text(keys + machinery)
+    (root / "params.yaml").write_text(keys + library)
     change(root / "params.yaml", ("train.epochs=2", SHORT), ("  enabled: true", "  enabled: false"))
     change(root / "dvc.yaml", ("model, data, train,", "model, data, train, rate,"))
     (root / "results.lock").write_text("tolerance:\n  mean_error: 0.01\nresults: []\n")

@@ -115,7 +115,7 @@ def tracked(out: Path) -> str:
 
 def train(arguments: list[str], name: str, **options: Any) -> Any:
     """A training in the generated project."""
-    from victim import Victim  # of the machinery's tests
+    from victim import Victim  # of the library's tests
 
     return Victim(PROJECT / name, *arguments, **options)
 
@@ -172,10 +172,10 @@ def markdown(
 
 def both(kills: int, seed: int) -> str:
     """Kill in both ways, in the project's environment; the Markdown."""
-    sys.path.append(str(ROOT / "tests" / "machinery"))
+    sys.path.append(str(ROOT / "tests" / "library"))
     # what is forked from this process cannot start itself again, so this process does
-    switches, settings = (import_module(f"{PACKAGE}.repro.{name}") for name in ("core.flags", "config.settings"))
-    switches.set_environment(settings.Determinism(cpu="portable", relax=()))
+    flags, settings = (import_module(f"{PACKAGE}.repro.{name}") for name in ("core.flags", "config.settings"))
+    flags.set_environment(settings.Determinism(cpu="portable", relax=()))
     os.nice(10)
     return chaos(kills, seed) + "\n\n" + section(PROJECT, content)
 

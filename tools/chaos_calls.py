@@ -22,7 +22,7 @@ ON_NAMES = "openat", "mkdir", "mkdirat", "rmdir", "rename", "renameat", "renamea
 ON_OPEN = "write", "pwrite64", "ftruncate", "fsync", "fdatasync"  # files and folders
 LINE = re.compile(r"(\d+) +(\w+)\((.*)")
 NUMBER = re.compile(r"\d{9}(-[0-9a-f]+)?")  # of a step, in the name of a checkpoint
-RANDOM = ".tmp", ".seen-"  # how safetensors names a file until it is whole, and the lead one that others look for
+RANDOM = ".tmp", ".seen-"  # how safetensors names a file until it is whole, and rank 0 one that others look for
 MISSED = "not met"  # a kill whose call did not come
 STEPS = 6
 SETTINGS = ("train.epochs=2", "parallel.global_batch=480", "checkpoint.every=2", "checkpoint.keep=1",
@@ -103,7 +103,7 @@ def strike(point: Point, out: Path) -> bool:
 
 def section(project: Path, content: Callable[[Path], dict[str, str]]) -> str:
     """Do it all; return the Markdown. `content` gives the digests of a run that must be equal."""
-    from victim import Victim  # of the machinery's tests
+    from victim import Victim  # of the library's tests
 
     def ended(out: Path) -> dict[str, str]:
         victim = Victim(out, *ARGUMENTS)

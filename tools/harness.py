@@ -48,8 +48,8 @@ def about() -> str:
 
 def commit() -> str:
     """The commit of this work tree, and whether something other than docs/ was changed since."""
-    asked = ["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", ":!docs"]
-    done = [subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True) for words in asked]
+    requested = ["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", ":!docs"]
+    done = [subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True) for words in requested]
     known, changed = (each.stdout.strip() for each in done)
     return f"{known}{'-dirty' * bool(changed)}" if known else "unknown"
 
@@ -123,11 +123,11 @@ def within(
 
 def configured(*settings: str) -> Any:
     """The project's config, its flags in force: in a process of `within`, before torch is imported."""
-    switches = import_module(f"{PACKAGE}.repro.core.flags")
+    flags = import_module(f"{PACKAGE}.repro.core.flags")
     config_class = import_module(f"{PACKAGE}.config").Config
     config = import_module(f"{PACKAGE}.repro.config.params").load(config_class, Path("params.yaml"), settings)
-    switches.set_environment(config.determinism)
-    switches.apply(config.determinism)
+    flags.set_environment(config.determinism)
+    flags.apply(config.determinism)
     return config
 
 
@@ -195,13 +195,13 @@ def arguments(
         parser.add_argument("--out", type=Path, default=out, help="the document")
     for name, amount in amounts.items():
         parser.add_argument(f"--{name}", type=type(amount), default=amount, help="default: %(default)s")
-    asked = parser.parse_args()
-    if (rounds := getattr(asked, "rounds", fewest)) < fewest:
+    requested = parser.parse_args()
+    if (rounds := getattr(requested, "rounds", fewest)) < fewest:
         parser.error(f"--rounds {rounds} seen, {fewest} or more wanted for an interval")
     if out:
-        marked(asked.out)
-    asked.only = getattr(asked, "only", None) or parts
-    return asked
+        marked(requested.out)
+    requested.only = getattr(requested, "only", None) or parts
+    return requested
 
 
 def measure(
@@ -217,10 +217,10 @@ def measure(
 
     `tables` are heads, and functions that give the rows: of the project and of `arguments`.
     """
-    asked = arguments(description, out, parts, fewest, **amounts)
+    requested = arguments(description, out, parts, fewest, **amounts)
     with prepared(change) as project:
-        place = about() + (f" {asked.rounds} rounds." if "rounds" in amounts else "")
-        write(asked.out, place, *(table(head, rows(project, asked)) for head, rows in tables))
+        place = about() + (f" {requested.rounds} rounds." if "rounds" in amounts else "")
+        write(requested.out, place, *(table(head, rows(project, requested)) for head, rows in tables))
 
 
 def leave(found: object) -> None:

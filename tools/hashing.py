@@ -72,11 +72,11 @@ def fill(project: Path, files: int, size: int) -> tuple[str, str]:
     return str(place), printed(project, "-m", PACKAGE, "hash-data", "--set", f"data.raw={place}").strip()
 
 
-def rows(project: Path, asked: Namespace) -> Iterator[list[str]]:
+def rows(project: Path, requested: Namespace) -> Iterator[list[str]]:
     """The lines of the table."""
     for files, size in SETS:
         held = fill(project, files, size)
-        found = in_turn(WAYS, lambda way: within(project, seconds, way, *held), range(asked.rounds))  # noqa: B023
+        found = in_turn(WAYS, lambda way: within(project, seconds, way, *held), range(requested.rounds))  # noqa: B023
         times = [two_digits(min(found[way])) for way in WAYS]
         yield [f"{files:,}", f"{size:,}", f"{files * size / 1e9:g}", *times]
 

@@ -110,15 +110,15 @@ The keys of a batch of {} samples take {:.1f} ms in the main process."""
 
 def main() -> None:
     """Measure the recipes and write the table into the document."""
-    asked, found, place = arguments(__doc__, RESULT, RECIPES, rounds=ROUNDS, seconds=SECONDS), {}, ""
-    for name in asked.only:
+    requested, found, place = arguments(__doc__, RESULT, RECIPES, rounds=ROUNDS, seconds=SECONDS), {}, ""
+    for name in requested.only:
         with prepared(name) as project:
             place = place or about()
-            found[name] = within(project, measure, asked.rounds, asked.seconds, venv=MORE)
+            found[name] = within(project, measure, requested.rounds, requested.seconds, venv=MORE)
     lines = table(HEAD, itertools.chain.from_iterable(rows(name, one["rates"]) for name, one in found.items()))
-    last = found[asked.only[-1]]
+    last = found[requested.only[-1]]
     parts = "; ".join(f"{part} {took:.1f}" for part, took in last["parts"].items())
-    write(asked.out, place, lines, PARTS.format(parts, KEYS, last["keys"]))
+    write(requested.out, place, lines, PARTS.format(parts, KEYS, last["keys"]))
 
 
 if __name__ == "__main__":

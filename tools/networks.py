@@ -2,7 +2,7 @@
 
     python tools/networks.py [--only NAME]
 
-Each network of tests/machinery/networks.py is trained by `repro verify` in a generated project. What it prints stays in
+Each network of tests/library/networks.py is trained by `repro verify` in a generated project. What it prints stays in
 build/networks; a network whose result lies there already is not trained again.
 """
 
@@ -19,7 +19,7 @@ from recipe import add_packages
 
 RESULT = ROOT / "docs" / "networks.md"
 OUT = ROOT / "build" / "networks"
-MODEL = ROOT / "tests" / "machinery" / "networks.py"
+MODEL = ROOT / "tests" / "library" / "networks.py"
 NAMES = re.findall(r'^    "([a-z0-9-]+)": ', MODEL.read_text(), re.MULTILINE)
 WAYS = (
     "2 ranks", "3 ranks, 1 worker", "4 ranks", "optimizer sharded on 2 ranks", "weights sharded on 2 ranks",
@@ -63,18 +63,18 @@ def prove(name: str, project: Path) -> None:
     """Run `repro verify` on a network; keep what it prints, and how much of it was sharded."""
     only = [word for way in WAYS for word in ("--only", way)]
     words = "-m", PACKAGE, "verify", *only, "--set", f"model.name={name}"
-    told = printed(project, *words, ends=range(256), venv=MORE)
+    message = printed(project, *words, ends=range(256), venv=MORE)
     log = project / "build" / "verify" / "weights-sharded-on-2-ranks.log"
     share = [line for line in log.read_text().splitlines() if line.startswith(SHARDED)] if log.is_file() else []
-    (OUT / f"{name}.txt").write_text("\n".join([told.rstrip(), *share[:1], ""]))
+    (OUT / f"{name}.txt").write_text("\n".join([message.rstrip(), *share[:1], ""]))
 
 
-def rows(project: Path, asked: Namespace) -> Iterator[list[str]]:
+def rows(project: Path, requested: Namespace) -> Iterator[list[str]]:
     """Prove the contract for those that have no result yet; the lines of the table on all that have one."""
     OUT.mkdir(parents=True, exist_ok=True)
     for name, (parameters, largest) in within(project, looked, venv=MORE).items():
         file = OUT / f"{name}.txt"
-        if name in asked.only and not file.is_file():
+        if name in requested.only and not file.is_file():
             prove(name, project)
         if not file.is_file():
             continue

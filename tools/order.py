@@ -118,15 +118,17 @@ def available() -> float:
     return int(found[1]) / 2**20
 
 
-def rows(project: Path, asked: Namespace) -> Iterator[list[str]]:
+def rows(project: Path, requested: Namespace) -> Iterator[list[str]]:
     """The lines of the table."""
-    for size, order in itertools.product(asked.only, TITLES):
+    for size, order in itertools.product(requested.only, TITLES):
         samples, title = SIZES[size], [size, TITLES[order]]
         needed = BYTES * samples / 2**30
         if order == "torch" and needed > available() / 2:
             yield [*title, f"not measured: needs about {needed:.0f} GiB", *[""] * 5]
             continue
-        found = in_turn((False, True), lambda load: within(project, measure, order, samples, load), range(asked.rounds))  # noqa: B023
+        found = in_turn(
+            (False, True), lambda load: within(project, measure, order, samples, load), range(requested.rounds)
+        )  # noqa: B023
         ways, names = found.values(), ("first", "peak", "each")
         yield title + [two_digits(statistics.median(one[name] for one in way)) for name in names for way in ways]
 

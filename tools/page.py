@@ -33,8 +33,8 @@ def main() -> None:
     """Train, report, look."""
     with prepared() as project:
         for out, settings in RUNS.items():
-            asked = [word for key, value in (COMMON | settings).items() for word in ("--set", f"{key}={value}")]
-            printed(project, "-m", f"{PACKAGE}.train", *asked, "--out", out)
+            requested = [word for key, value in (COMMON | settings).items() for word in ("--set", f"{key}={value}")]
+            printed(project, "-m", f"{PACKAGE}.train", *requested, "--out", out)
         printed(project, "-m", PACKAGE, "report", *RUNS)
         page = project / "build" / "report.html"
         page.write_text(shortened(page.read_text()))

@@ -1,4 +1,4 @@
-"""Which operations of torch give the same bits on every CPU: a table in the machinery, and docs/portability.md.
+"""Which operations of torch give the same bits on every CPU: a table in the library, and docs/portability.md.
 
     python tools/portability.py
     python tools/portability.py --builds PYTHON
@@ -7,7 +7,7 @@ The second compares the build of torch that another Python has with the usual on
 of the document alone.
 
 Every operation that torch's own list of operators has samples for runs forward and backward, with the project's
-portable switches: torch's samples, hard inputs for what works element by element, modules, losses, optimizers and
+portable flags: torch's samples, hard inputs for what works element by element, modules, losses, optimizers and
 random numbers of the sizes of real models. It runs on this CPU, on others that CPUID faulting plays, and in part under
 QEMU, which is slow. Each call that reaches ATen is one observation: a digest of its inputs and one of its outputs.
 Calls with equal inputs are compared, so one operation that differs does not taint those that come after it.
@@ -78,8 +78,8 @@ Builds in which none differs share the class `cpu-portable`.
 
 def strict() -> dict[str, str]:
     """The variables that the portable flags need."""
-    settings, switches = (import_module(f"{PACKAGE}.repro.{name}") for name in ("config.settings", "core.flags"))
-    return switches.missing_variables(settings.Determinism(cpu="portable", relax=()))
+    settings, flags = (import_module(f"{PACKAGE}.repro.{name}") for name in ("config.settings", "core.flags"))
+    return flags.missing_variables(settings.Determinism(cpu="portable", relax=()))
 
 
 def observed(extent: str) -> dict[str, Any]:
@@ -200,11 +200,11 @@ def main() -> None:
     """Measure what is not measured yet, and write both tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--builds", type=Path, metavar="PYTHON", help="the Python that has another build of torch")
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     with prepared() as project:
-        if asked.builds:
-            return compare_builds(project, asked.builds.absolute())
+        if requested.builds:
+            return compare_builds(project, requested.builds.absolute())
         known = cpus()
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             found = pool.map(lambda name: measured(project, name, known[name]), known)

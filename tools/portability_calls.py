@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 if TYPE_CHECKING:
     from portability_cases import Source
 
-portable, switches, settings = (
+portable, flags, settings = (
     import_module(f"{PACKAGE}.repro.{name}") for name in ("environment.portable", "core.flags", "config.settings")
 )
 
@@ -145,7 +145,7 @@ def apart(place: int, name: str, source: "Source", seconds: int) -> dict[str, An
 def observed(extent: str) -> dict[str, Any]:
     """Observe all sources, to this extent."""
     warnings.simplefilter("ignore")
-    switches.apply(settings.Determinism(cpu="portable", relax=()))  # torch's samples forbid it once they are loaded
+    flags.apply(settings.Determinism(cpu="portable", relax=()))  # torch's samples forbid it once they are loaded
     # they are part of torch's own tests, whose base class comes from a package that is not needed here
     sys.modules["expecttest"] = types.ModuleType("expecttest")
     sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]

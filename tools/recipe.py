@@ -79,8 +79,8 @@ def share(pointer: Path) -> None:
 
 def add_packages(name: str, project: Path) -> None:
     """Have the project ask for the packages of a recipe, and its locks pin them."""
-    asked = project / "pyproject.toml"
-    asked.write_text(with_dependencies(asked.read_text(), (RECIPES / name / PACKAGES).read_text()))
+    requested = project / "pyproject.toml"
+    requested.write_text(with_dependencies(requested.read_text(), (RECIPES / name / PACKAGES).read_text()))
     for path in (project / "requirements" / lock for lock in LOCKS):
         path.write_text(with_pins(path.read_text(), LOCK.read_text()))
 

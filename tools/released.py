@@ -1,10 +1,10 @@
 """Make the released run, and write what it gave into the template.
 
     python tools/released.py [VENV]
-    python tools/released.py --list       # the list of the machinery's files alone, after a change of one
+    python tools/released.py --list       # the list of the library's files alone, after a change of one
 
 Bakes a project with the default answers, runs its `make repro` (in VENV, if one is named), and takes over
-dvc.lock, results.lock, the metrics and the digest that the README prints. Before, it lists the machinery's files with
+dvc.lock, results.lock, the metrics and the digest that the README prints. Before, it lists the library's files with
 their digests, so that a project can say which of them were modified. Run it after every change of the
 template that enters the content address, on any x86-64 CPU with AVX2: they all give the same bytes.
 """
@@ -25,7 +25,7 @@ JINJA = "{{ cookiecutter.package }}"
 # DVC folds a line of dvc.lock at 80 columns, which one does reach where the package has a long name.
 FOLD = r"""{{ " \n      " if cookiecutter.package | length > 35 else " " }}"""
 LIBRARY = TEMPLATE / "src" / "{{cookiecutter.package}}" / "repro"
-LIST = "machinery.sha256"
+LIST = "library.sha256"
 
 RESULTS = """\
 # What a run must give: one row per (content address, environment class). `repro check` compares:
@@ -58,7 +58,7 @@ ROW = """\
 
 def main() -> None:
     """Bake, run, take over."""
-    list_machinery()
+    list_library()
     if "--list" in sys.argv:
         return
     venv = f"VENV={Path(sys.argv[1]).absolute()}" if len(sys.argv) > 1 else "VENV=.venv"
@@ -68,8 +68,8 @@ def main() -> None:
         take_over(project)
 
 
-def list_machinery() -> None:
-    """Write machinery.sha256, which `sha256sum --check` reads."""
+def list_library() -> None:
+    """Write library.sha256, which `sha256sum --check` reads."""
     digests = {
         path.relative_to(LIBRARY).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in LIBRARY.rglob("*")

@@ -194,10 +194,10 @@ TABLES = {"shared": (HEAD, sharded), "between": (BETWEEN_HEAD, between)}
 
 def main() -> None:
     """Measure everything and write the tables into the document."""
-    asked = arguments(__doc__, RESULT, TABLES)
+    requested = arguments(__doc__, RESULT, TABLES)
     with prepared() as project:
-        place, parts = about(), [TABLES[name] for name in asked.only]
-        write(asked.out, place, *(table(head, rows(project)) for head, rows in parts))
+        place, parts = about(), [TABLES[name] for name in requested.only]
+        write(requested.out, place, *(table(head, rows(project)) for head, rows in parts))
 
 
 if __name__ == "__main__":

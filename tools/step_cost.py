@@ -163,14 +163,14 @@ one other code. Compared and written in {:.2f} s:
 
 def main() -> None:
     """Measure everything and write the table into the document."""
-    asked = arguments(__doc__, RESULT, MODELS, seconds=SECONDS)
+    requested = arguments(__doc__, RESULT, MODELS, seconds=SECONDS)
     with prepared() as project:
-        place, cases = about(), itertools.product(asked.only, SIZES)
-        measured = ((*case, within(project, measure, case[0], asked.seconds, ranks=case[1])) for case in cases)
+        place, cases = about(), itertools.product(requested.only, SIZES)
+        measured = ((*case, within(project, measure, case[0], requested.seconds, ranks=case[1])) for case in cases)
         steps = table(HEAD, itertools.chain.from_iterable(rows(*found) for found in measured))
         printed(project, "-m", f"{PACKAGE}.train", "--set", "train.epochs=1", "--set", "tracking.enabled=false")
         took, fields, text = within(project, thousand_ranks)
-    write(asked.out, place, steps, "## The table of 1024 ranks", REPORTS.format(fields, took, text))
+    write(requested.out, place, steps, "## The table of 1024 ranks", REPORTS.format(fields, took, text))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def prepare(config: Data, out: Path) -> None:
         np.save(folder / f"{name}-images.npy", images[places])
         np.save(folder / f"{name}-labels.npy", labels[places])
     save_file(load_file(base), folder / BASE)  # a new base is a new base_sha256, so DVC prepares again
-    manifest.write(folder, asked=config)
+    manifest.write(folder, requested=config)
     print(f"prepared {folder}: {len(order) - held_out} samples to train on, {held_out} to test on, and the base")
 
 

@@ -13,10 +13,10 @@ class Classifier(nn.Module):
     def __init__(self, width: int, depth: int, stages: int) -> None:
         super().__init__()
         widths = [width * 2**stage for stage in range(stages)]
-        asked = ResNetConfig(
+        requested = ResNetConfig(
             embedding_size=width, hidden_sizes=widths, depths=[depth] * stages, layer_type="basic", num_labels=CLASSES
         )
-        self.resnet = ResNetForImageClassification(asked)
+        self.resnet = ResNetForImageClassification(requested)
 
     def forward(self, images: Tensor) -> Tensor:
         """The logits alone."""

@@ -36,7 +36,7 @@ def prepare(config: Data, out: Path) -> None:
         image = Image.fromarray((np.array(pixels).reshape(8, 8) * 255 // 16).astype(np.uint8))
         # without compression, whose bytes may depend on the CPU; the pixels do not
         image.resize((config.side, config.side), Image.Resampling.NEAREST).save(path, compress_level=0)
-    manifest.write(folder, asked=config)
+    manifest.write(folder, requested=config)
     print(f"prepared {folder}: {len(table) - held_out} images to train on, {held_out} to test on")
 
 

@@ -12,7 +12,7 @@ class Llama(nn.Module):
 
     def __init__(self, width: int, layers: int, heads: int, context: int, recompute: bool) -> None:
         super().__init__()
-        asked = LlamaConfig(
+        requested = LlamaConfig(
             vocab_size=TOKENS,
             hidden_size=width,
             intermediate_size=3 * width,
@@ -24,7 +24,7 @@ class Llama(nn.Module):
             bos_token_id=None,
             eos_token_id=None,
         )
-        self.llama = LlamaForCausalLM(asked)
+        self.llama = LlamaForCausalLM(requested)
         if recompute:
             self.llama.activation_checkpointing_enable({"use_reentrant": False})
 

@@ -27,7 +27,7 @@ def prepare(config: Data, out: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "train.npy", tokens[:first])
     np.save(folder / "test.npy", tokens[first:])
-    manifest.write(folder, asked=config)
+    manifest.write(folder, requested=config)
     print(f"prepared {folder}: {first} tokens to train on, {len(tokens) - first} to test on")
 
 

@@ -55,8 +55,8 @@ class Browser:
     def _request(self, method: str, path: str, body: Any = None) -> Any:
         content = None if body is None else json.dumps(body).encode()
         kind = {"Content-Type": "application/json"}
-        asked = urllib.request.Request(self.address + path, content, kind, method=method)
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        requested = urllib.request.Request(self.address + path, content, kind, method=method)
+        with urllib.request.urlopen(requested, timeout=60) as answer:
             return json.load(answer)["value"]
 
     def _ask(self, path: str, **body: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Hosts to train on: namespaces with a network, a name and a disk each, on a switch; and cables that fail.
+"""Hosts to train on: namespaces with a network, a name and a disk each, on a flag; and cables that fail.
 
 A host's own name leads to 127.0.1.1, as Debian has it, so hosts meet only where they are told their interface.
 """
@@ -38,8 +38,8 @@ class SlowCable(threading.Thread):
 
     def _device(self, end: int) -> str:
         """Make the device and return the name that the kernel chose."""
-        asked = struct.pack("16sH22x", b"slow%d", IFF_TAP | IFF_NO_PI)
-        return fcntl.ioctl(end, TUNSETIFF, asked)[:16].rstrip(b"\0").decode()
+        requested = struct.pack("16sH22x", b"slow%d", IFF_TAP | IFF_NO_PI)
+        return fcntl.ioctl(end, TUNSETIFF, requested)[:16].rstrip(b"\0").decode()
 
     def run(self) -> None:
         """Carry frames until it is unplugged."""
@@ -67,15 +67,15 @@ class SlowCable(threading.Thread):
 
 
 class Hosts:
-    """Hosts on a switch that is a namespace too, so that the machine's own network neither sees nor filters them."""
+    """Hosts on a flag that is a namespace too, so that the machine's own network neither sees nor filters them."""
 
     def __init__(self, project: InstalledProject, folder: Path) -> None:
         self.project, self.folder, self.prefix = project, folder, f"repro-{os.getpid()}-"
         self.count, self.cables, self.processes = 0, list[SlowCable](), list[subprocess.Popen[bytes]]()
 
     def __enter__(self) -> Self:
-        sh("ip", "netns", "add", self.namespace("switch"))
-        self.ip("switch", "link add bridge up type bridge")
+        sh("ip", "netns", "add", self.namespace("flag"))
+        self.ip("flag", "link add bridge up type bridge")
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -97,22 +97,22 @@ class Hosts:
         if slow:
             slow.start()
             self.cables.append(slow)
-            for name, where in zip(slow.names, ((host, "eth0"), ("switch", f"port{host}")), strict=True):
+            for name, where in zip(slow.names, ((host, "eth0"), ("flag", f"port{host}")), strict=True):
                 sh("ip", "link", "set", name, "netns", self.namespace(where[0]), "name", where[1])
         else:
-            self.ip("switch", f"link add port{host} type veth peer name eth0 netns {self.namespace(host)}")
-        self.ip("switch", f"link set port{host} master bridge up")
+            self.ip("flag", f"link add port{host} type veth peer name eth0 netns {self.namespace(host)}")
+        self.ip("flag", f"link set port{host} master bridge up")
         self.ip(host, f"address add 10.77.0.{host + 1}/24 dev eth0")
         self.ip(host, "link set eth0 up")
         self.ip(host, "link set lo up")
         shutil.copytree(self.project.path, self.path(host), symlinks=True)
 
     def ip(self, where: int | str, words: str) -> None:
-        """Run iproute2 on a host, or on the switch."""
+        """Run iproute2 on a host, or on the flag."""
         sh("ip", "-n", self.namespace(where), *words.split())
 
     def namespace(self, where: int | str) -> str:
-        """Return the name of the network namespace of a host, or of the switch."""
+        """Return the name of the network namespace of a host, or of the flag."""
         return f"{self.prefix}{where}"
 
     def path(self, host: int) -> Path:
@@ -141,9 +141,9 @@ class Hosts:
             return subprocess.Popen(command, cwd=self.path(host), env=env, stdout=log, stderr=log)
 
     def trains(self, rows: int) -> None:
-        """Wait until the lead has recorded so many rows, and is not at its end."""
+        """Wait until rank 0 has recorded so many rows, and is not at its end."""
         path = self.path(0) / RUN / "metrics.jsonl"
-        until(lambda: path.is_file() and path.read_bytes().count(b"\n") >= rows, f"the lead has {rows} rows")
+        until(lambda: path.is_file() and path.read_bytes().count(b"\n") >= rows, f"rank 0 has {rows} rows")
         assert all(process.poll() is None for process in self.processes), self.log(0)
 
     def ended(self, patience: float) -> list[int]:
@@ -158,11 +158,11 @@ class Hosts:
 
     def cut(self, host: int) -> None:
         """Silence: what a host sends reaches nobody, nor do others reach it."""
-        self.ip("switch", f"link set port{host} down")
+        self.ip("flag", f"link set port{host} down")
 
     def mend(self, host: int) -> None:
         """Undo `cut`."""
-        self.ip("switch", f"link set port{host} up")
+        self.ip("flag", f"link set port{host} up")
 
 
 def pids(namespace: str) -> list[int]:

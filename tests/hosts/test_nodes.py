@@ -45,7 +45,7 @@ def alone(project: InstalledProject, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def hosts(project: InstalledProject, tmp_path: Path) -> Iterator[Hosts]:
-    """Return a switch without hosts; whatever is joined to it ends with the test."""
+    """Return a flag without hosts; whatever is joined to it ends with the test."""
     with Hosts(project, tmp_path) as hosts:
         yield hosts
 
@@ -53,16 +53,16 @@ def hosts(project: InstalledProject, tmp_path: Path) -> Iterator[Hosts]:
 def require_same(project: InstalledProject, one: Path, other: Path) -> None:
     """Compare the weights and every step of two runs."""
     assert weights(one) == weights(other)
-    told = project.run(project.python, "-m", "repro_project", "diff", one, other)
+    message = project.run(project.python, "-m", "repro_project", "diff", one, other)
     steps = (one / "trace" / "steps.bin").stat().st_size // 64
-    assert told.startswith("EQUAL") and f"{steps} steps" in told, told
+    assert message.startswith("EQUAL") and f"{steps} steps" in message, message
 
 
 @pytest.mark.parametrize(("count", "meeting"), [(2, ELASTIC), (4, NUMBERED)], ids=["2-c10d", "4-numbered"])
 def test_number_of_hosts_changes_no_bit(
     project: InstalledProject, alone: Alone, hosts: Hosts, count: int, meeting: str
 ) -> None:
-    """Only the lead writes a run directory; the others need neither see nor share it."""
+    """Only rank 0 writes a run directory; the others need neither see nor share it."""
     for _ in range(count):
         hosts.add()
     hosts.start(meeting, *words(BRIEF))

@@ -44,15 +44,15 @@ STRICT = """
 import json
 from {package}.repro.core.flags import apply, missing_variables
 from {package}.repro.config.settings import Determinism
-switches = Determinism(cpu="{cpu}", relax={relax})
+flags = Determinism(cpu="{cpu}", relax={relax})
 """
-VARIABLES = STRICT + "print(json.dumps(missing_variables(switches)))"
+VARIABLES = STRICT + "print(json.dumps(missing_variables(flags)))"
 # One process does all that is wanted of a CPU: under QEMU, importing torch takes longer than the rest.
 CANARY_AND_TRAININGS = (
     STRICT
     + """
-assert not missing_variables(switches)
-apply(switches)
+assert not missing_variables(flags)
+apply(flags)
 import hashlib, random, runpy, sys
 import numpy, torch
 from {package}.repro.environment.canary import RELEASED, arithmetic_canary
@@ -96,7 +96,7 @@ def play(
     relax: tuple[str, ...] = (),
     **variables: str,
 ) -> Played:
-    """Compute the project's canary on a CPU, and train each model for one epoch, with the switches `relax` left off."""
+    """Compute the project's canary on a CPU, and train each model for one epoch, with the flags `relax` left off."""
     common = ("train.epochs=1", "tracking.enabled=false", f"determinism.cpu={cpu}")
     settings = {model: (*common, f"model.name={model}") for model in models}
     trainings = [
@@ -118,7 +118,7 @@ def on_each(profiles: Sequence[str], work: Callable[[str], Played]) -> dict[str,
 
 @pytest.fixture(scope="module")
 def portable(project: Project, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Played]:
-    """What each CPU with AVX2 gives while all switches are on."""
+    """What each CPU with AVX2 gives while all flags are on."""
     faulthandler.cancel_dump_traceback_later()  # it takes minutes
     out = tmp_path_factory.mktemp("portable")
 
@@ -130,7 +130,7 @@ def portable(project: Project, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 @pytest.mark.parametrize("profile", WITH_AVX2)
 def test_canary_is_released_on_every_cpu_with_avx2(profile: str, portable: dict[str, Played]) -> None:
-    """Ten milliseconds of arithmetic tell that all portable switches are in force."""
+    """Ten milliseconds of arithmetic tell that all portable flags are in force."""
     assert portable[profile].canary
 
 
@@ -143,7 +143,7 @@ def test_canary_differs_on_a_cpu_without_avx2(project: Project, tmp_path: Path) 
 
 
 NUMPYS = ("NPY_DISABLE_CPU_FEATURES",)
-# The second column: whether only a CPU with AVX-512 can show what the switch is for.
+# The second column: whether only a CPU with AVX-512 can show what the flag is for.
 LEFT_OFF = [
     (("MKL_CBWR",), False),
     (("ATEN_CPU_CAPABILITY",), True),
@@ -160,7 +160,7 @@ SHOWN = [relax for relax, wide in LEFT_OFF if not wide or WIDEST != "haswell"]
 def test_canary_notices_each_switch_left_off(
     relax: tuple[str, ...], project: Project, portable: dict[str, Played], tmp_path: Path
 ) -> None:
-    """On a CPU with AVX-512 every portable switch matters, and two threads are not one."""
+    """On a CPU with AVX-512 every portable flag matters, and two threads are not one."""
     threads = dict.fromkeys(THREADS, "2") if relax == THREADS else {}
     played = play(project, WIDEST, tmp_path, relax=relax, **threads)
     assert not played.canary

@@ -14,7 +14,7 @@ CPUS = [cpu for cpu in ("zen2", "zen4") if cpu in disguise.profiles()]
 TRAINING = (
     STRICT
     + """
-assert not missing_variables(switches)
+assert not missing_variables(flags)
 import runpy, sys
 sys.argv = ["train", *{arguments}]
 runpy.run_module("{package}.train", run_name="__main__", alter_sys=True)

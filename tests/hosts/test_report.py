@@ -8,7 +8,7 @@ from bake import ROOT
 from baked import InstalledProject
 from browser import Browser
 
-HANDMADE = ROOT / "tests" / "machinery" / "handmade.py"
+HANDMADE = ROOT / "tests" / "library" / "handmade.py"
 PHONE, PAPER, DESK = 390, 720, 1280  # pixels
 IMAGE = "<img src=x onerror=alert(1)>"
 LEAK = "http://127.0.0.1:9/leak"

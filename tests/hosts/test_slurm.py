@@ -202,7 +202,7 @@ def awaits_sigterm(pid: int) -> bool:
 def test_a_job_goes_on_without_a_lost_node(site: Site) -> None:
     """A node falls silent, as without power; the run goes on elsewhere from its newest checkpoint."""
     job = site.submit("runs/lost", settings=("--set=checkpoint.every=5",))
-    until(lambda: list((job.out / "checkpoints").glob("0*")), "the lead has saved")
+    until(lambda: list((job.out / "checkpoints").glob("0*")), "rank 0 has saved")
     ranks = job.hold()
     (lost,) = {node for node in ranks.values() if node != job["BatchHost"]}
     site.slurm.silence(lost)

@@ -26,7 +26,7 @@ def prepare(config: Data, out: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "early.npy", levels[:early])
     np.save(folder / "late.npy", levels[early:])
-    manifest.write(folder, asked=config)
+    manifest.write(folder, requested=config)
 
 
 if __name__ == "__main__":

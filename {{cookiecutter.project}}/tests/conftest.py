@@ -37,7 +37,7 @@ def pytest_configure() -> None:
     try:
         ours("repro.core.flags").set_environment(params().determinism)
         ours("repro.address.manifest").require_raw(data_in(params()))
-    except ours("repro.core.errors").Refused as refused:
+    except ours("repro.core.errors").UserError as refused:
         pytest.exit(str(refused), returncode=2)
 
 
@@ -62,7 +62,7 @@ def prepare(config: Any) -> None:
 
 @pytest.fixture(scope="session")
 def world(config: Any) -> Any:
-    """One process, with its device, and with the switches of a run set."""
+    """One process, with its device, and with the flags of a run set."""
     return ours("repro.run").alone(config)
 
 

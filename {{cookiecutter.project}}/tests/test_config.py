@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT, ours, params
 from ruamel.yaml import YAML
 
-Refused = ours("repro.core.errors").Refused
+UserError = ours("repro.core.errors").UserError
 
 
 def leaves(tree: Any, *sections: str) -> Iterator[tuple[str, int]]:
@@ -28,16 +28,16 @@ def test_each_key_of_the_file_is_explained_beside_it():
 
 
 def test_unknown_key_is_refused_by_name():
-    with pytest.raises(Refused, match=r"^--set seeed: unknown key"):
+    with pytest.raises(UserError, match=r"^--set seeed: unknown key"):
         params("seeed=1")
 
 
 def test_wrong_values_are_refused_by_name():
     numbers = [key for key, value in params().flat().items() if not isinstance(value, str)]  # text may be any
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(UserError) as refused:
         params(*(f"{key}={{not: this}}" for key in numbers))
-    told = str(refused.value)
-    assert [key for key in numbers if f"--set {key}: " not in told] == []
+    message = str(refused.value)
+    assert [key for key in numbers if f"--set {key}: " not in message] == []
 
 
 def test_shortened_training_fits_the_config():

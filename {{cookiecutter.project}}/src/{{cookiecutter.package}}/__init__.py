@@ -1,4 +1,4 @@
-"""A training project whose runs repeat bit for bit. What you edit lies here; `repro` is the machinery."""
+"""A training project whose runs repeat bit for bit. What you edit lies here; `repro` is the library."""
 
 from pathlib import Path
 

@@ -6,7 +6,7 @@ from .repro.cli import Ours, main
 
 
 def repro() -> None:
-    """Hand the machinery this project and its config."""
+    """Hand the library this project and its config."""
     main(obj=Ours(PROJECT, Config))
 
 

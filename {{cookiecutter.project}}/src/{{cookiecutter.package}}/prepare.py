@@ -33,7 +33,7 @@ def prepare(config: Data, out: Path) -> None:
     for name, places in {"test": order[:held_out], "train": order[held_out:]}.items():
         np.save(folder / f"{name}-images.npy", images[places])
         np.save(folder / f"{name}-labels.npy", labels[places])
-    manifest.write(folder, asked=config)
+    manifest.write(folder, requested=config)
     print(f"prepared {folder}: {len(order) - held_out} samples to train on, {held_out} to test on")
 
 

@@ -12,7 +12,7 @@ from .base.output import outlive_readers
 from .base.project import Project, work_for
 from .config.params import load
 from .config.settings import Settings
-from .core.errors import Failure, of_system
+from .core.errors import RunError, of_system
 from .core.place import rank_and_size
 from .start.launch import overriding
 
@@ -50,7 +50,7 @@ class Grouped(click.Group):
         work_for(context.obj.project)
         try:
             return super().invoke(context)
-        except (Failure, OSError) as error:
+        except (RunError, OSError) as error:
             failure = of_system(error) if isinstance(error, OSError) else error
             if not failure:
                 raise
@@ -62,7 +62,7 @@ class Grouped(click.Group):
         return [verb for verbs in GROUPS.values() for verb in verbs]
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """The verb of this name. Those of the lab are loaded when they are asked for: `repro train` loads no lab."""
+        """The verb of this name. Those of analysis are loaded when they are asked for: `repro train` loads no analysis."""
         if name in self.commands:
             return super().get_command(context, name)
         from .analysis.verbs import VERBS

@@ -9,7 +9,7 @@ from .base.files import write_json
 from .base.project import Project
 from .checkpoint import final
 from .config.settings import Settings
-from .core.errors import Failure
+from .core.errors import RunError
 from .folder import Folder
 from .record import names, receipt
 from .record.curves import write_curves
@@ -26,7 +26,7 @@ def finish(
     metrics: Mapping[str, float],
     root: str | None,
     is_honest: bool,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> dict[str, str]:
     """Write the weights, the final metrics, the curves and, of an honest run, the receipt.
 
@@ -40,8 +40,8 @@ def finish(
     out, tracking = folder.out, config.tracking
     folder.require()
     final.write(unsharded, out)
-    if tracking.enabled and tracking.model and (told := logged.write(model, project, out)):
-        tell(told)
+    if tracking.enabled and tracking.model and (message := logged.write(model, project, out)):
+        report(message)
     write_json(out / names.METRICS, metrics)
     write_curves(out)
     sha256 = manifest.sha256_file(out / names.WEIGHTS)
@@ -49,6 +49,6 @@ def finish(
     if config.receipt.key and is_honest:
         try:
             sign(out, config.receipt.key)
-        except Failure as failure:
-            tell(str(failure))  # no reason to lose the run
+        except RunError as failure:
+            report(str(failure))  # no reason to lose the run
     return {"weights": sha256, "trace": root or "off", "receipt": name}

@@ -32,12 +32,12 @@ class Folder:
         address: ContentAddress,
         environment: dict[str, Any],
         calling: Callable[[Mapping[str, str]], dict[str, Any]],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         """Open `out` as `opening.open_run` does, for nobody else as long as it is open.
 
         Raises:
-            Refused: nothing is to be written there, or another process writes.
+            UserError: nothing is to be written there, or another process writes.
         """
         require_key(config.receipt.key)  # before anything is written
         require_run_directory(project, out)
@@ -45,7 +45,7 @@ class Folder:
         self._lock = RunLock(out)
         self._lock.acquire()
         try:
-            opened = open_run(project, config, out, address, environment, calling, tell)
+            opened = open_run(project, config, out, address, environment, calling, report)
             self.record: Record = opened.record
             self.resumed, self.environment = opened.resumed, str(environment["environment"])
             self._follower = Follower(out, project.root / LOCKS) if config.tracking.enabled else None

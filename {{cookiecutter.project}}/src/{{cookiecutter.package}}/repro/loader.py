@@ -62,7 +62,7 @@ class Finder:
         """Have a module of the package loaded by `Source`; one that is compiled from C stays Python's own.
 
         Raises:
-            Refused: the module appeared after the sources were pinned.
+            UserError: the module appeared after the sources were pinned.
             ImportError: its source is gone, and only its bytecode is there.
         """
         if name.partition(".")[0] != PACKAGE:
@@ -76,9 +76,9 @@ class Finder:
                 if at in self.pinned:
                     return _spec(name, f"{root}/{at}", self.pinned[at])
             if type(loader) is SourceFileLoader and file.startswith(f"{root}/"):
-                from .core.errors import Refused
+                from .core.errors import UserError
 
-                raise Refused(
+                raise UserError(
                     f"{file.removeprefix(f'{root}/')}: appeared after the stage had begun, so the content address "
                     f"lacks it. Start the stage again"
                 )

@@ -23,7 +23,7 @@ from .checkpoint.saver import Saver, seen_by_all
 from .config.settings import Settings
 from .core import flags, plan, ranks, sampling, shards, snapshot, weights
 from .core.alike import once_per_host, together
-from .core.errors import Failure, Preempted, Refused
+from .core.errors import Preempted, RunError, UserError
 from .core.loop import Loop, Tamper
 from .core.observer import Observer
 from .core.optimizers import Given, Optimizers
@@ -32,7 +32,7 @@ from .core.ranks import World
 from .core.seeds import derive, seed_everything
 from .core.step import Step
 from .core.trees import Stateful, require_stateful
-from .environment.portability import Promise
+from .environment.portability import Portability
 from .environment.watch import Operations
 from .finish import finish
 from .folder import Folder
@@ -41,10 +41,10 @@ from .guards.fit import require_fit
 from .guards.observers import Opened, Replicas
 from .guards.still import Still
 from .guards.stop import Stop
-from .guards.unsaved import Hidden
+from .guards.unsaved import UnsavedState
 from .guards.updates import Updates
 from .record import names
-from .record.opening import told_of, unproven_before
+from .record.opening import non_portable_before, reported_of
 from .record.record import as_number
 from .record.removal import drop_replaced
 from .trace.metrics import Metrics
@@ -69,7 +69,7 @@ ADDED = ContextVar("ADDED", default=Added())  # noqa: B039 - it is frozen
 
 
 class Run:
-    """Entering sets the switches, joins the ranks and seeds the generators; leaving closes the record.
+    """Entering sets the flags, joins the ranks and seeds the generators; leaving closes the record.
 
     Attributes:
         world: this process's rank, the world size and the device.
@@ -90,14 +90,14 @@ class Run:
     def __enter__(self) -> Self:
         flags.apply(self.config.options.determinism)
         self.world = ranks.join(self.config.device, self.config.options.parallel)
-        self._promise = Promise(self.config, self.world, self._added.watch)
+        self._portability = Portability(self.config, self.world, self._added.watch)
         self._trace = Trace(self.config.trace.level, self.out, self.world, self.config.trace.values)
         self._stop = Stop()
         try:
             self._agree()
             together(self.world, self._open)
             seed_everything(derive(self.config.seed, "init"))  # for the weights that are made next
-            self._promise.watch.begin()
+            self._portability.watch.begin()
         except BaseException as error:  # `with` leaves only what was entered
             self.__exit__(type(error), error, error.__traceback__)
             raise
@@ -111,8 +111,8 @@ class Run:
         loaded.require_unchanged(self.project, self.address.code)
         report = self.address.preimage | {"environment": self.environment}
         agreement.require_agreement(flatten(report), self.world, "the ranks disagree before step 0:")
-        known = together(self.world, lambda: unproven_before(self.out) if self.world.leads else {})
-        self._promise.meet(self.world.from_lead(known))
+        known = together(self.world, lambda: non_portable_before(self.out) if self.world.is_main else {})
+        self._portability.meet(self.world.broadcast_object(known))
 
     def _data(self) -> dict[str, Any]:
         """The manifest of the data, which this rank watches for its host."""
@@ -127,21 +127,21 @@ class Run:
     @property
     def environment(self) -> dict[str, Any]:
         """The numeric environment (what its digest is made of)."""
-        return self._promise.environment
+        return self._portability.environment
 
     def _open(self) -> None:
-        if self.world.leads:
-            here, calling = self._promise.record(), self._promise.calling
-            self._folder = Folder(self.project, self.config, self.out, self.address, here, calling, _tell)
+        if self.world.is_main:
+            here, calling = self._portability.record(), self._portability.calling
+            self._folder = Folder(self.project, self.config, self.out, self.address, here, calling, _report)
 
     def _judged(self) -> None:
         """The first step has shown the operations of the run."""
-        if self._promise.unproven and self._folder:
-            self._folder.change_environment(self._promise.record())
+        if self._portability.non_portable and self._folder:
+            self._folder.change_environment(self._portability.record())
             if self._keeper and self._keeper.saver:
                 self._keeper.saver.origin = self._origin()
-            if self._promise.promised:
-                _tell("\n".join(told_of(self._promise.unproven)))
+            if self._portability.portable:
+                _report("\n".join(reported_of(self._portability.non_portable)))
 
     def _origin(self) -> checkpoint.Origin | None:
         """Whose checkpoints the run's are."""
@@ -174,11 +174,11 @@ class Run:
         and save what is due, and end where SIGTERM asks for it.
 
         Raises:
-            Refused: the loop forgets a line, or the optimizer is not the model's.
+            UserError: the loop forgets a line, or the optimizer is not the model's.
             Preempted: after the step in which any rank got SIGTERM, once the state is saved.
         """
         if self._loop:
-            raise Refused("run.steps() was called twice: a run is one loop; give it all epochs or steps at once")
+            raise UserError("run.steps() was called twice: a run is one loop; give it all epochs or steps at once")
         options = self.config.options
         planned, stop = plan.planned(dataset, options, epochs, steps)
         given = Optimizers(optimizer, model)
@@ -188,12 +188,12 @@ class Run:
         tamper = self._added.tamper
         self._loop = loop = Loop(options, self.world, planned, stop, model, given, objects, units, self.log, tamper)
         loop.observe([updates])  # it is closed whatever comes next
-        self._promise.begin(model, self._judged)
+        self._portability.begin(model, self._judged)
         together(self.world, opened.require_known)  # before step 0, where all can be told by one
         together(self.world, flags.require_held)
         start = self._restore(loop)
         if start:
-            self._promise.watch.end()  # what step 0 calls is known from before
+            self._portability.watch.end()  # what step 0 calls is known from before
         mine = loop.gradients.leaves[self.world.rank]
         checks = partial(loaded.require_same, loaded.begun()), opened.require_known
         loader = sampling.loader(dataset, planned, options, self.world, mine, start, stop, *checks)
@@ -207,11 +207,11 @@ class Run:
     def _observers(self, loop: Loop, start: int) -> Iterator[Observer]:
         """What looks at each step, in this order: what refuses comes before what writes, and checkpoints last."""
         assert self._keeper
-        parallel, lead = self.config.parallel, self.world.leads
+        parallel, lead = self.config.parallel, self.world.is_main
         size = parallel.global_batch // parallel.micro_batches
-        yield self._promise
+        yield self._portability
         yield logged.Shapes(loop.network, loop.model, size, self._describe)
-        yield Hidden(loop.model, _tell if lead else lambda line: None)
+        yield UnsavedState(loop.model, _report if lead else lambda line: None)
         yield Opened()
         yield Replicas(self.config.integrity.compare_every, loop.model, self.world, loop.gradients.replicas)
         yield self._metrics
@@ -228,12 +228,12 @@ class Run:
     def _restore(self, loop: Loop) -> int:
         """Give model and optimizer the newest valid checkpoint's state; return how many steps are done.
 
-        Ranks that do not see the lead's disk get its copy. Then all compare their weights.
+        Ranks that do not see rank 0's disk get its copy. Then all compare their weights.
         """
         folder, sharded = self.out / names.CHECKPOINTS, loop.gradients.sharded
         shared = seen_by_all(self.out, self.world)
         origin = self._origin() if self._folder and self._folder.resumed else None
-        there = checkpoint.newest(folder, origin, _tell, self.world, shared)
+        there = checkpoint.newest(folder, origin, _report, self.world, shared)
         if there:
             together(self.world, partial(snapshot.put, there, *loop.state))
         done = there.step if there else 0
@@ -241,7 +241,7 @@ class Run:
         outputs = not self.config.compute.compile  # whose modules have no outputs to look at
         together(self.world, lambda: self._trace.begin(loop.model, done, outputs, sharded))
         saver = None
-        if (self.world.leads or sharded) and not loop.tamper:
+        if (self.world.is_main or sharded) and not loop.tamper:
             writers = self.world if sharded else ranks.ALONE
             saver = Saver(folder, self._origin(), self.config.checkpoint, self._sync, writers, shared)
         # before a checkpoint holds what came of it
@@ -281,14 +281,14 @@ class Run:
         """Write the weights, the final metrics (and with them how many `steps` were made) and the receipt.
 
         Raises:
-            Refused: steps of the run are left, the run is finished already, or a metric is no number.
+            UserError: steps of the run are left, the run is finished already, or a metric is no number.
         """
         loop = self._loop
         if not loop or not loop.done or loop.done != loop.stop:
             done = loop.done if loop else 0
-            raise Refused(f"run.finish() came after step {done}: let the loop go through all of run.steps()")
+            raise UserError(f"run.finish() came after step {done}: let the loop go through all of run.steps()")
         if self._is_finished:
-            raise Refused("run.finish() was called twice: call it once, with all metrics")
+            raise UserError("run.finish() was called twice: call it once, with all metrics")
         numbers = {name: as_number(name, value) for name, value in metrics.items()}
         together(self.world, opened.require_known)
         together(self.world, self._require_still)
@@ -299,27 +299,27 @@ class Run:
         unsharded = weights.gathered(loop.model, self.out, self.world) if loop.gradients.sharded else loop.model
         together(self.world, self._finish_saving)
         if self._folder:
-            told, made = {**numbers, "steps": loop.stop}, (loop.model, unsharded)
+            text, made = {**numbers, "steps": loop.stop}, (loop.model, unsharded)
             self._results = finish(
-                self.project, self.config, self._folder, *made, told, self._trace.root, not loop.tamper, _tell
+                self.project, self.config, self._folder, *made, text, self._trace.root, not loop.tamper, _report
             )
             self._results |= {name: progress.number(value) for name, value in numbers.items()}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._promise.watch.end()
+        self._portability.watch.end()
         flags.let_go()
         refused = shards.of_mixture(error)
         error = refused or error
         if not error and not self._is_finished:
-            error = refused = Refused("run.finish() was never called: it writes the weights and the receipt")
-        if isinstance(error, Failure):
+            error = refused = UserError("run.finish() was never called: it writes the weights and the receipt")
+        if isinstance(error, RunError):
             # Told now, and SIGTERM only noted until the end: torchrun sends it as soon as one rank has ended.
-            error.tell()
+            error.report()
         else:
             self._stop.restore()
-        if not (isinstance(error, Failure) and error.local):
+        if not (isinstance(error, RunError) and error.local):
             ranks.leave()  # else the launcher is to see this rank's exit before the others', who miss it in the group
         if self._loop:
             self._loop.close(error)
@@ -332,7 +332,7 @@ class Run:
             tracked = self._folder.end(status, tags, patience)
             if not error:
                 if self.config.record.finished == "replace":
-                    drop_replaced(self.out, _tell)
+                    drop_replaced(self.out, _report)
                 self._summarise(tracked)
             self._folder.release()
         self._stop.restore()
@@ -347,10 +347,10 @@ class Run:
 
 
 def alone(config: Settings) -> World:
-    """The world of a stage that is one process, such as an evaluation. It sets the switches and checks the data.
+    """The world of a stage that is one process, such as an evaluation. It sets the flags and checks the data.
 
     Raises:
-        Refused: the prepared data is missing or altered, or there is no such device.
+        UserError: the prepared data is missing or altered, or there is no such device.
     """
     flags.apply(config.options.determinism)
     still = Still(config.data)
@@ -365,5 +365,5 @@ def _let_read(data: Mapping[str, Any], config: Settings) -> None:
         opened.know(Path(config.data.raw))
 
 
-def _tell(message: str) -> None:
+def _report(message: str) -> None:
     print(message, file=sys.stderr, flush=True)

@@ -18,14 +18,14 @@ from ..base.files import read_text
 from ..base.project import LIBRARY, Project
 from ..base.text import flatten
 from ..config.settings import Settings
-from ..core.errors import Refused
+from ..core.errors import UserError
 from . import manifest
 from .locks import LOCKS
 from .pins import TRAIN, pins
 
 FOLDER = f"{LIBRARY.name}/"  # the library's, in the package
 CORE = "core/"  # in the library; its files are named from there, so that a move changes nothing
-RELEASED = f"{FOLDER}machinery.sha256"  # a list of digests
+RELEASED = f"{FOLDER}library.sha256"  # a list of digests
 # No run imports these; a stage that has loaded one is refused.
 OUTSIDE_THE_RUN = (f"{FOLDER}analysis/", f"{FOLDER}cli.py", RELEASED)
 # Files that editors and Python leave behind.
@@ -65,12 +65,12 @@ def digest(value: Any) -> str:
     """SHA-256 (hex) of the canonical JSON (RFC 8785) of a JSON-compatible value.
 
     Raises:
-        Refused: a number that JSON cannot hold exactly, such as an integer beyond 2**53.
+        UserError: a number that JSON cannot hold exactly, such as an integer beyond 2**53.
     """
     try:
         return hashlib.sha256(rfc8785.dumps(value)).hexdigest()
     except rfc8785.CanonicalizationError as error:
-        raise Refused(f"canonical JSON cannot hold a value exactly: {error}") from None
+        raise UserError(f"canonical JSON cannot hold a value exactly: {error}") from None
 
 
 def code(project: Project) -> dict[str, str]:
@@ -97,14 +97,14 @@ def files(folder: Path) -> list[str]:
     """The files below `folder` by their names, sorted, without those that editors and Python leave behind.
 
     Raises:
-        Refused: a folder in it is a link: Python imports from there, but DVC does not look inside.
+        UserError: a folder in it is a link: Python imports from there, but DVC does not look inside.
     """
     found = []
     for at, folders, names in os.walk(folder):
         here = Path(at).relative_to(folder)
         for name in folders:
             if Path(at, name).is_symlink() and not LEFT_BEHIND.search(f"{here / name}/"):
-                raise Refused(f"{Path(at, name)}: a link to a folder, whose changes DVC would not see. Copy it here")
+                raise UserError(f"{Path(at, name)}: a link to a folder, whose changes DVC would not see. Copy it here")
         found += [(here / name).as_posix() for name in names if Path(at, name).is_file()]
     return sorted(name for name in found if not LEFT_BEHIND.search(name))
 

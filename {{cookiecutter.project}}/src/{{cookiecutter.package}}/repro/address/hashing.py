@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ..base import project
 from ..base.files import durable
-from ..core.errors import Refused
+from ..core.errors import UserError
 
 MEMORY = Path("build", "hashes")  # in the project; it may be removed at any time
 STEP = 10 * 10**9  # ns: the dates of some file systems are 2 s apart (FAT), and a server's clock may be behind
@@ -48,7 +48,7 @@ def entries(root: Path, known: Entries | None = None, but: str | None = None) ->
     Of `known` files, those that did not change are not read. None: nothing is known, nor will it be remembered.
 
     Raises:
-        Refused: there is a link to a folder, or something that is neither a file nor a folder.
+        UserError: there is a link to a folder, or something that is neither a file nor a folder.
     """
     found = {name: each for name, each in identities(root) if name != but}
     old = known or {}
@@ -73,7 +73,7 @@ def identities(root: Path) -> Iterator[tuple[str, Identity]]:
     """Every file under a folder (or the file itself, named ""), by its name, with what changes when it does.
 
     Raises:
-        Refused: as `entries`.
+        UserError: as `entries`.
     """
     if root.exists() and not root.is_dir():
         yield WHOLE, _regular(str(root), root.stat())
@@ -90,9 +90,9 @@ def identities(root: Path) -> Iterator[tuple[str, Identity]]:
 
 def _regular(path: str, found: os.stat_result) -> Identity:
     if stat.S_ISDIR(found.st_mode):
-        raise Refused(f"{told(path)}: a link to a folder seen, files wanted: copy them there")
+        raise UserError(f"{message(path)}: a link to a folder seen, files wanted: copy them there")
     if not stat.S_ISREG(found.st_mode):
-        raise Refused(f"{told(path)}: neither a file nor a folder: remove it")
+        raise UserError(f"{message(path)}: neither a file nor a folder: remove it")
     return _identity(found)
 
 
@@ -170,6 +170,6 @@ def _place(root: Path) -> Path:
     return project.root() / MEMORY / hashlib.sha256(os.fsencode(root.absolute())).hexdigest()[:32]
 
 
-def told(name: str) -> str:
+def message(name: str) -> str:
     """A name in one line, whatever marks it holds."""
     return name if name.isprintable() else repr(name)

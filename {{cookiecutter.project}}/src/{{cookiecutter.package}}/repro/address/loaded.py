@@ -11,7 +11,7 @@ from typing import Any
 from .. import loader
 from ..base.project import Project
 from ..base.text import some
-from ..core.errors import Failure, Refused
+from ..core.errors import RunError, UserError
 from .address import code, files
 
 _begun: dict[Path, dict[str, str]] = {}
@@ -39,14 +39,14 @@ def require_unchanged(project: Project, now: Mapping[str, str] | None = None) ->
     """Refuse code, `now` or as it lies there, that is not what was loaded.
 
     Raises:
-        Refused: a file changed since `remember`, or a module since it was loaded.
+        UserError: a file changed since `remember`, or a module since it was loaded.
     """
     now = now or code(project)
     changed = _changed(project, now) | {
         name for name, sha256 in _loaded(project.package) if now.get(name, sha256) != sha256
     }
     if changed:
-        raise Refused(
+        raise UserError(
             f"{some(sorted(changed))}: changed while the stage started, so nobody knows what it loaded. Start it again"
         )
 
@@ -57,26 +57,26 @@ def require_kept(project: Project) -> None:
     Sources were loaded as they were then, so a line says that they have changed.
 
     Raises:
-        Refused: another file changed: the stage may have read either.
+        UserError: another file changed: the stage may have read either.
     """
     changed = sorted(_changed(project, code(project)))
     if others := [name for name in changed if not name.endswith(".py")]:
-        raise Refused(f"{some(others)}: changed while the stage ran, so nobody knows what it read. Start it again")
+        raise UserError(f"{some(others)}: changed while the stage ran, so nobody knows what it read. Start it again")
     line = f"{some(changed)}: changed since the start; this outcome is that of the code as it was then"
     if changed and line not in _said:
         _said.add(line)
-        Failure(line).tell()
+        RunError(line).report()
 
 
 def require_same(begun: Mapping[Path, Mapping[str, str]]) -> None:
     """Refuse modules of this process, a worker's, that are not those which the stage began with.
 
     Raises:
-        Refused: a worker that was started anew has loaded a source that changed meanwhile.
+        UserError: a worker that was started anew has loaded a source that changed meanwhile.
     """
     for package, digests in begun.items():
         if other := sorted({name for name, sha256 in _loaded(package) if digests.get(name, sha256) != sha256}):
-            raise Refused(f"{some(other)}: changed before a worker loaded it. Start the stage again")
+            raise UserError(f"{some(other)}: changed before a worker loaded it. Start the stage again")
 
 
 def _changed(project: Project, now: Mapping[str, str]) -> set[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..base.project import Project
 from ..base.text import some
-from ..core.errors import Refused
+from ..core.errors import UserError
 
 LOCKS = "requirements"  # the folder of the locks
 INSTALLED = {"site-packages", "dist-packages"}  # names of folders
@@ -28,7 +28,7 @@ def require_installed(project: Project, unhashed: Sequence[str]) -> None:
     A module without a file of its own there passes where its top-level package has one, which made it.
 
     Raises:
-        Refused: one comes from elsewhere, as by PYTHONPATH, or from a package that no lock has in this version; and
+        UserError: one comes from elsewhere, as by PYTHONPATH, or from a package that no lock has in this version; and
             `unhashed` holds neither its name nor "all".
     """
     if "all" in unhashed:
@@ -42,13 +42,13 @@ def require_installed(project: Project, unhashed: Sequence[str]) -> None:
     tops = {name: name.partition(".")[0] for name in strange}
     found = [f"{name} ({files[name]})" for name, top in tops.items() if top in strange or top not in files]
     if found:
-        raise Refused(
+        raise UserError(
             f"{some(found)}: loaded from outside the project and its environment, so no hash covers it. Move it into "
             f"the package, add it to requirements, or name it in unhashed.modules"
         )
     unlocked = [f"{top} ({owner})" for folder in places for top, owner in _unlocked(project, folder, files)]
     if unlocked:
-        raise Refused(
+        raise UserError(
             f"{some(unlocked)}: loaded, but {LOCKS}/*.txt do not have it, so no hash covers it. Install what they have "
             f"with make setup, add it to pyproject.toml and run make lock, or name it in unhashed.modules"
         )

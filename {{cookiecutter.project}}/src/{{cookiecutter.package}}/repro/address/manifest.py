@@ -16,9 +16,9 @@ from ..base.files import read_json
 from ..base.forms import ABSENT, Form
 from ..base.text import differences, named, some
 from ..config.settings import Check, Data, addressed
-from ..core.errors import Refused
+from ..core.errors import UserError
 from . import hashing, pull
-from .hashing import WHOLE, Entries, told
+from .hashing import WHOLE, Entries, message
 
 NAME = "manifest.json"
 REMEDY = "Prepare the data again: make repro"
@@ -38,12 +38,12 @@ class File(Form):
 class Manifest(Form):
     """What manifest.json holds."""
 
-    asked: dict[str, Any] = ABSENT
+    requested: dict[str, Any] = ABSENT
     files: list[File]
     raw: bool = ABSENT
 
 
-class Unprepared(Refused):
+class Unprepared(UserError):
     """The data have never been prepared, or for other keys; what prepares them mends it."""
 
 
@@ -73,12 +73,12 @@ def read_raw(data: Data) -> Entries:
     """Every file of the dataset, by its name from the folder; a dataset of one file has the name "".
 
     Raises:
-        Refused: it is missing or empty; or it is, or holds, a link to a folder.
+        UserError: it is missing or empty; or it is, or holds, a link to a folder.
     """
     raw, why = _raw(data)
     before, held = _look(raw, data.check)
     if not held:
-        raise Refused(f"{raw}: an empty folder. Put the dataset there" if raw.is_dir() else f"{raw}: missing. {why}")
+        raise UserError(f"{raw}: an empty folder. Put the dataset there" if raw.is_dir() else f"{raw}: missing. {why}")
     _keep(raw, before, held)
     return held
 
@@ -97,7 +97,7 @@ def _raw(data: Data) -> tuple[Path, str]:
     """The dataset, and why DVC could not bring it where it is missing."""
     raw = Path(data.raw)
     if raw.is_symlink() and raw.is_dir():
-        raise Refused(f"{raw}: a link to a folder seen, a folder wanted: name that one as data.raw: {raw.resolve()}")
+        raise UserError(f"{raw}: a link to a folder seen, a folder wanted: name that one as data.raw: {raw.resolve()}")
     return raw, "" if raw.exists() else pull.bring(raw, project.root())
 
 
@@ -124,7 +124,7 @@ def require(root: Path, sha256: str, remedy: str, check: Check | None = "every_b
         said = _faults(root, {WHOLE: sha256}, held)
     if check:
         _keep(root, before, held)
-    raise Refused(f"{said}. {remedy}".rstrip())
+    raise UserError(f"{said}. {remedy}".rstrip())
 
 
 def _look(root: Path, check: Check | None, but: str | None = None) -> tuple[Entries, Entries]:
@@ -154,34 +154,34 @@ def _faults(root: Path, wanted: Mapping[str, str], held: Entries, place: str = "
             f"it is truncated or altered{_likewise(altered)}"
         )
     if added := sorted(held.keys() - wanted.keys()):
-        said.append(f"{root}: {some([told(name) for name in added])} seen, but not {place}: added later")
+        said.append(f"{root}: {some([message(name) for name in added])} seen, but not {place}: added later")
     return ". ".join(said)
 
 
 def _path(root: Path, names: Sequence[str]) -> str:
-    return told(str(root / names[0]))
+    return message(str(root / names[0]))
 
 
 def _likewise(names: Sequence[str]) -> str:
-    return f"; likewise {some([told(name) for name in names[1:]])}" if names[1:] else ""
+    return f"; likewise {some([message(name) for name in names[1:]])}" if names[1:] else ""
 
 
-def write(folder: Path, asked: Data | None = None, raw: bool = False) -> dict[str, Any]:
+def write(folder: Path, requested: Data | None = None, raw: bool = False) -> dict[str, Any]:
     """Write the manifest of every file under `folder`, which is made if need be, into it, and return it.
 
     `asked` is what `prepare` was given, where the files are prepared data. `raw` says that a run reads the dataset
     itself, too, or nothing else: then it is checked before each run, and the code may open it.
 
     Raises:
-        Refused: a folder in it is a link, or a name is not in UTF-8.
+        UserError: a folder in it is a link, or a name is not in UTF-8.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    before, held = _look(folder, "every_byte" if asked else None, but=NAME)
-    if odd := [told(name) for name in sorted(held) if any("\ud800" <= mark <= "\udfff" for mark in name)]:
-        raise Refused(f"{folder}: {some(odd)}: names in UTF-8 wanted; have prepare.py choose others")
-    if asked:
+    before, held = _look(folder, "every_byte" if requested else None, but=NAME)
+    if odd := [message(name) for name in sorted(held) if any("\ud800" <= mark <= "\udfff" for mark in name)]:
+        raise UserError(f"{folder}: {some(odd)}: names in UTF-8 wanted; have prepare.py choose others")
+    if requested:
         _keep(folder, before, held)
-    manifest: dict[str, Any] = {"asked": addressed(asked)} if asked else {}
+    manifest: dict[str, Any] = {"asked": addressed(requested)} if requested else {}
     manifest |= {"files": _stated(held)}
     manifest |= {"raw": True} if raw else {}
     (folder / NAME).write_text(json.dumps(manifest, indent=2) + "\n")
@@ -207,7 +207,7 @@ def read(folder: Path) -> dict[str, Any]:
     return read_json(folder / NAME, Manifest, f"It was truncated or altered. {REMEDY}")
 
 
-def require_whole(folder: Path, remedy: str = REMEDY, check: Check | None = None) -> dict[str, Any]:
+def require_complete(folder: Path, remedy: str = REMEDY, check: Check | None = None) -> dict[str, Any]:
     """The manifest of `folder`, after checking that every file in it is whole, and that there is no other one.
 
     Without `check`, each byte is read, and nothing remembered.
@@ -221,13 +221,13 @@ def require_whole(folder: Path, remedy: str = REMEDY, check: Check | None = None
     if check:
         _keep(folder, before, held)
     if faults := _faults(folder, wanted, held, f"in {NAME}"):
-        raise Refused(f"{faults}. {remedy}".rstrip())
+        raise UserError(f"{faults}. {remedy}".rstrip())
     return manifest
 
 
 def require_sound(data: Data) -> dict[str, Any]:
     """The manifest of the prepared data, after checking all that a run reads: these, and the dataset if it does."""
-    manifest = require_whole(Path(data.prepared), check=data.check)
+    manifest = require_complete(Path(data.prepared), check=data.check)
     if manifest.get("raw"):
         require_raw(data)
     return manifest
@@ -238,7 +238,7 @@ def require_prepared(data: Data) -> dict[str, Any]:
     folder = Path(data.prepared)
     manifest = require_sound(data)
     if "asked" not in manifest:
-        raise Refused(
+        raise UserError(
             f"{folder / NAME}: does not say which keys the data were prepared with. End prepare.py with "
             f"manifest.write(folder, asked=config), and prepare them again: make repro"
         )

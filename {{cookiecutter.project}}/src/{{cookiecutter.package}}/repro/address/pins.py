@@ -15,13 +15,13 @@ from pathlib import Path
 
 from ..base.files import read_text
 from ..base.text import some
-from ..core.errors import Refused
+from ..core.errors import UserError
 from .locks import DEVICES, LOCKS, files_of, normal, packages, pins_of
 
 TRAIN = tuple(name for names in DEVICES.values() for name in names)  # the locks of what a training loads
 # What the library asks for around its core; such a package counts only where the code imports it.
 AROUND_CORE = {"click", "cloudpickle", "rich", "rfc8785", "ruamel_yaml"}
-ASKED = re.compile(r"\s*([\w.-]+)\s*(?:\[([^\]]*)\])?([^;]*)(?:;(.*))?")  # name, extras, versions, marker
+REQUESTED = re.compile(r"\s*([\w.-]+)\s*(?:\[([^\]]*)\])?([^;]*)(?:;(.*))?")  # name, extras, versions, marker
 EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 
 
@@ -32,16 +32,16 @@ def pins(root: Path, sources: Mapping[str, bytes], unhashed: Sequence[str] = ())
     anywhere.
 
     Raises:
-        Refused: no lock is there, or the locks of two devices have other versions; the code imports a package that
+        UserError: no lock is there, or the locks of two devices have other versions; the code imports a package that
             only another lock has; or a package that is locked is not installed, so that nobody knows what it needs.
     """
     locked = _locked(root)
-    wanted = _asked(root)
+    wanted = _requested(root)
     for name, by in _imported(sources, unhashed).items():
         if name in locked:
             wanted.setdefault(name, set())
         elif others := [path.name for path in sorted((root / LOCKS).glob("*.txt")) if name in pins_of(path)]:
-            raise Refused(
+            raise UserError(
                 f"{name}: imported by {some(by)}, but pinned in {LOCKS}/{others[0]} only, which is not what a training "
                 f"loads. Add it to dependencies in pyproject.toml and run make lock"
             )
@@ -54,12 +54,14 @@ def _locked(root: Path) -> dict[str, str]:
     here = {device: [path for path in those if path.is_file()] for device, those in paths.items()}
     sets = {device: _pinned(those) for device, those in here.items() if those}
     if not sets:
-        raise Refused(f"{root / LOCKS}: no lock seen, {', '.join(TRAIN)} wanted. Restore them from git, or: make lock")
+        raise UserError(
+            f"{root / LOCKS}: no lock seen, {', '.join(TRAIN)} wanted. Restore them from git, or: make lock"
+        )
     first, *others = sets.values()
     common = {name: version for name, version in first.items() if all(name in other for other in others)}
     if apart := [name for name, version in common.items() if any(other[name] != version for other in others)]:
         seen = ", ".join(f"{held[apart[0]]} for {device}" for device, held in sets.items())
-        raise Refused(f"{apart[0]}: {seen} in {LOCKS}/train-*.txt, one version wanted: make lock")
+        raise UserError(f"{apart[0]}: {seen} in {LOCKS}/train-*.txt, one version wanted: make lock")
     return common
 
 
@@ -68,15 +70,15 @@ def _pinned(paths: Iterable[Path]) -> dict[str, str]:
     return held | {"torch": held["torch"].partition("+")[0]} if "torch" in held else held
 
 
-def _asked(root: Path) -> dict[str, set[str]]:
+def _requested(root: Path) -> dict[str, set[str]]:
     """What pyproject.toml asks for of a training: packages, each with its extras."""
     path = root / "pyproject.toml"
     try:
         lines = tomllib.loads(read_text(path))["project"]["dependencies"] if path.is_file() else []
     except (tomllib.TOMLDecodeError, KeyError, TypeError):
-        raise Refused(f"{path}: no list project.dependencies seen. Mend it, or restore it from git") from None
-    asked = dict(_needed(lines, set()))
-    return {name: extras for name, extras in asked.items() if name not in AROUND_CORE}
+        raise UserError(f"{path}: no list project.dependencies seen. Mend it, or restore it from git") from None
+    requested = dict(_needed(lines, set()))
+    return {name: extras for name, extras in requested.items() if name not in AROUND_CORE}
 
 
 def _imported(sources: Mapping[str, bytes], unhashed: Sequence[str]) -> dict[str, list[str]]:
@@ -106,8 +108,8 @@ def imports(source: bytes) -> frozenset[str]:
         return frozenset()
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     below = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
-    asked = [node.args[0] for node in nodes if isinstance(node, ast.Call) and node.args and _imports(node.func)]
-    named = {each.value for each in asked if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    requested = [node.args[0] for node in nodes if isinstance(node, ast.Call) and node.args and _imports(node.func)]
+    named = {each.value for each in requested if isinstance(each, ast.Constant) and isinstance(each.value, str)}
     return frozenset(plain | named | {f"{node.module}.{alias.name}" for node in below for alias in node.names})
 
 
@@ -155,9 +157,9 @@ def _closed(wanted: Mapping[str, set[str]], locked: Mapping[str, str], partly: b
             lines = _requires(name)
         except PackageNotFoundError:
             if not partly:
-                raise Refused(f"{name}: locked in {LOCKS}, but not installed here: make setup") from None
+                raise UserError(f"{name}: locked in {LOCKS}, but not installed here: make setup") from None
             continue
-        left += [(need, asked) for need, asked in _needed(lines, extras) if need in locked]
+        left += [(need, requested) for need, requested in _needed(lines, extras) if need in locked]
     return set(done)
 
 
@@ -169,7 +171,7 @@ def _requires(name: str) -> tuple[str, ...]:
 def _needed(lines: Iterable[str], extras: set[str]) -> Iterator[tuple[str, set[str]]]:
     """The packages that requirements name, each with its extras; what an extra brings, where that is among ours."""
     for line in lines:
-        if not (match := ASKED.match(line)):
+        if not (match := REQUESTED.match(line)):
             continue
         name, theirs, _, marker = match.groups()
         bringing = {normal(each) for each in EXTRA.findall(marker or "")}

@@ -1,6 +1,6 @@
-"""Whether a project's machinery, the lab included, and its core are as the template released them.
+"""Whether a project's library, analysis included, and its core are as the template released them.
 
-`machinery.sha256` in the machinery's folder lists its files as sha256sum(1) does: `sha256sum --check` reads it, run in
+`library.sha256` in the library's folder lists its files as sha256sum(1) does: `sha256sum --check` reads it, run in
 that folder. Who edits code and list alike is found by those who have the list from elsewhere: their own project.
 """
 
@@ -20,8 +20,8 @@ LIST = Path(RELEASED).name
 
 
 @dataclass(frozen=True)
-class Machinery:
-    """The machinery of a project as it stands.
+class LibraryState:
+    """The library of a project as it stands.
 
     Attributes:
         template: the version of the template that wrote the project.
@@ -43,26 +43,26 @@ class Machinery:
         return {"template": self.template, "digest": self.digest, "modified": list(self.modified), "core": core}
 
 
-def machinery(project: Project) -> Machinery:
-    """The machinery of `project`, compared with the list that was released with it."""
-    there, wanted = files(project.machinery), released(project)
+def library(project: Project) -> LibraryState:
+    """The library of `project`, compared with the list that was released with it."""
+    there, wanted = files(project.library), released(project)
     modified = sorted(name for name in there | wanted if there.get(name) != wanted.get(name)) if wanted else [LIST]
-    return Machinery(template_version(project), digest(there), tuple(modified), core_digest(there))
+    return LibraryState(template_version(project), digest(there), tuple(modified), core_digest(there))
 
 
 def core_digest(files: Mapping[str, str]) -> str:
-    """The digest of core, as the content address has it, from those of the machinery's files."""
+    """The digest of core, as the content address has it, from those of the library's files."""
     return digest(address.core({address.FOLDER + name: sha256 for name, sha256 in files.items()}))
 
 
 def files(folder: Path) -> dict[str, str]:
-    """SHA-256 of each file of the machinery in `folder`, by its name."""
+    """SHA-256 of each file of the library in `folder`, by its name."""
     return {name: sha256_file(folder / name) for name in address.files(folder) if name != LIST}
 
 
 def released(project: Project) -> dict[str, str]:
     """What `files` returned when the template was released; empty where the list is lost."""
-    path = project.machinery / LIST
+    path = project.library / LIST
     lines = path.read_text("utf-8", errors="replace").splitlines() if path.is_file() else []
     # a line that is no digest and name makes the list differ from itself
     return {name or LIST: sha256 for sha256, _, name in (line.partition("  ") for line in lines)}
@@ -77,15 +77,15 @@ def template_version(project: Project) -> str:
 
 
 def judged(project: Project, stated: Any) -> list[str]:
-    """Sentences on the machinery that a receipt states, and on that of `project`, which judges it."""
-    here = machinery(project)
+    """Sentences on the library that a receipt states, and on that of `project`, which judges it."""
+    here = library(project)
     sentences = [_judged(here, digest(released(project)), stated), *_core(here, stated)]
     if here.modified:
-        sentences.append(f"this project judges with modified machinery: {some(here.modified)}")
+        sentences.append(f"this project judges with modified library: {some(here.modified)}")
     return sentences
 
 
-def _core(here: Machinery, stated: Any) -> list[str]:
+def _core(here: LibraryState, stated: Any) -> list[str]:
     """A sentence on the core that a receipt states; none where it states none, as receipts of older releases do."""
     try:
         seen, modified = str(stated["core"]["digest"]), [*map(str, stated["core"]["modified"])]
@@ -98,24 +98,24 @@ def _core(here: Machinery, stated: Any) -> list[str]:
     return [f"core {seen[:16]}, {kind}, says the receipt; {same}"]
 
 
-def _judged(here: Machinery, as_released: str, stated: Any) -> str:
-    """How far the list of this project (of digest `as_released`) can verify what a receipt says of the machinery."""
+def _judged(here: LibraryState, as_released: str, stated: Any) -> str:
+    """How far the list of this project (of digest `as_released`) can verify what a receipt says of the library."""
     try:
         version, seen, modified = str(stated["template"]), str(stated["digest"]), [*map(str, stated["modified"])]
     except (KeyError, TypeError):
-        return "machinery: the receipt states nothing of it"
+        return "library: the receipt states nothing of it"
     if not all(text.isprintable() for text in (version, seen, *modified)):  # which could pass for lines of ours
-        return "machinery: the receipt states something unreadable of it"
+        return "library: the receipt states something unreadable of it"
     if modified:
-        return f"machinery of template {version} ({seen[:16]}) with modified files: {some(modified)}"
-    said = f"machinery as released by template {version} ({seen[:16]})"
+        return f"library of template {version} ({seen[:16]}) with modified files: {some(modified)}"
+    said = f"library as released by template {version} ({seen[:16]})"
     if version != here.template:
         return f"{said}, says the receipt; this project is of template {here.template} and cannot check it"
     if LIST in here.modified:
         return f"{said}, says the receipt; {LIST} is lost or damaged here, so that it cannot be checked"
     if seen != as_released:
         return (
-            f"machinery {seen[:16]} is not as released by template {version} ({as_released[:16]}), though the receipt "
+            f"library {seen[:16]} is not as released by template {version} ({as_released[:16]}), though the receipt "
             f"names no modified file"
         )
     return said

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..core.errors import Refused
+from ..core.errors import UserError
 
 RUNS = "runs"  # the folder in an archive that holds a folder for each run
 
@@ -40,7 +40,7 @@ def unpack(path: Path, run: str, folder: Path, kept: Set[str]) -> None:
     """Write the record of one run in an archive into `folder`: plain files of known names, and no other path.
 
     Raises:
-        Refused: the archive is damaged.
+        UserError: the archive is damaged.
     """
     with _opened(path) as archive:
         for member in archive:
@@ -60,4 +60,4 @@ def _opened(path: Path) -> Iterator[tarfile.TarFile]:
         with tarfile.open(path) as archive:
             yield archive
     except (tarfile.TarError, EOFError) as error:
-        raise Refused(f"{path}: a damaged archive: {error}; get it again from where it came") from None
+        raise UserError(f"{path}: a damaged archive: {error}; get it again from where it came") from None

@@ -85,7 +85,7 @@ def compare(a: Sequence[RunView], b: Sequence[RunView], metrics: Sequence[str], 
     `seed` is that of partitions and resamples that are drawn.
 
     Raises:
-        Refused: a run is given twice, or has no such metric, or one that is no finite number.
+        UserError: a run is given twice, or has no such metric, or one that is no finite number.
     """
     require_different([*a, *b])
     names, left = chosen(a, b, metrics)
@@ -111,11 +111,14 @@ def compare(a: Sequence[RunView], b: Sequence[RunView], metrics: Sequence[str], 
                 of_spreads.get(name),
             )
         )
-    told = [*notes(a, b), *([f"{some([*map(named, left)])}: not compared, as one group alone has it"] if left else [])]
+    message = [
+        *notes(a, b),
+        *([f"{some([*map(named, left)])}: not compared, as one group alone has it"] if left else []),
+    ]
     if any(each.size.interval for each in compared) and min(len(a), len(b)) < FEW:
-        told.append(f"of fewer than {FEW} runs in a group, an interval comes out too short: go by p")
+        message.append(f"of fewer than {FEW} runs in a group, an interval comes out too short: go by p")
     runs = _by_group(*({run.name: run.required.name for run in group} for group in (a, b)))
-    return Facts(runs, LEVEL, seed, told, compared)
+    return Facts(runs, LEVEL, seed, message, compared)
 
 
 def lines(facts: Facts) -> list[str]:

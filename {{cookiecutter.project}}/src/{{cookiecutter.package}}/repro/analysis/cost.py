@@ -1,6 +1,6 @@
-"""`repro cost`: time and memory that each switch costs, measured on the owner's own training.
+"""`repro cost`: time and memory that each flag costs, measured on the owner's own training.
 
-In each cycle one strict training is made, and one for each switch with it relaxed, in another order each time. A cycle
+In each cycle one strict training is made, and one for each flag with it relaxed, in another order each time. A cycle
 compares its own trainings alone, so that a machine that grows slower meets all of them alike.
 """
 
@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from ..core import flags
-from ..core.errors import Refused
+from ..core.errors import UserError
 from ..core.options import Determinism
 from . import statistics
-from .series import Asked, Made, Series
+from .series import Made, Requested, Series
 from .table import table
 
 ALL, STRICT = "all", "strict"
-ON_A_GPU = re.compile("cuda|cudnn|cublas|sdp", re.IGNORECASE)  # switches that change nothing on a CPU
+ON_A_GPU = re.compile("cuda|cudnn|cublas|sdp", re.IGNORECASE)  # flags that change nothing on a CPU
 WARM = 0.1  # of the steps: the first ones take longer
 FEWEST_STEPS = 20
 HEAD = ("relaxed", "strict ms", "relaxed ms", "time %", "interval", "memory %", "interval", "bits")
@@ -28,7 +28,7 @@ HEAD = ("relaxed", "strict ms", "relaxed ms", "time %", "interval", "memory %", 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a switch costs.
+    """What a flag costs.
 
     Attributes:
         strict, relaxed: medians, in seconds per step or in bytes.
@@ -42,14 +42,14 @@ class Cost:
     cost_pct: float
     low: float | None
     high: float | None
-    told_from_zero: bool
+    differs_from_zero: bool
 
 
 @dataclass(frozen=True)
 class Row:
     """What is relaxed, what it costs in seconds per step and in bytes, and whether the bits stay without it."""
 
-    switch: str
+    flag: str
     seconds: Cost
     memory: Cost
     same_bits: bool
@@ -59,15 +59,15 @@ def rows_here(determinism: Determinism, device: str, only: Sequence[str]) -> lis
     """All switches together, then each that a run here holds and that can change something on its device.
 
     Raises:
-        Refused: a switch is relaxed already, or one of `only` is not among them.
+        UserError: a flag is relaxed already, or one of `only` is not among them.
     """
     if determinism.relax:
         seen = ", ".join(determinism.relax)
-        raise Refused(f"determinism.relax: [{seen}] seen, an empty list wanted: the cost of strict runs is measured")
-    applicable = [switch.name for switch in flags.applicable(determinism)]
+        raise UserError(f"determinism.relax: [{seen}] seen, an empty list wanted: the cost of strict runs is measured")
+    applicable = [flag.name for flag in flags.applicable(determinism)]
     names = [ALL, *(name for name in applicable if device != "cpu" or not ON_A_GPU.search(name))]
     if unknown := [name for name in only if name not in names]:
-        raise Refused(f"--only {unknown[0]!r}: no switch that a run here holds; known: {', '.join(names)}")
+        raise UserError(f"--only {unknown[0]!r}: no flag that a run here holds; known: {', '.join(names)}")
     return [name for name in names if not only or name in only]
 
 
@@ -86,19 +86,19 @@ def in_turn(names: Sequence[str], cycles: int) -> list[tuple[str, int]]:
     return [(name, cycle) for cycle, turn in enumerate(turns) for name in turn]
 
 
-def _asked(name: str, cycle: int) -> Asked:
-    return Asked(name, {"determinism.relax": [] if name == STRICT else [name]}, number=cycle)
+def _requested(name: str, cycle: int) -> Requested:
+    return Requested(name, {"determinism.relax": [] if name == STRICT else [name]}, number=cycle)
 
 
 def step_seconds(made: Made) -> float:
     """The median time of a step of one training, without its first steps.
 
     Raises:
-        Refused: it has too few steps for a median.
+        UserError: it has too few steps for a median.
     """
     seconds = made.seconds()
     if len(seconds) < FEWEST_STEPS:
-        raise Refused(
+        raise UserError(
             f"a training of {len(seconds)} steps seen, {FEWEST_STEPS} wanted for a time per step: make it longer, "
             f"--set train.epochs=N, or verify.shorten in params.yaml"
         )
@@ -109,8 +109,8 @@ def compared(strict: Sequence[float], relaxed: Sequence[float], rows: int) -> Co
     """The cost in a row of a table of so many; the two have a number for each cycle."""
     percent = 100 * (np.asarray(strict, float) / np.asarray(relaxed, float) - 1)
     low, high = statistics.median_interval(percent, statistics.LEVEL / rows) or (None, None)
-    told = low is not None and high is not None and not low <= 0 <= high
-    return Cost(float(np.median(strict)), float(np.median(relaxed)), float(np.median(percent)), low, high, told)
+    message = low is not None and high is not None and not low <= 0 <= high
+    return Cost(float(np.median(strict)), float(np.median(relaxed)), float(np.median(percent)), low, high, message)
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,13 @@ class Costs:
     repeats: bool  # whether all strict trainings have equal bits
 
     @property
-    def all_switches(self) -> Row | None:
+    def all_flags(self) -> Row | None:
         """The row of all switches together."""
-        return next((row for row in self.rows if row.switch == ALL), None)
+        return next((row for row in self.rows if row.flag == ALL), None)
 
     def record(self) -> dict[str, Any]:
         """As JSON has it."""
-        together = self.all_switches
+        together = self.all_flags
         return {
             "device": self.device,
             "cycles": self.cycles,
@@ -143,16 +143,16 @@ def measure(series: Series, determinism: Determinism, cycles: int, only: Sequenc
     """Make the trainings of all cycles and compare them.
 
     Raises:
-        Refused: a switch is relaxed already, one of `only` is not known, or the trainings have too few steps.
+        UserError: a flag is relaxed already, one of `only` is not known, or the trainings have too few steps.
     """
     rows_here(determinism, "any", only)  # refused before a training is made
-    first = series.one(_asked(STRICT, 0))
+    first = series.one(_requested(STRICT, 0))
     device = first.receipt.stated["environment"]["preimage"]["device"]
     names = rows_here(determinism, device, only)
-    rest = series.make([_asked(*each) for each in in_turn(names, cycles)][1:])
+    rest = series.make([_requested(*each) for each in in_turn(names, cycles)][1:])
     seconds, memory, bits = ({name: list[Any]() for name in (STRICT, *names)} for _ in range(3))
     for made in chain([first], rest):
-        name = made.asked.name
+        name = made.requested.name
         seconds[name].append(step_seconds(made))
         memory[name].append(made.memory())
         bits[name].append(made.bits)
@@ -165,10 +165,10 @@ def measure(series: Series, determinism: Determinism, cycles: int, only: Sequenc
 
 def lines(costs: Costs) -> list[str]:
     """The table and the sentences below it."""
-    rows, alone = costs.rows, [row for row in costs.rows if row.switch != ALL]
+    rows, alone = costs.rows, [row for row in costs.rows if row.flag != ALL]
     cells = [
         [
-            row.switch,
+            row.flag,
             *(f"{1000 * seconds:.4g}" for seconds in (row.seconds.strict, row.seconds.relaxed)),
             *_percent(row.seconds),
             *_percent(row.memory),
@@ -177,12 +177,14 @@ def lines(costs: Costs) -> list[str]:
         for row in rows
     ]
     found = table(HEAD, cells)
-    if together := costs.all_switches:
-        found += [f"All switches together: {_told(together.seconds, 'time')}, {_told(together.memory, 'memory')}."]
-    if alone:
-        told = [row.switch for row in alone if row.seconds.told_from_zero]
+    if together := costs.all_flags:
         found += [
-            f"Alone, {', '.join(told) or 'none'} of {len(alone)} can be told from zero in time. In brackets: cannot."
+            f"All switches together: {_reported(together.seconds, 'time')}, {_reported(together.memory, 'memory')}."
+        ]
+    if alone:
+        message = [row.flag for row in alone if row.seconds.differs_from_zero]
+        found += [
+            f"Alone, {', '.join(message) or 'none'} of {len(alone)} can be told from zero in time. In brackets: cannot."
         ]
     if rows[0].seconds.low is None:
         wanted = fewest_cycles(len(rows))
@@ -195,10 +197,10 @@ def lines(costs: Costs) -> list[str]:
 def _percent(cost: Cost) -> list[str]:
     """The cost, in brackets where it cannot be told from zero, and its interval."""
     within = "" if cost.low is None or cost.high is None else f"{cost.low:+.1f} … {cost.high:+.1f}"
-    return [f"{cost.cost_pct:+.1f}" if cost.told_from_zero else f"({cost.cost_pct:+.1f})", within]
+    return [f"{cost.cost_pct:+.1f}" if cost.differs_from_zero else f"({cost.cost_pct:+.1f})", within]
 
 
-def _told(cost: Cost, of: str) -> str:
-    if not cost.told_from_zero:
+def _reported(cost: Cost, of: str) -> str:
+    if not cost.differs_from_zero:
         return f"a cost in {of} cannot be told from zero"
     return f"{abs(cost.cost_pct):.1f} % {'more' if cost.cost_pct > 0 else 'less'} {of}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..base.project import LIBRARY
 from ..base.text import Difference, differences, short, some
-from ..core.flags import SWITCHES
+from ..core.flags import FLAGS
 from ..record import chain
 from ..record.view import RunView
 
@@ -47,7 +47,7 @@ def load(path: Path, name: str = "") -> RunView:
     The whole trace is not read: what two runs have in common is found by bisection.
 
     Raises:
-        Refused: there is too little to compare, or a record is missing or damaged.
+        UserError: there is too little to compare, or a record is missing or damaged.
         Failure: the lone receipt was altered.
     """
     run = RunView(path, name, every_row=False)
@@ -143,7 +143,7 @@ CAUSES = (
     ("weights|optimizer", r"config\.train\.", "the optimizer's step depends on it"),
     ("weights|optimizer", r"code\.train\.py", "this code holds the optimizer and its settings"),
     ("output|loss|gradient|weights|optimizer", r"config\.compute\.", "it is another arithmetic"),
-    (ANY, r"switches\..*", "{why}"),
+    (ANY, r"flags\..*", "{why}"),
     (ANY, r"threads|variables\.(OMP|MKL)_NUM_THREADS", "the thread count decides how sums are split"),
     (ANY, r"cpu\.|cuda\.|device", "other hardware, or another instruction set, rounds in another order"),
     (ANY, r"torch\.|numpy|python|image|lock\.", "other libraries compute with other kernels"),
@@ -202,8 +202,8 @@ def _rank(phase: str, difference: Difference) -> int:
 
 def _why(rank: int, difference: Difference) -> str:
     sentence = CAUSES[rank][2] if rank < len(CAUSES) else "it differs"
-    reasons = {f"switches.{switch.name}": switch.why for switch in SWITCHES}
-    return sentence.format(why=reasons.get(difference.field, "a switch differs"))
+    reasons = {f"flags.{flag.name}": flag.why for flag in FLAGS}
+    return sentence.format(why=reasons.get(difference.field, "a flag differs"))
 
 
 def report(one: RunView, other: RunView) -> tuple[bool, list[str]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..base.shape import plain, shown
 from ..base.text import short, some
-from ..core.errors import Failure, Refused
+from ..core.errors import RunError, UserError
 from ..record.names import METRICS, RECEIPT
 from ..record.view import RunView, is_stated
 from .results import STEPS
@@ -25,15 +25,15 @@ def divided(words: Sequence[str], divider: str) -> tuple[list[str], list[str]]:
     """The words before the one divider, and those after it.
 
     Raises:
-        Refused: there is not one, or no word on one of its sides.
+        UserError: there is not one, or no word on one of its sides.
     """
     if (count := words.count(divider)) != 1:
-        raise Refused(f"{count or 'no'} -- seen, one between the groups wanted: {USAGE}")
+        raise UserError(f"{count or 'no'} -- seen, one between the groups wanted: {USAGE}")
     place = words.index(divider)
     groups = list(words[:place]), list(words[place + 1 :])
     for name, group, side in zip("AB", groups, ("before", "after"), strict=True):
         if not group:
-            raise Refused(f"group {name}: no run {side} the --, one or more wanted: {USAGE}")
+            raise UserError(f"group {name}: no run {side} the --, one or more wanted: {USAGE}")
     return groups
 
 
@@ -41,7 +41,7 @@ def read_group(words: Sequence[str], uri: Callable[[], str]) -> list[RunView]:
     """The runs that a group names: directories, receipts, ids of runs or names of experiments in the MLflow at `uri`.
 
     Raises:
-        Refused: one is not to be found, is not finished, or was altered.
+        UserError: one is not to be found, is not finished, or was altered.
     """
     found = []
     for name in [name for word in words for name in listed(word, uri)]:
@@ -55,14 +55,14 @@ def _read(path: Path, name: str) -> RunView:
     try:
         held = run.required
         if path.is_dir() and (path / METRICS).exists() and not is_stated(held, METRICS):
-            raise Refused(
+            raise UserError(
                 f"{path / METRICS}: other metrics than {RECEIPT} beside it states: altered, or brought back by DVC or "
                 f"git from another run. Train again, or name the receipt"
             )
         _ = run.metrics, run.addressed, run.numeric  # all that is asked of it later: its files may be gone then
-    except Failure as failure:  # also where it is altered: 1 is no exit code of a comparison
+    except RunError as failure:  # also where it is altered: 1 is no exit code of a comparison
         said = str(failure)
-        raise Refused(name + said.removeprefix(str(path)) if said.startswith(str(path)) else said) from None
+        raise UserError(name + said.removeprefix(str(path)) if said.startswith(str(path)) else said) from None
     return run
 
 
@@ -73,34 +73,34 @@ def require_different(runs: Sequence[RunView]) -> None:
         first = seen.setdefault(run.required.name, run)
         if first is not run:
             both = plain(first.name if first.name == run.name else f"{first.name} and {run.name}")
-            raise Refused(f"{both}: the same run given twice (receipt {run.required.name[:16]}); give each run once")
+            raise UserError(f"{both}: the same run given twice (receipt {run.required.name[:16]}); give each run once")
 
 
-def chosen(a: Sequence[RunView], b: Sequence[RunView], asked: Sequence[str]) -> tuple[list[str], list[str]]:
+def chosen(a: Sequence[RunView], b: Sequence[RunView], requested: Sequence[str]) -> tuple[list[str], list[str]]:
     """The metrics to compare, and those that only one group has."""
     of_a, of_b = ({name for run in group for name in run.metrics} for group in (a, b))
     both = sorted((of_a & of_b) - {STEPS})
-    if not (asked or both):
+    if not (requested or both):
         have = " | ".join(some([*map(named, sorted(names - {STEPS}))]) or "none" for names in (of_a, of_b))
-        raise Refused(f"no metric that both groups have: {have} seen (A | B). Compare runs of one task")
-    return list(dict.fromkeys(asked)) or both, [] if asked else sorted((of_a ^ of_b) - {STEPS})
+        raise UserError(f"no metric that both groups have: {have} seen (A | B). Compare runs of one task")
+    return list(dict.fromkeys(requested)) or both, [] if requested else sorted((of_a ^ of_b) - {STEPS})
 
 
 def values(runs: Sequence[RunView], metric: str) -> Numbers:
     """The metric of each run.
 
     Raises:
-        Refused: a run does not have it, or it is no number to reckon with.
+        UserError: a run does not have it, or it is no number to reckon with.
     """
     for run in runs:
         if metric not in run.metrics:
             have = some([*map(named, sorted(run.metrics))], 9)
-            raise Refused(
+            raise UserError(
                 f"{plain(run.name)}: no metric {named(metric)}, it has {have or 'none'}; choose with --metric NAME"
             )
         value = run.metrics[metric]
         if not abs(value) <= LARGEST:
-            raise Refused(
+            raise UserError(
                 f"{plain(run.name)}: {named(metric)} is {value:g}, a finite number up to {LARGEST:g} wanted; "
                 f"find out why, or choose another metric with --metric NAME"
             )

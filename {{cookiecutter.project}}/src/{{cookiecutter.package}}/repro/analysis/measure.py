@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ..core.errors import Refused
+from ..core.errors import UserError
 from ..start.launch import overriding
 from .options import Folder, Ours, as_json_option
 
@@ -40,7 +40,7 @@ def audit(ours: Ours, overrides: tuple[str, ...], as_json: bool) -> None:
     found = audited(ours.project, ours.schema, overrides)
     click.echo(json.dumps(found.record(), indent=2) if as_json else "\n".join(found.lines()))
     if found.failed:
-        raise Refused(found.failed)
+        raise UserError(found.failed)
     sys.exit(1 if found.counted else 0)
 
 
@@ -59,17 +59,17 @@ def bisect(
     ours: Ours, runs: tuple[str, ...], a: tuple[str, ...], b: tuple[str, ...], overrides: tuple[str, ...],
     commits: tuple[str, str] | None, confidence: float, repeats: int, long: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Find the fewest keys, switches or files that make two runs differ.
+    """Find the fewest keys, flags or files that make two runs differ.
 
     It trains with some values of A and the others of B; the world size, variables and neutral keys are suspects, too.
     Recorded runs are trained as long as they were, and their bits must come again first. Trainings are kept in
     build/bisect, so an interrupted bisect goes on. Exit code 0: EQUAL, or the cause is found; 1: it is not found.
     """
     from .bisect.cause import bisected
-    from .bisect.sides import Named, asked
+    from .bisect.sides import Named, requested
 
     named = Named(runs, a, b, overrides, commits, long)
-    with asked(ours.project, ours.schema, named, ours.tracking_uri) as (maker, question):
+    with requested(ours.project, ours.schema, named, ours.tracking_uri) as (maker, question):
         answer = bisected(maker, question, lambda line: click.echo(line, err=as_json), confidence, repeats)
     click.echo(json.dumps(answer.record(), indent=2) if as_json else "\n".join(answer.lines()))
     sys.exit(answer.exit_code)
@@ -102,13 +102,13 @@ def compare(ours: Ours, words: tuple[str, ...], metrics: tuple[str, ...], as_jso
 @click.command()
 @overriding
 @click.option("--cycles", default=10, show_default=True, type=click.IntRange(min=1), help="How often all are trained.")
-@click.option("--only", multiple=True, metavar="SWITCH", help="Measure this switch alone, or `all`; repeatable.")
+@click.option("--only", multiple=True, metavar="FLAG", help="Measure this flag alone, or `all`; repeatable.")
 @as_json_option
 @click.pass_obj
 def cost(ours: Ours, overrides: tuple[str, ...], cycles: int, only: tuple[str, ...], as_json: bool) -> None:
-    """Measure the time and memory that strict training costs, by switch.
+    """Measure the time and memory that strict training costs, by flag.
 
-    Each cycle trains once strictly, and once for each switch with that one relaxed. The trainings are shortened as
+    Each cycle trains once strictly, and once for each flag with that one relaxed. The trainings are shortened as
     `verify.shorten` in params.yaml says, and kept in build/cost: an interrupted measurement goes on.
     """
     from ..start import trainings
@@ -116,9 +116,9 @@ def cost(ours: Ours, overrides: tuple[str, ...], cycles: int, only: tuple[str, .
     from .series import Series
     from .verify import shortened
 
-    settings, asked, _ = shortened(ours.schema, overrides)
-    place, tell = Path("build", "cost"), partial(click.echo, err=as_json)
-    series = Series(ours.project, ours.schema, place, trainings.texts(asked), tell)
+    settings, requested, _ = shortened(ours.schema, overrides)
+    place, report = Path("build", "cost"), partial(click.echo, err=as_json)
+    series = Series(ours.project, ours.schema, place, trainings.texts(requested), report)
     costs = measure(series, settings.options.determinism, cycles, only)
     click.echo(json.dumps(costs.record(), indent=2) if as_json else "\n".join(lines(costs)))
 
@@ -132,7 +132,7 @@ def cost(ours: Ours, overrides: tuple[str, ...], cycles: int, only: tuple[str, .
 @click.option("--perturb", "kind", type=click.Choice(["batch", "weight", "gradient"]), help="Where one ULP is added.")
 @click.option("--at", type=click.IntRange(min=0), help="The step of --perturb, counted from 0; 0 if it is not given.")
 @click.pass_obj
-def noise(ours: Ours, /, runs: int | None, kind: str | None, at: int | None, as_json: bool, **asked: Any) -> None:
+def noise(ours: Ours, /, runs: int | None, kind: str | None, at: int | None, as_json: bool, **requested: Any) -> None:
     """Measure the noise floor: relaxed trainings beside strict ones and seeds.
 
     It tells how far final metrics, the last logged loss and weights spread. An interrupted verb goes on where it was.
@@ -144,18 +144,18 @@ def noise(ours: Ours, /, runs: int | None, kind: str | None, at: int | None, as_
     Exit code 1: strict trainings differ, or one ULP moves a metric farther than is accepted.
     """
     if runs is not None if kind else at is not None:
-        raise Refused("--runs is for groups, --at for --perturb: give one or the other")
+        raise UserError("--runs is for groups, --at for --perturb: give one or the other")
 
-    asked["tell"] = partial(click.echo, err=True)
+    requested["report"] = partial(click.echo, err=True)
     found: Any
     if kind:
         from .noise.perturb import perturbation
 
-        found = perturbation(ours.project, ours.schema, kind=kind, at=at or 0, **asked)
+        found = perturbation(ours.project, ours.schema, kind=kind, at=at or 0, **requested)
     else:
         from .noise.noise import noise
 
-        found = noise(ours.project, ours.schema, runs=5 if runs is None else runs, **asked)
+        found = noise(ours.project, ours.schema, runs=5 if runs is None else runs, **requested)
     click.echo(json.dumps(found.record(), indent=2, allow_nan=False) if as_json else "\n".join(found.lines()))
     sys.exit(0 if found.holds else 1)
 

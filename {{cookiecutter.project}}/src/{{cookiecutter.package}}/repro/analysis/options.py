@@ -1,4 +1,4 @@
-"""What the verbs of the lab share: the project that they are about, and options that several have."""
+"""What the verbs of analysis share: the project that they are about, and options that several have."""
 
 from pathlib import Path
 from typing import Protocol

@@ -12,7 +12,7 @@ from ..base.git import GitFailed, git, is_repository
 from ..base.project import Project
 from ..base.text import some
 from ..config.yaml_file import parse_yaml, read_yaml
-from ..core.errors import Refused
+from ..core.errors import UserError
 from ..record.names import WEIGHTS
 
 OUTPUTS = "dvc.lock"
@@ -46,11 +46,11 @@ def stages(project: Project) -> Stages:
     """The stages of dvc.lock, by name.
 
     Raises:
-        Refused: it is missing, or has another shape.
+        UserError: it is missing, or has another shape.
     """
     path, remedy = project.root / OUTPUTS, f"Restore it with: git checkout {OUTPUTS}"
     if not path.is_file():
-        raise Refused(f"{path}: missing. {remedy}")
+        raise UserError(f"{path}: missing. {remedy}")
     return dict(read_yaml(path, Lock, remedy)["stages"])
 
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..base.git import is_repository
-from ..core.errors import Refused
+from ..core.errors import UserError
 
 TELLING = "dvc.stage.run", "dvc.stage.cache"  # which stage runs by which command, or comes from the cache
-TOLD = 1, 2, 3, 4, 130, 143  # exit codes of stages that have said why
+REPORTED = 1, 2, 3, 4, 130, 143  # exit codes of stages that have said why
 
 
 def main() -> int:
@@ -31,11 +31,11 @@ def main() -> int:
         with Repo(config={"core": {"no_scm": not known}}) as repo:
             if not repo.reproduce():
                 print("nothing has changed since dvc.lock")
-    except Refused as refused:
-        refused.tell()
+    except UserError as refused:
+        refused.report()
         return refused.exit_code
     except DvcException as error:
-        return _told(": ".join(_causes(error)))
+        return _reported(": ".join(_causes(error)))
     except KeyboardInterrupt:
         return 130
     return 0
@@ -47,11 +47,11 @@ def _causes(error: BaseException | None) -> Iterator[str]:
         error = error.__cause__
 
 
-def _told(words: str) -> int:
+def _reported(words: str) -> int:
     """The exit code for DVC's words, which are printed where no stage has spoken."""
     ended = re.search(r"exited with (-?\d+)$", words)
     code = int(ended[1]) if ended else 1
-    if not ended or code not in TOLD:
+    if not ended or code not in REPORTED:
         print(words, file=sys.stderr)
     return code if code > 0 else 128 - code
 

@@ -10,11 +10,11 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from ..address import hashing, manifest, pull
-from ..address.release import judged, machinery
+from ..address.release import judged, library
 from ..base.project import LIBRARY, Project
 from ..base.text import differences, flatten, some
 from ..config.params import PARAMS
-from ..core.errors import Failure, Refused
+from ..core.errors import RunError, UserError
 from ..record.classes import promises
 from ..record.names import RUN, TRACE
 from ..record.receipt import Receipt, read
@@ -24,42 +24,44 @@ from . import diff, results
 from .trust import Trust, require_trusted
 from .workcopy import work_copy
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 NOBODY = Trust()
 ENVIRONMENT_KEYS = ("device", "determinism.cpu", "determinism.relax")
 
 
-def replay(project: Project, source: Path, out: Path, ranks: int | None, tell: Tell, trust: Trust = NOBODY) -> bool:
+def replay(project: Project, source: Path, out: Path, ranks: int | None, report: Report, trust: Trust = NOBODY) -> bool:
     """Make the run of a receipt (or of the run directory with it) again in `out`; say whether it is reproduced.
 
     Raises:
-        Refused: its commit or its data cannot be had here, `ranks` is not the world size in its address, it brings
+        UserError: its commit or its data cannot be had here, `ranks` is not the world size in its address, it brings
             code along that nobody allowed, or `out` is its own folder.
         Failure: a step of it failed.
     """
     _require_elsewhere(source, out)
     receipt = read(source)
     stated = receipt.stated
-    promised = stated["preimage"].get("world_size")
-    if promised and ranks not in (None, promised):
-        raise Refused(f"world size {ranks} asked for, {promised} wanted: with parallel.reduce=ddp it decides bits")
-    tell("\n".join(judged(project, stated.get("machinery"))))
+    portable = stated["preimage"].get("world_size")
+    if portable and ranks not in (None, portable):
+        raise UserError(f"world size {ranks} asked for, {portable} wanted: with parallel.reduce=ddp it decides bits")
+    report("\n".join(judged(project, stated.get("library"))))
     patch = receipt.patch
-    require_trusted(project, receipt.path, patch, trust, tell)
-    with remade(project, receipt.name, stated, patch, tell) as (tree, keys):
+    require_trusted(project, receipt.path, patch, trust, report)
+    with remade(project, receipt.name, stated, patch, report) as (tree, keys):
         here = json.loads(trainings.run(tree, trainings.command(tree, "", keys, "env")))
         for field in differences(stated["environment"]["preimage"], here["preimage"]):
-            tell(f"environment: {field.field}: {field.one} there, {field.other} here")
-        size = promised or ranks or 1
-        tell(f"training on {size} rank{'s' * (size > 1)} into {out}")
+            report(f"environment: {field.field}: {field.one} there, {field.other} here")
+        size = portable or ranks or 1
+        report(f"training on {size} rank{'s' * (size > 1)} into {out}")
         keys |= {"tracking.enabled": False, "trace.level": "step" if stated["trace"] else "off"}
         keys["receipt.key"] = ""  # the reader's key is none of the record's business
         trainings.run(tree, trainings.command(tree, ".train", keys, "--out", out.absolute(), ranks=size))
     again = read(out)
-    asked = differences(stated["preimage"], again.stated["preimage"])
-    if asked:
-        raise Failure(f"another content address: {asked[0].field}: {asked[0].one} there, {asked[0].other} here")
-    return _compare(project, receipt, again, source, tell)
+    requested = differences(stated["preimage"], again.stated["preimage"])
+    if requested:
+        raise RunError(
+            f"another content address: {requested[0].field}: {requested[0].one} there, {requested[0].other} here"
+        )
+    return _compare(project, receipt, again, source, report)
 
 
 def _require_elsewhere(source: Path, out: Path) -> None:
@@ -67,7 +69,7 @@ def _require_elsewhere(source: Path, out: Path) -> None:
     here, there = out.resolve(), (source if source.is_dir() else source.parent).resolve()
     nested = (there / RUN).is_file() and (there in here.parents or here in there.parents)
     if nested or here == there:
-        raise Refused(
+        raise UserError(
             f"--out {out}: the run that is compared with, or a folder in or above it, another place wanted: choose one "
             f"with --out"
         )
@@ -75,7 +77,7 @@ def _require_elsewhere(source: Path, out: Path) -> None:
 
 @contextmanager
 def remade(
-    project: Project, name: str, run: Mapping[str, Any], patch: Path | None, tell: Tell
+    project: Project, name: str, run: Mapping[str, Any], patch: Path | None, report: Report
 ) -> Iterator[tuple[Project, dict[str, Any]]]:
     """The project that a run had, in a worktree that is gone afterwards, and the keys that may change bits.
 
@@ -83,14 +85,14 @@ def remade(
     The user's own work tree is left alone.
 
     Raises:
-        Refused: its commit or its data cannot be had, or its config names a key that is not in the content address.
+        UserError: its commit or its data cannot be had, or its config names a key that is not in the content address.
     """
     with _checked_out(project, name, run, patch) as tree:
         keys = _keys(tree, run)
-        keys["data.raw"] = str(_raw(project, run["config"], keys["data.sha256"], tree, tell))
+        keys["data.raw"] = str(_raw(project, run["config"], keys["data.sha256"], tree, report))
         keys["data.prepared"] = str(tree.root / "data" / "prepared")
         trainings.run(tree, trainings.command(tree, ".prepare", keys))
-        _require_same_data(run["preimage"]["data"], manifest.require_whole(Path(keys["data.prepared"])))
+        _require_same_data(run["preimage"]["data"], manifest.require_complete(Path(keys["data.prepared"])))
         yield tree, keys
 
 
@@ -99,7 +101,7 @@ def _require_same_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> Non
     if there != here:
         named = [{**data, "files": {each["path"]: each["sha256"] for each in data["files"]}} for data in (there, here)]
         found = [f"{d.field}: {d.one} recorded, {d.other} prepared here" for d in differences(*named)]
-        raise Failure(f"other prepared data than those of the record: {some(found)}")
+        raise RunError(f"other prepared data than those of the record: {some(found)}")
 
 
 def _keys(tree: Project, run: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +111,7 @@ def _keys(tree: Project, run: Mapping[str, Any]) -> dict[str, Any]:
     known = flatten(trainings.config_of(tree)["addressed"])
     strange = sorted(keys.keys() ^ known.keys()) + [key for key in ENVIRONMENT_KEYS if key not in config]
     if strange:
-        raise Refused(
+        raise UserError(
             f"the config in the record and the content address of its code differ in the key {strange[0]!r}: no run of "
             f"that code wrote the record; ask for the whole one"
         )
@@ -120,7 +122,7 @@ def _keys(tree: Project, run: Mapping[str, Any]) -> dict[str, Any]:
 def _checked_out(project: Project, name: str, run: Mapping[str, Any], patch: Path | None) -> Iterator[Project]:
     commit = run["code"]["commit"]
     if not commit:
-        raise Refused(f"run {name[:12]}: made outside git, so that nobody knows its code")
+        raise UserError(f"run {name[:12]}: made outside git, so that nobody knows its code")
     folder = project.root / "build" / f"replay-{name[:12]}"
     with work_copy(project, folder, "which has the code of the run; run this in a clone", commit) as copy:
         if patch:
@@ -132,23 +134,23 @@ def _with_library(project: Project, root: Path, run: Mapping[str, Any]) -> Proje
     """The project in a worktree, with the library of that commit; where it holds none, with this one if core is its.
 
     Raises:
-        Refused: the commit has no copy of the library, and the core of the run is another than this project's.
+        UserError: the commit has no copy of the library, and the core of the run is another than this project's.
     """
     if found := sorted((root / "src").glob(f"*/{LIBRARY.name}")):
         return Project(found[0].parent)
-    here, wanted = machinery(project).core, run["parts"].get("core")
+    here, wanted = library(project).core, run["parts"].get("core")
     if wanted != here:
-        release = run.get("machinery", {}).get("template", "unknown")
-        raise Refused(
+        release = run.get("library", {}).get("template", "unknown")
+        raise UserError(
             f"commit {run['code']['commit'][:12]} holds no copy of the library, and the run's core "
             f"({str(wanted)[:16]}) is not this project's ({here[:16]}): release {release} of the template can replay it"
         )
     tree = Project(root / "src" / project.name)
-    shutil.copytree(project.machinery, tree.machinery)
+    shutil.copytree(project.library, tree.library)
     return tree
 
 
-def _raw(project: Project, config: Mapping[str, Any], wanted: str, tree: Project, tell: Tell) -> Path:
+def _raw(project: Project, config: Mapping[str, Any], wanted: str, tree: Project, report: Report) -> Path:
     """The dataset, a file or a folder, as the run had it: the user's, or in the worktree, from DVC.
 
     A record names only what lies in the project; elsewhere, it must be what the user's params.yaml names.
@@ -160,7 +162,7 @@ def _raw(project: Project, config: Mapping[str, Any], wanted: str, tree: Project
     own, raw = project.root / named, tree.root / named
     if manifest.digest(hashing.entries(own, {})) == wanted:
         return own
-    tell(f"{named}: missing or other data here; asking DVC for it")
+    report(f"{named}: missing or other data here; asking DVC for it")
     why = pull.bring(raw, tree.root, owner=project.root)
     manifest.require(raw, wanted, why or "DVC has other data than the record names; put them back, then replay again")
     return raw
@@ -174,30 +176,30 @@ def _configured(project: Project, named: str, wanted: str) -> Path:
     return own
 
 
-def _compare(project: Project, receipt: Receipt, again: Receipt, source: Path, tell: Tell) -> bool:
+def _compare(project: Project, receipt: Receipt, again: Receipt, source: Path, report: Report) -> bool:
     there, here = receipt.stated, again.stated
     classes = there["environment"]["class"], here["environment"]["class"]
     measured = other_metrics(there["metrics"], here["metrics"], "there", "here")
     if (equal := receipt.weights == again.weights and there["trace"] in (None, here["trace"])) and not measured:
         root = f", trace root {there['trace']}" if there["trace"] else ""
-        tell(f"REPRODUCED: weights {again.weights}{root}")
+        report(f"REPRODUCED: weights {again.weights}{root}")
         return True
     if classes[0] != classes[1] or not promises(classes[0]):
         holds, shown = results.within_tolerance(project, here["metrics"], there["metrics"])
         verdict = "metrics within tolerance" if holds else "METRICS DIFFER"
-        same = f"NOT COMPARABLE: class {classes[0]} there and here, in which switches are off or environments mixed"
+        same = f"NOT COMPARABLE: class {classes[0]} there and here, in which flags are off or environments mixed"
         said = same if classes[0] == classes[1] else f"ENVIRONMENT DIFFERS: {classes[0]} there, {classes[1]} here"
-        tell(f"{said}; equal bits are not guaranteed. {verdict}: {shown}")
+        report(f"{said}; equal bits are not guaranteed. {verdict}: {shown}")
         return holds
     if equal:
         why = "the evaluation does not repeat, or the receipt was altered"
-        tell(f"DIFFERS: weights {again.weights} as there, but other metrics: {measured}: {why}")
+        report(f"DIFFERS: weights {again.weights} as there, but other metrics: {measured}: {why}")
         return False
     if source.is_dir() and (source / TRACE).is_dir() and (again.path.parent / TRACE).is_dir():
         equal, lines = diff.report(diff.load(source), diff.load(again.path.parent))
         if not equal:
-            tell("\n".join(["DIFFERS", *lines]))
+            report("\n".join(["DIFFERS", *lines]))
             return False
     roots = f"trace root {there['trace']} there, {here['trace']} here"
-    tell(f"DIFFERS: weights {receipt.weights} there, {again.weights} here; {roots}")
+    report(f"DIFFERS: weights {receipt.weights} there, {again.weights} here; {roots}")
     return False

@@ -22,7 +22,7 @@ from ..base.shape import shown
 from ..base.text import differences, short, some
 from ..config.settings import Settings
 from ..config.yaml_file import read_yaml
-from ..core.errors import Failure, Refused
+from ..core.errors import RunError, UserError
 from ..guards.stages import require_own
 from ..record.classes import promises
 from ..record.names import ADDRESS, METRICS, WEIGHTS
@@ -34,7 +34,7 @@ from .outputs import OUTPUTS
 
 RESULTS = "results.lock"
 EVALUATION = "evaluation.json"  # what the stage of that name finds of the weights beside it
-STEPS = "steps"  # a metric that the machinery counts, and that no run of one content address can vary
+STEPS = "steps"  # a metric that the library counts, and that no run of one content address can vary
 SHOWN = 4  # differences that a sentence names
 AGAIN = "Train again: make repro, or dvc repro --force where DVC sees no change"
 
@@ -82,7 +82,7 @@ def check(project: Project, config: Settings, out: Path) -> list[Verdict]:
     `config` is what the project asks for now. dvc.lock counts where DVC made the run.
 
     Raises:
-        Refused: no finished run in `out`, a lock is missing, or the code is another project's.
+        UserError: no finished run in `out`, a lock is missing, or the code is another project's.
         Failure: the receipt of the run was altered.
     """
     require_own(project, "repro check is asked")
@@ -106,8 +106,8 @@ def check(project: Project, config: Settings, out: Path) -> list[Verdict]:
 def _finished(out: Path) -> Receipt:
     try:
         return read(out)
-    except Refused as refused:
-        raise Refused(f"{refused}. {AGAIN}") from None
+    except UserError as refused:
+        raise UserError(f"{refused}. {AGAIN}") from None
 
 
 def _foreign(out: Path, run: Receipt) -> list[Verdict]:
@@ -168,18 +168,18 @@ def within_tolerance(project: Project, seen: dict[str, Any], expected: dict[str,
     """Whether metrics are as near to the expected ones as results.lock tolerates, and both in words.
 
     Raises:
-        Refused: the run, the expected result and the tolerance are not of the same metrics, or one is no number.
+        UserError: the run, the expected result and the tolerance are not of the same metrics, or one is no number.
     """
     tolerance = lock(project)["tolerance"] or {}
     names = [sorted({*metrics} - {STEPS}) for metrics in (tolerance, seen, expected)]
     if names[0] != names[1] or names[0] != names[2] or not names[0]:
         wanted, have, other = (some(each, 9) or "none" for each in names)
-        raise Refused(
+        raise UserError(
             f"{RESULTS}: metrics cannot be compared: tolerance is of {wanted}; the run has {have}, the expected result "
             f"{other}. Name the same metrics in each"
         )
     if wrong := [name for name in names[0] if not isinstance(tolerance[name], int | float)]:
-        raise Refused(f"{RESULTS}: tolerance of {wrong[0]}: {tolerance[wrong[0]]!r} seen, a number wanted")
+        raise UserError(f"{RESULTS}: tolerance of {wrong[0]}: {tolerance[wrong[0]]!r} seen, a number wanted")
     pairs = {name: (float(seen[name]), float(expected[name])) for name in names[0]}
     holds = all(abs(one - other) <= tolerance[name] for name, (one, other) in pairs.items())
     shown = (f"{name} {one:.4f} (expected {other:.4f} +- {tolerance[name]:g})" for name, (one, other) in pairs.items())
@@ -190,15 +190,17 @@ def accepted_change(project: Project) -> tuple[str, dict[str, float]]:
     """How far a change of one ULP may move each metric, and the key that says so: `perturbation`, or `tolerance`.
 
     Raises:
-        Refused: results.lock is missing, neither key names a metric, or a value is no number from 0 on.
+        UserError: results.lock is missing, neither key names a metric, or a value is no number from 0 on.
     """
     held = lock(project)
     key = "perturbation" if held.get("perturbation") is not None else "tolerance"
     if not (accepted := held[key]):
-        raise Refused(f"{RESULTS}: {key} names no metric; say how far each may move, as in `{key}: {{accuracy: 0.02}}`")
+        raise UserError(
+            f"{RESULTS}: {key} names no metric; say how far each may move, as in `{key}: {{accuracy: 0.02}}`"
+        )
     for name, value in accepted.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise Refused(f"{RESULTS}: {key} of {shown(name)}: {shown(value)} seen, a number from 0 on wanted")
+            raise UserError(f"{RESULTS}: {key} of {shown(name)}: {shown(value)} seen, a number from 0 on wanted")
     return key, {str(name): float(value) for name, value in accepted.items()}
 
 
@@ -219,12 +221,12 @@ def accept(project: Project, out: Path, source: str) -> str:
     Returns what was done, in a sentence.
 
     Raises:
-        Refused: no finished run in `out`.
+        UserError: no finished run in `out`.
         Failure: its files are not those of its receipt, or something else is expected there already.
     """
     run = _finished(out)
     if foreign := _foreign(out, run):
-        raise Failure(foreign[0].sentence)
+        raise RunError(foreign[0].sentence)
     address, environment = run.stated["address"], run.stated["environment"]["class"]
     expected = _read(project, "rt")
     expected["results"] = expected["results"] or []  # that nobody has accepted any is no fault
@@ -232,7 +234,7 @@ def accept(project: Project, out: Path, source: str) -> str:
         if (row["address"], row["environment"]) == (address, environment):
             if not (differing := _differing(run, row)):
                 return f"{RESULTS} expects these weights and metrics already: {row['source']}"
-            raise Failure(
+            raise RunError(
                 f"{RESULTS} expects another outcome of this content address in this environment class ({differing}): "
                 f"this breaks the contract. If the row is wrong, remove it and accept again"
             )
@@ -266,7 +268,7 @@ def lock(project: Project) -> dict[str, Any]:
     """What results.lock holds.
 
     Raises:
-        Refused: it is missing, or has another shape.
+        UserError: it is missing, or has another shape.
     """
     return dict(_read(project))
 
@@ -274,5 +276,5 @@ def lock(project: Project) -> dict[str, Any]:
 def _read(project: Project, kind: str = "safe") -> Any:
     path, remedy = project.root / RESULTS, f"Restore it with: git checkout {RESULTS}"
     if not path.is_file():
-        raise Refused(f"{path}: missing. {remedy}")
+        raise UserError(f"{path}: missing. {remedy}")
     return read_yaml(path, Lock, remedy, kind)

@@ -14,13 +14,13 @@ from ..base.files import read_json, write_json
 from ..base.project import Project
 from ..config.params import load
 from ..config.settings import Settings
-from ..core.errors import Failure
+from ..core.errors import RunError
 from ..record import names
 from ..record.receipt import Receipt, read
 from ..record.view import RunView, is_stated
 from ..start import trainings
 
-ASKED = "asked.json"  # beside a run directory: what it was made for. Without it, the run is not whole
+REQUESTED = "asked.json"  # beside a run directory: what it was made for. Without it, the run is not whole
 # What no training of a series has: it is compared, not kept.
 ALONE: Mapping[str, Any] = {
     "tracking.enabled": False,
@@ -31,7 +31,7 @@ ALONE: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requested:
     """A training that is wanted.
 
     Attributes:
@@ -53,7 +53,7 @@ class Asked:
 class Made:
     """A training that is done: its run directory and its receipt."""
 
-    asked: Asked
+    requested: Requested
     folder: Path
     receipt: Receipt
 
@@ -89,52 +89,52 @@ class Series:
         schema: type[Settings],
         folder: Path,
         overrides: Sequence[str] = (),
-        tell: Callable[[str], None] = lambda line: None,
+        report: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.project, self.schema, self.folder = project, schema, folder
-        self.overrides, self.tell = tuple(overrides), tell
+        self.overrides, self.report = tuple(overrides), report
 
-    def make(self, wanted: Sequence[Asked]) -> Iterator[Made]:
+    def make(self, wanted: Sequence[Requested]) -> Iterator[Made]:
         """Make the trainings in this order, and yield each as it is done; those that are done already are not made.
 
         Raises:
-            Refused: a key or a value is wrong.
+            UserError: a key or a value is wrong.
             Failure: a training failed.
         """
         width = len(str(len(wanted)))
-        for count, asked in enumerate(wanted, 1):
+        for count, requested in enumerate(wanted, 1):
             begun = time.monotonic()
-            made, known = self._made(asked)
+            made, known = self._made(requested)
             took = "made before" if known else f"{time.monotonic() - begun:.1f} s"
-            self.tell(f"{count:{width}}/{len(wanted)}  {asked.name}: weights {made.receipt.weights[:16]}, {took}")
+            self.report(f"{count:{width}}/{len(wanted)}  {requested.name}: weights {made.receipt.weights[:16]}, {took}")
             yield made
 
-    def one(self, asked: Asked) -> Made:
+    def one(self, requested: Requested) -> Made:
         """Train once, without progress output."""
-        return self._made(asked)[0]
+        return self._made(requested)[0]
 
-    def _made(self, asked: Asked) -> tuple[Made, bool]:
-        settings = {**ALONE, **asked.settings}
+    def _made(self, requested: Requested) -> tuple[Made, bool]:
+        settings = {**ALONE, **requested.settings}
         config = load(self.schema, overrides=(*self.overrides, *trainings.texts(settings)))
-        data = trainings.prepared(self.project, config, self.tell)
+        data = trainings.prepared(self.project, config, self.report)
         wanted = {
-            "address": content_address(self.project, config, data, asked.ranks).digest,
+            "address": content_address(self.project, config, data, requested.ranks).digest,
             "config": config.flat(),
-            "ranks": asked.ranks,
-            "variables": dict(asked.variables),
-            "number": asked.number,
+            "ranks": requested.ranks,
+            "variables": dict(requested.variables),
+            "number": requested.number,
         }
         folder = self.project.root / self.folder / digest(wanted)[:16]
 
         def train(run: Path) -> None:
             given = trainings.sets(self.overrides)
-            words = trainings.command(self.project, ".train", settings, "--out", run, *given, ranks=asked.ranks)
-            trainings.run(self.project, words, environ=environment(self.project, asked))
+            words = trainings.command(self.project, ".train", settings, "--out", run, *given, ranks=requested.ranks)
+            trainings.run(self.project, words, environ=environment(self.project, requested))
 
-        return kept(folder, asked, wanted, train)
+        return kept(folder, requested, wanted, train)
 
 
-def kept(folder: Path, asked: Asked, wanted: Any, train: Callable[[Path], None]) -> tuple[Made, bool]:
+def kept(folder: Path, requested: Requested, wanted: Any, train: Callable[[Path], None]) -> tuple[Made, bool]:
     """The training in a folder of its own, and whether it was made before; `train` makes it otherwise.
 
     `wanted` is all that it was made for, as JSON holds it.
@@ -142,31 +142,31 @@ def kept(folder: Path, asked: Asked, wanted: Any, train: Callable[[Path], None])
     Raises:
         Failure: the training failed.
     """
-    if made := _whole(asked, folder, wanted):
+    if made := _whole(requested, folder, wanted):
         return made, True
     shutil.rmtree(folder, ignore_errors=True)
     train(folder / "run")
-    write_json(folder / ASKED, wanted)
-    if made := _whole(asked, folder, wanted):
+    write_json(folder / REQUESTED, wanted)
+    if made := _whole(requested, folder, wanted):
         return made, False
-    raise Failure(f"{folder}: the training left no whole record; something else writes there")
+    raise RunError(f"{folder}: the training left no whole record; something else writes there")
 
 
-def _whole(asked: Asked, folder: Path, wanted: Any) -> Made | None:
+def _whole(requested: Requested, folder: Path, wanted: Any) -> Made | None:
     """The training in a folder, if it came to its end and nothing of it has changed since."""
     run = folder / "run"
     try:
-        if read_json(folder / ASKED) != wanted:
+        if read_json(folder / REQUESTED) != wanted:
             return None
         receipt = read(run)
-    except Failure:
+    except RunError:
         return None
     files = [names.WEIGHTS, names.METRICS, *([names.STEP_ROWS] if receipt.stated["trace"] else [])]
     stated = receipt.stated["address"]
     whole = stated == wanted.get("address", stated) and all(is_stated(receipt, name) for name in files)
-    return Made(asked, run, receipt) if whole else None
+    return Made(requested, run, receipt) if whole else None
 
 
-def environment(project: Project, asked: Asked) -> dict[str, str]:
-    """The variables of a training. Those of switches are its own to set, so that a relaxed one lacks them."""
-    return {**trainings.environment(project, switches=False), **asked.variables}
+def environment(project: Project, requested: Requested) -> dict[str, str]:
+    """The variables of a training. Those of flags are its own to set, so that a relaxed one lacks them."""
+    return {**trainings.environment(project, flags=False), **requested.variables}

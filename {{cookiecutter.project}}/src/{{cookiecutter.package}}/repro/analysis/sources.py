@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ..base.redact import without_credentials
-from ..core.errors import Refused
+from ..core.errors import UserError
 from ..record.names import FILES, TRACE, WEIGHTS
 from ..tracking.tracking import QUIET
 from . import archive
@@ -28,7 +28,7 @@ def located(name: str, uri: Callable[[], str], kept: Set[str] = KEPT) -> Iterato
     `repro bundle`.
 
     Raises:
-        Refused: it means none of them.
+        UserError: it means none of them.
     """
     path, _, number = name.rpartition(":")
     if archive.is_archive(Path(path or name)):
@@ -39,11 +39,11 @@ def located(name: str, uri: Callable[[], str], kept: Set[str] = KEPT) -> Iterato
         yield Path(name)
     elif re.fullmatch(r"[0-9a-f]{32}", name):
         with TemporaryDirectory() as folder:
-            with asked(name):
+            with requested(name):
                 _download(name, uri(), folder, kept)
             yield Path(folder)
     else:
-        raise Refused(f"{name or repr(name)}: no such run directory, receipt or MLflow run id")
+        raise UserError(f"{name or repr(name)}: no such run directory, receipt or MLflow run id")
 
 
 def listed(name: str, uri: Callable[[], str]) -> list[str]:
@@ -52,24 +52,24 @@ def listed(name: str, uri: Callable[[], str]) -> list[str]:
     Whatever is no `experiment:NAME` is the name of a run itself.
 
     Raises:
-        Refused: there is no such experiment, or no finished run in it.
+        UserError: there is no such experiment, or no finished run in it.
     """
     if not name.startswith(EXPERIMENT):
         return [name]
-    with asked(name):
+    with requested(name):
         from mlflow import MlflowClient
 
         client = MlflowClient(uri())
         experiment = client.get_experiment_by_name(name.removeprefix(EXPERIMENT))
         if experiment is None or experiment.lifecycle_stage != "active":
-            raise Refused(f"{name}: MLflow has no such experiment; make ui lists those there are, or {NEXT}")
+            raise UserError(f"{name}: MLflow has no such experiment; make ui lists those there are, or {NEXT}")
         page = client.search_runs([experiment.experiment_id], FINISHED)
         found = list(page)
         while page.token:
             page = client.search_runs([experiment.experiment_id], FINISHED, page_token=page.token)
             found += page
     if not found:
-        raise Refused(f"{name}: no finished run is in it")
+        raise UserError(f"{name}: no finished run is in it")
     return [run.info.run_id for run in sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))]
 
 
@@ -79,12 +79,12 @@ def _unpack(path: Path, run: str, folder: Path, kept: Set[str]) -> None:
         run = runs[0]
     if run not in runs:
         seen = f"run {run!r} asked for, " if run else ""
-        raise Refused(f"{path}: {seen}{', '.join(runs) or 'no run'} seen; name one of them: {path}:1")
+        raise UserError(f"{path}: {seen}{', '.join(runs) or 'no run'} seen; name one of them: {path}:1")
     archive.unpack(path, run, folder, kept)
 
 
 @contextmanager
-def asked(name: str) -> Iterator[None]:
+def requested(name: str) -> Iterator[None]:
     """What MLflow says against a question about a run or an experiment, in a line."""
     os.environ |= QUIET
     from mlflow.exceptions import MlflowException
@@ -93,7 +93,7 @@ def asked(name: str) -> Iterator[None]:
         yield
     except MlflowException as error:
         said = without_credentials(" ".join(str(error).split()))
-        raise Refused(f"{name}: {said[:200]}; {NEXT}") from None
+        raise UserError(f"{name}: {said[:200]}; {NEXT}") from None
 
 
 def _download(run: str, uri: str, folder: str, kept: Set[str]) -> None:

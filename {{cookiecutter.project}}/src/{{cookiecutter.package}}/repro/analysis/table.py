@@ -1,4 +1,4 @@
-"""Tables as the verbs of the lab print them."""
+"""Tables as the verbs of analysis print them."""
 
 from collections.abc import Sequence
 

@@ -19,13 +19,13 @@ from ..base.project import Project
 from ..base.shape import plain
 from ..config.params import load
 from ..config.yaml_file import read_yaml
-from ..core.errors import Refused
+from ..core.errors import UserError
 from ..record.code_state import code_state
 from . import statistics
 from .cost import step_seconds
 from .groups import named
 from .results import RESULTS, lock
-from .series import Asked, Made, Series
+from .series import Made, Requested, Series
 from .table import table
 
 Range = tuple[float | None, float | None]  # from, to; None is no bound
@@ -124,10 +124,10 @@ def ranges(project: Project) -> Ranges:
     """The ranges that the project sets.
 
     Raises:
-        Refused: results.lock has none, or a range is not two ends in order.
+        UserError: results.lock has none, or a range is not two ends in order.
     """
     if not (held := lock(project).get("trial")):
-        raise Refused(f"{RESULTS}: no `trial` seen, ranges for a new default wanted, such as\n  {EXAMPLE}")
+        raise UserError(f"{RESULTS}: no `trial` seen, ranges for a new default wanted, such as\n  {EXAMPLE}")
     metrics = {name: _range(name, ends) for name, ends in held["metrics"].items()}
     time, memory = (_range(name, held[name]) for name in ("seconds", "memory"))
     return Ranges(held["same_bits"], time, memory, metrics)
@@ -138,29 +138,32 @@ def _range(name: str, ends: Sequence[float | None]) -> Range:
         low, high = ends
         if low is None or high is None or low <= high:
             return low, high
-    raise Refused(f"{RESULTS}: trial: {named(name)}: {ends} seen, [LOW, HIGH] wanted; null is no bound")
+    raise UserError(f"{RESULTS}: trial: {named(name)}: {ends} seen, [LOW, HIGH] wanted; null is no bound")
 
 
 def tried(series: Series, change: Sequence[str], pairs: int) -> Trial:
     """Make pairs of trainings without the change and with it, by turns, and judge them.
 
     Raises:
-        Refused: the change is none, or does not fit; results.lock has no ranges, or names a metric that no run has.
+        UserError: the change is none, or does not fit; results.lock has no ranges, or names a metric that no run has.
     """
     judged, without = ranges(series.project), load(series.schema, overrides=series.overrides)
     changed = load(series.schema, overrides=(*series.overrides, *change)).flat()
     settings = {key: changed[key] for key in (text.partition("=")[0] for text in change)}
     if changed == without.flat():
-        raise Refused(f"{plain(' '.join(change))}: the project has this already; give KEY=VALUE with another value")
+        raise UserError(f"{plain(' '.join(change))}: the project has this already; give KEY=VALUE with another value")
     if "seed" in settings:
-        raise Refused("seed: each pair has a seed of its own; give another key")
+        raise UserError("seed: each pair has a seed of its own; give another key")
     wanted = []
     for pair in range(pairs):
         seed = {"seed": without.seed + pair}
-        both = [Asked(f"seed {seed['seed']}", seed), Asked(f"seed {seed['seed']}, changed", {**settings, **seed})]
+        both = [
+            Requested(f"seed {seed['seed']}", seed),
+            Requested(f"seed {seed['seed']}, changed", {**settings, **seed}),
+        ]
         wanted += both if pair % 2 == 0 else both[::-1]
     made = list(series.make(wanted))
-    sides = [[each for each in made if each.asked.name.endswith("changed") == with_it] for with_it in (False, True)]
+    sides = [[each for each in made if each.requested.name.endswith("changed") == with_it] for with_it in (False, True)]
     return judge(sides[0], sides[1], change, judged)
 
 
@@ -169,7 +172,7 @@ def judge(without: Sequence[Made], with_it: Sequence[Made], change: Sequence[str
     have = sorted({*without[0].metrics} & {*with_it[0].metrics})
     if missing := [name for name in judged.metrics if name not in have]:
         seen = ", ".join(map(named, have))
-        raise Refused(f"{RESULTS}: trial: metrics: {named(missing[0])}: no run has it; they have: {seen}")
+        raise UserError(f"{RESULTS}: trial: metrics: {named(missing[0])}: no run has it; they have: {seen}")
     criteria, spreads, wider = [], {}, []
     for name, within in judged.metrics.items():
         one, other = (np.array([run.metrics[name] for run in side]) for side in (without, with_it))

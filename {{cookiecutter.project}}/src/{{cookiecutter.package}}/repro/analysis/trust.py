@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..base.git import GitFailed, git, git_text, is_repository
 from ..base.project import Project
-from ..core.errors import Failure, Refused
+from ..core.errors import RunError, UserError
 from ..record.code_state import code_state
 from ..record.signature import standing
 
@@ -21,7 +21,7 @@ class Trust:
 
 
 def require_trusted(
-    project: Project, receipt: Path, patch: Path | None, trust: Trust, tell: Callable[[str], None]
+    project: Project, receipt: Path, patch: Path | None, trust: Trust, report: Callable[[str], None]
 ) -> None:
     """Show the patch that is to be run with a record, and who signed its receipt; refuse it if nobody answers for it.
 
@@ -29,17 +29,17 @@ def require_trusted(
     holds uncommitted is the user's own.
 
     Raises:
-        Refused: the patch is another one, and neither signed nor allowed; or the signature is missing.
+        UserError: the patch is another one, and neither signed nor allowed; or the signature is missing.
         Failure: the receipt is not signed by one of the signers.
     """
     own = patch is None or hashlib.sha256(patch.read_bytes()).hexdigest() == code_state(project)[0]["patch"]
     if trust.signers or not own:
-        tell(f"{receipt}: {standing(receipt, trust.signers)}")
+        report(f"{receipt}: {standing(receipt, trust.signers)}")
     if patch is None or own:
         return
-    tell("\n".join([f"{patch}, uncommitted code that is run with it:", *_shown(project, patch)]))
+    report("\n".join([f"{patch}, uncommitted code that is run with it:", *_shown(project, patch)]))
     if not (trust.signers or trust.run_patch):
-        raise Refused(
+        raise UserError(
             f"{patch}: code that this work tree does not hold, not run: read it, then allow it with --run-patch, or "
             f"with --signers FILE of the keys that you trust"
         )
@@ -53,6 +53,6 @@ def _shown(project: Project, patch: Path) -> list[str]:
     try:
         listed = git(top, "apply", "--numstat", str(patch.absolute())).decode(errors="replace")
     except GitFailed as failed:
-        raise Failure(f"{patch}: no patch that git can read: {failed}") from None
+        raise RunError(f"{patch}: no patch that git can read: {failed}") from None
     rows = (line.split("\t", 2) for line in listed.splitlines())
     return [f"  {name}: {'binary' if added == '-' else f'+{added} -{removed}'}" for added, removed, name in rows]

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..base.files import require, write_json
 from ..base.project import Project
 from ..checkpoint import checkpoint
-from ..core.errors import Failure, Preempted, Refused
+from ..core.errors import Preempted, RunError, UserError
 from ..record import receipt
 from ..record.names import ADDRESS, CHECKPOINTS, ENVIRONMENT, METRIC_ROWS, RECEIPT, RUN, TRACE, VALUES
 from ..record.reading import Identity, read_record
@@ -39,44 +39,44 @@ class Recorded:
     patch: Path | None
 
 
-def recorded(project: Project, run: Path, trust: Trust, tell: Callable[[str], None]) -> Recorded:
+def recorded(project: Project, run: Path, trust: Trust, report: Callable[[str], None]) -> Recorded:
     """The record of a run, as its receipt states it where there is one.
 
     Raises:
-        Refused: there is no such run, its record has another form, or it brings code along that nobody allowed.
+        UserError: there is no such run, its record has another form, or it brings code along that nobody allowed.
         Failure: the receipt or the patch was altered, or the signature is another's.
     """
     view = RunView(run)
     if not view.facts:
-        raise Refused(f"{run / RUN}: missing; the values of a step are made again from a run directory")
+        raise UserError(f"{run / RUN}: missing; the values of a step are made again from a run directory")
     require(view.facts["id"], f"{run / RUN}: id", Identity, "")
     finished = view.holds(RECEIPT)
     made = view.required.stated if finished else {**view.facts, **read_record(run, ADDRESS)}
     patch = receipt.patch_beside(run / (RECEIPT if finished else RUN), made["code"]["patch"])
-    require_trusted(project, run / RECEIPT, patch, trust, tell)
+    require_trusted(project, run / RECEIPT, patch, trust, report)
     return Recorded(run, view.facts["id"], made, patch)
 
 
-def at(project: Project, recorded: Recorded, step: int, tell: Callable[[str], None]) -> dict[str, Tensor]:
+def at(project: Project, recorded: Recorded, step: int, report: Callable[[str], None]) -> dict[str, Tensor]:
     """The tensors of a step (counted from 0) of a run, in the order in which they came to be.
 
     Raises:
-        Refused: there is no way to make its step again.
+        UserError: there is no way to make its step again.
         Failure: the re-run gives other digests than recorded, or does not reach the step.
     """
     run, made = recorded.run, recorded.made
     with (
         _copied(run, step) as (out, done),
-        remade(project, recorded.id, made, recorded.patch, tell) as (again, keys),
+        remade(project, recorded.id, made, recorded.patch, report) as (again, keys),
     ):
         keys |= {"trace.level": made["config"]["trace.level"], "trace.values": step}
         keys |= {"tracking.enabled": False, "checkpoint.every": 10**9}
-        tell(f"making step {step} of {run} again, from the checkpoint after step {done}")
+        report(f"making step {step} of {run} again, from the checkpoint after step {done}")
         ranks = made["preimage"].get("world_size", 1)
         words = trainings.command(again, ".train", keys, "--out", out, ranks=ranks)
         trainings.run(again, words, ends=(0, Preempted.exit_code) if ranks == 1 else (0, 1))
         if not (out / VALUES).is_file():
-            raise Failure(f"{run}: the re-run did not come to step {step}")
+            raise RunError(f"{run}: the re-run did not come to step {step}")
         with safe_open(out / VALUES, "pt") as file:
             return {name: file.get_tensor(name) for name in json.loads(file.metadata()["order"])}
 
@@ -139,7 +139,7 @@ def _ulps(one: Tensor, other: Tensor) -> Tensor:
 
 
 def lines(
-    project: Project, runs: tuple[Path, Path], step: int, phase: str, trust: Trust, tell: Callable[[str], None]
+    project: Project, runs: tuple[Path, Path], step: int, phase: str, trust: Trust, report: Callable[[str], None]
 ) -> list[str]:
     """The lines that say by how much two runs differ at a step, from the phase in which they part.
 
@@ -147,9 +147,9 @@ def lines(
         Failure: a run has no record from which it may be made again; see `recorded`.
     """
     seen: list[dict[str, Any]] = []
-    for side in [recorded(project, run, trust, tell) for run in runs]:
+    for side in [recorded(project, run, trust, report) for run in runs]:
         try:
-            seen.append(at(project, side, step, tell))
-        except Failure as failure:
+            seen.append(at(project, side, step, report))
+        except RunError as failure:
             return [f"no values: {side.run} made again: {failure}"]
     return [f"values at step {step}, {phase}:", *(f"  {line}" for line in differences(seen[0], seen[1], phase))]

@@ -1,4 +1,4 @@
-"""The verbs of the `repro` command that ask the lab. cli.py loads them when one is asked for, and no run does."""
+"""The verbs of the `repro` command that ask analysis. cli.py loads them when one is asked for, and no run does."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import click
 from ..base.files import durable
 from ..base.shape import plain
 from ..config.params import load
-from ..core.errors import Refused
+from ..core.errors import UserError
 from ..start.launch import overriding
 from . import measure
 from .options import Folder, Ours, as_json_option, run_patch_option, signers_option
@@ -34,7 +34,7 @@ def doctor(ours: Ours, overrides: tuple[str, ...], as_json: bool) -> None:
     from .doctor.doctor import examine, healthy, summary
 
     settings, rows = load(ours.schema, overrides=overrides), []
-    with suppress(Refused):  # the check of the switches tells it
+    with suppress(UserError):  # the check of the flags tells it
         flags.set_environment(settings.options.determinism)
     for row in examine(ours.project, settings):
         rows.append(row)
@@ -56,12 +56,12 @@ def smoke(ours: Ours, overrides: tuple[str, ...]) -> None:
     from ..start import trainings
     from .verify import shortened
 
-    settings, asked, _ = shortened(ours.schema, overrides)
+    settings, requested, _ = shortened(ours.schema, overrides)
     trainings.prepared(ours.project, settings, click.echo)
     out = ours.project.root / "build" / "smoke"
     shutil.rmtree(out, ignore_errors=True)
     for stage in ("train", "evaluate"):
-        words = trainings.command(ours.project, f".{stage}", {"tracking.enabled": False, **asked}, "--out", out)
+        words = trainings.command(ours.project, f".{stage}", {"tracking.enabled": False, **requested}, "--out", out)
         said = trainings.run(ours.project, words).strip().splitlines()
         click.echo(f"{stage}: {said[-1].strip() if stage == 'evaluate' else f'weights {read(out).weights}'}")
 
@@ -129,11 +129,11 @@ def verify(ours: Ours, overrides: tuple[str, ...], ranks: int | None, only: tupl
     from ..start.trainings import prepared
     from .verify import chosen, places_here, shortened, starting, train_in_all_ways
 
-    ways, (settings, asked, vary) = chosen(only), shortened(ours.schema, overrides)
+    ways, (settings, requested, vary) = chosen(only), shortened(ours.schema, overrides)
     prepared(ours.project, settings, click.echo)
     places, verdicts = ranks or places_here(settings.device), []
     with starting(ours.project, settings.options.determinism) as start:
-        for row in train_in_all_ways(ours.project, settings, places, start, asked, click.echo, ways, vary):
+        for row in train_in_all_ways(ours.project, settings, places, start, requested, click.echo, ways, vary):
             verdicts.append(row.verdict)
             click.echo(f"{row.name:30}  {row.weights[:16]:16}  {(row.trace or '')[:16]:16}  {row.verdict}")
     tried = [verdict for verdict in verdicts if not verdict.startswith("not tried")]
@@ -246,7 +246,7 @@ def bundle(ours: Ours, runs: tuple[Path, ...], out: Path, weights: bool) -> None
     from .bundle.bundle import bundled
 
     if out.suffix != ".tar":
-        raise Refused(f"--out {plain(str(out))}: a name that ends with .tar wanted")
+        raise UserError(f"--out {plain(str(out))}: a name that ends with .tar wanted")
     _load_matplotlib()
     from .report.publish import paged
     from .report.report import Extras

@@ -19,11 +19,11 @@ from ..base.shape import plain
 from ..base.text import differences
 from ..config.params import PARAMS, load
 from ..config.settings import Settings
-from ..core.errors import Failure, Refused
-from ..core.flags import told_variables
+from ..core.errors import RunError, UserError
+from ..core.flags import stated_variables
 from ..core.options import Determinism
 from ..record.names import CHECKPOINTS, METRIC_ROWS
-from ..record.opening import told_of, unproven
+from ..record.opening import non_portable, reported_of
 from ..record.receipt import read
 from ..start import trainings
 from ..start.ranks import handling
@@ -112,12 +112,12 @@ def chosen(names: Sequence[str]) -> Sequence[Way]:
     """The ways of these names; all where there are none.
 
     Raises:
-        Refused: there is no such way.
+        UserError: there is no such way.
     """
     unknown = [name for name in names if name not in {way.name for way in WAYS}]
     if unknown:
         known = "; ".join(way.name for way in WAYS)
-        raise Refused(f"--only {unknown[0]!r}: no such way to train; known: {known}")
+        raise UserError(f"--only {unknown[0]!r}: no such way to train; known: {known}")
     return [way for way in WAYS if not names or way.name in names]
 
 
@@ -125,20 +125,20 @@ def shortened(schema: type[S], overrides: Sequence[str]) -> tuple[S, dict[str, A
     """The config of a short training, the keys that this overrides, and the neutral ones that are varied.
 
     Raises:
-        Refused: `verify` in params.yaml does not fit the other keys, or varies one that is not neutral.
+        UserError: `verify` in params.yaml does not fit the other keys, or varies one that is not neutral.
     """
     asks = load(schema, overrides=overrides).verify
     for name, texts in asks:
         try:
             load(schema, overrides=texts)
-        except Refused as refused:
-            raise Refused(f"{PARAMS}: verify.{name} does not fit: {refused}") from None
+        except UserError as refused:
+            raise UserError(f"{PARAMS}: verify.{name} does not fit: {refused}") from None
     overrides = (*asks.shorten, *overrides)
     short, varied = load(schema, overrides=overrides), load(schema, overrides=(*overrides, *asks.vary))
     before, after = ({"seed": each.seed, **each.addressed(), **each.environment()} for each in (short, varied))
     if others := differences(before, after):
         field = others[0].field
-        raise Refused(f"{PARAMS}: verify.vary: {field} is not neutral, so it asks for another run; leave it out")
+        raise UserError(f"{PARAMS}: verify.vary: {field} is not neutral, so it asks for another run; leave it out")
     return short, _values(short, overrides), _values(varied, asks.vary)
 
 
@@ -163,15 +163,15 @@ def starting(project: Project, determinism: Determinism) -> Iterator[Start]:
     What a training prints goes to a file beside its folder.
 
     Raises:
-        Refused: a variable contradicts the switches.
+        UserError: a variable contradicts the flags.
     """
     environ = trainings.environment(project)
-    environ |= told_variables(determinism, environ)
+    environ |= stated_variables(determinism, environ)
 
     def start(way: Way, settings: Mapping[str, Any]) -> trainings.Process:
         arguments = ["--out", str(project.root / way.folder), *trainings.overrides(settings)]
         log = project.root / way.log
-        # where no switch fixes the threads, torchrun gives a rank other ones, and a fork cannot change its own
+        # where no flag fixes the threads, torchrun gives a rank other ones, and a fork cannot change its own
         if way.cold or (way.ranks > 1 and "OMP_NUM_THREADS" not in environ):
             return trainings.start(project, trainings.command(project, ".train", {}, *arguments, ranks=way.ranks), log)
         return warm.start(f"{project.name}.train", arguments, log, way.ranks)
@@ -186,7 +186,7 @@ def train_in_all_ways(
     places: int,
     start: Start,
     settings: Mapping[str, Any],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     ways: Sequence[Way] = WAYS,
     vary: Mapping[str, Any] = NOTHING,
 ) -> Iterator[Row]:
@@ -198,8 +198,8 @@ def train_in_all_ways(
     (project.root / FOLDER).mkdir(parents=True)
     common = {"tracking.enabled": False, "trace.level": "step", "loader.workers": 0, **settings}
     first = _train(project, ONCE, common, start)
-    if first.weights and (said := told_of(unproven(project.root / ONCE.folder))):
-        tell("\n".join(said))
+    if first.weights and (said := reported_of(non_portable(project.root / ONCE.folder))):
+        report("\n".join(said))
     yield first
     length = _length(project.root / ONCE.folder) if first.weights else (0, 0.0)
     for way in ways if first.weights else ():
@@ -216,7 +216,7 @@ def train_in_all_ways(
                 same = row.weights == first.weights and row.trace in (None, first.trace)
                 row = Row(row.name, "EQUAL" if same else "DIFFERS", row.weights, row.trace)
             if row.verdict == "DIFFERS":
-                tell(f"see where: repro diff {ONCE.folder} {way.folder}")
+                report(f"see where: repro diff {ONCE.folder} {way.folder}")
             yield row
 
 
@@ -237,11 +237,11 @@ def _train(
             _kill(partial(start, way, settings), out, at, way.ended)
         log.unlink(missing_ok=True)
         _, code = _watched(partial(start, way, settings))
-    except Failure as failure:
+    except RunError as failure:
         return Row(way.name, f"FAILED: {failure}")
     if code:
         said = log.read_text(errors="replace").splitlines()[-LINES:]
-        if way.sharded and code == Refused.exit_code:
+        if way.sharded and code == UserError.exit_code:
             refusal = plain(said[-1]) if said else "refused without a word"
             return Row(way.name, f"not tried: {textwrap.shorten(refusal, LINE, placeholder=' …')}")
         return Row(way.name, "\n".join([f"FAILED: it ended with {code}:", *said]))
@@ -295,4 +295,4 @@ def _kill(start: Callable[[], trainings.Process], out: Path, after: int, by: sig
             for step, folder in _checkpoints(out) if by == signal.SIGKILL else ():
                 shutil.rmtree(folder) if step > after else None
             return
-    raise Failure("the training ended before it was killed: make it longer, see verify.shorten in params.yaml")
+    raise RunError("the training ended before it was killed: make it longer, see verify.shorten in params.yaml")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ..address.release import judged
 from ..base.project import Project
-from ..core.errors import Failure
+from ..core.errors import RunError
 from ..record.names import CURVES, METRIC_ROWS, PATCH, STEP_ROWS, TENSOR_ROWS
 from ..record.receipt import Receipt, read
 from ..record.signature import standing
@@ -22,12 +22,12 @@ def report(project: Project, path: Path, signers: Path | None) -> list[str]:
     Raises:
         Failure: the receipt contradicts itself or a file beside it, or the signature is another's or of a signer who
             is not known.
-        Refused: it is no receipt, or the signature is missing.
+        UserError: it is no receipt, or the signature is missing.
     """
     receipt = read(path)
     itself = f"receipt {receipt.name}: consistent in itself: {DERIVED}"
     signed = standing(receipt.path, signers)
-    return [itself, *judged(project, receipt.stated.get("machinery")), *_beside(receipt), signed]
+    return [itself, *judged(project, receipt.stated.get("library")), *_beside(receipt), signed]
 
 
 def _beside(receipt: Receipt) -> list[str]:
@@ -35,7 +35,7 @@ def _beside(receipt: Receipt) -> list[str]:
     stated = [name for name in FILES if name != STEP_ROWS or receipt.stated["trace"]]  # a run without a trace has none
     there = [name for name in stated if (receipt.path.parent / name).is_file()]
     if other := [name for name in there if not is_stated(receipt, name)]:
-        raise Failure(f"{receipt.path.parent / other[0]}: altered or another run's; the receipt states another one")
+        raise RunError(f"{receipt.path.parent / other[0]}: altered or another run's; the receipt states another one")
     if receipt.patch:
         there.append(PATCH)
     missing = [name for name in stated if name not in there]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..base.git import GitFailed, git_text, is_repository
 from ..base.project import Project
-from ..core.errors import Refused
+from ..core.errors import UserError
 
 # Of each command there: no hook of anybody runs.
 QUIET = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "advice.detachedHead=false")
@@ -62,14 +62,16 @@ def work_copy(project: Project, folder: Path, whose: str, commit: str = "HEAD") 
     `whose` says in a refusal what is wanted of the repository.
 
     Raises:
-        Refused: the project is in no repository, or that has no such commit.
+        UserError: the project is in no repository, or that has no such commit.
     """
     if not is_repository(project.root, own=True):
-        raise Refused(f"{project.root}: no git repository, {whose}")
+        raise UserError(f"{project.root}: no git repository, {whose}")
     try:
         _git(project, "cat-file", "-e", f"{commit}^{{commit}}")
     except GitFailed:
-        raise Refused(f"commit {commit}: not in this repository; get it with: git fetch, and run this again") from None
+        raise UserError(
+            f"commit {commit}: not in this repository; get it with: git fetch, and run this again"
+        ) from None
     try:
         _remove(project, folder)  # left by one that was killed
         _git(project, "worktree", "add", "--quiet", "--detach", str(folder), commit)

@@ -12,7 +12,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import Refused
+from ..core.errors import UserError
 from .forms import fault, unreadable
 
 PART = ".part"  # ends the name of what is still being written
@@ -66,7 +66,7 @@ def read_json(path: Path, form: Any = object, remedy: str = REMEDY) -> Any:
     """What `write_json` wrote.
 
     Raises:
-        Refused: the file is missing, no JSON, or not of the `form`, a type.
+        UserError: the file is missing, no JSON, or not of the `form`, a type.
     """
     return parse_json(read_text(path, remedy), str(path), form, remedy)
 
@@ -75,14 +75,14 @@ def parse_json(text: str, place: str, form: Any = object, remedy: str = REMEDY) 
     """The value in a text that was read at `place`.
 
     Raises:
-        Refused: as `read_json`.
+        UserError: as `read_json`.
     """
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise Refused(f"{place}: not JSON: {error}. {remedy}") from None
+        raise UserError(f"{place}: not JSON: {error}. {remedy}") from None
     except RecursionError:
-        raise Refused(f"{place}: not JSON that can be read: it is nested too deep. {remedy}") from None
+        raise UserError(f"{place}: not JSON that can be read: it is nested too deep. {remedy}") from None
     require(value, place, form, remedy)
     return value
 
@@ -90,21 +90,21 @@ def parse_json(text: str, place: str, form: Any = object, remedy: str = REMEDY) 
 def require(value: Any, place: str, form: Any, remedy: str) -> None:
     """Refuse a parsed value that cannot be worked with, or is not of the `form`."""
     if wrong := unreadable(value) or fault(value, form):
-        raise Refused(f"{place}: {wrong}. {remedy}".rstrip())
+        raise UserError(f"{place}: {wrong}. {remedy}".rstrip())
 
 
 def read_text(path: Path, remedy: str = REMEDY) -> str:
     """The text in a file.
 
     Raises:
-        Refused: it is missing, or not UTF-8.
+        UserError: it is missing, or not UTF-8.
     """
     try:
         return path.read_text("utf-8")
     except (FileNotFoundError, NotADirectoryError):
-        raise Refused(f"{path}: missing. {remedy}") from None
+        raise UserError(f"{path}: missing. {remedy}") from None
     except UnicodeDecodeError as error:
-        raise Refused(f"{path}: not text in UTF-8: {error}. {remedy}") from None
+        raise UserError(f"{path}: not text in UTF-8: {error}. {remedy}") from None
 
 
 def free(path: Path) -> Path:

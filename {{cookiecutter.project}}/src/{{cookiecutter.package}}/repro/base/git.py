@@ -5,12 +5,12 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..core.errors import Failure, Refused
+from ..core.errors import RunError, UserError
 
 REFUSED = "safe.directory "  # in git's own words before the folder that it wants to be named
 
 
-class GitFailed(Failure):
+class GitFailed(RunError):
     """git is not installed, or ended with an exit code that nobody wanted: this is no repository, or lacks a commit."""
 
 
@@ -28,7 +28,7 @@ def git(
     variables such as GIT_DIR say, as in a hook of git.
 
     Raises:
-        Refused: the folder belongs to another user, and git reads nothing there.
+        UserError: the folder belongs to another user, and git reads nothing there.
         GitFailed: git cannot do it.
     """
     kept = {name: value for name, value in os.environ.items() if not (own and name.startswith("GIT_"))}
@@ -45,7 +45,7 @@ def git(
     said = (done.stderr.strip() or done.stdout.strip()).decode(errors="replace")
     if REFUSED in said:
         place = said.rpartition(REFUSED)[2]
-        raise Refused(
+        raise UserError(
             f"{place}: it belongs to another user, so git reads nothing there, and no receipt could name the code. If "
             f"you trust that user: git config --global --add safe.directory {place}"
         )
@@ -61,7 +61,7 @@ def is_repository(folder: Path, own: bool = False) -> bool:
     """Whether git knows `folder`, or one above it; `own` as in `git`.
 
     Raises:
-        Refused: it belongs to another user.
+        UserError: it belongs to another user.
     """
     try:
         return bool(git(folder, "rev-parse", "--git-dir", own=own))

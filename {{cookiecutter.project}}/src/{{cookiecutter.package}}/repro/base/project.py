@@ -27,7 +27,7 @@ class Project:
         return self.package.name
 
     @property
-    def machinery(self) -> Path:
+    def library(self) -> Path:
         """The folder of the library in the package."""
         return self.package / LIBRARY.name
 

@@ -27,7 +27,7 @@ from ..address import manifest
 from ..base.files import PART, part, rename, sync, write_json
 from ..base.text import some
 from ..core.alike import together
-from ..core.errors import Failure, Refused
+from ..core.errors import RunError, UserError
 from ..core.ranks import ALONE, World
 from ..core.snapshot import GROUPS, VALUES, Snapshot
 from ..record.removal import remove_checkpoint
@@ -51,7 +51,7 @@ class Origin:
         wanted = {"address": [self.address], "environment": [self.environment, *self.earlier]}
         for name, allowed in wanted.items():
             if (seen := state.get(name)) not in allowed:
-                raise Refused(
+                raise UserError(
                     f"{path}: made by another run: {name} {str(seen)[:16]} seen, {allowed[-1][:16]} wanted. Another "
                     f"run's weights are never used. Move it away, or begin in another folder with --out"
                 )
@@ -87,7 +87,7 @@ def clear(folder: Path) -> None:
 
 
 def write_part(snapshot: Snapshot, aside: Path, origin: Origin | None, world: World) -> list[dict[str, Any]]:
-    """Write durably what this rank has to: its shards; and the lead, which knows the `origin`, all else.
+    """Write durably what this rank has to: its shards; and rank 0, which knows the `origin`, all else.
 
     Returns:
         The files as a manifest states them.
@@ -97,9 +97,9 @@ def write_part(snapshot: Snapshot, aside: Path, origin: Origin | None, world: Wo
     if origin:
         snapshot = snapshot if snapshot.digests else snapshot.digested()
         whose = {"address": origin.address, "environment": origin.environment}
-        told = {"digests": snapshot.digests, "content": snapshot.content, **snapshot.values}
+        message = {"digests": snapshot.digests, "content": snapshot.content, **snapshot.values}
         written.append(aside / STATE)
-        write_json(written[-1], {"step": snapshot.step, **whose, **told})
+        write_json(written[-1], {"step": snapshot.step, **whose, **message})
     for path in written:
         sync(path)
     return manifest.stated(written)
@@ -135,22 +135,22 @@ def read(path: Path, origin: Origin, share: tuple[int, int] = (0, 1)) -> Snapsho
 
     Raises:
         Damaged: a byte differs from what was written, or is missing.
-        Refused: it is whole, and another run's.
+        UserError: it is whole, and another run's.
     """
     try:
         named = NAME.fullmatch(path.name)
         if not named or manifest.sha256_file(path / manifest.NAME)[:16] != named[2]:
-            raise Failure(f"{path / manifest.NAME}: its SHA-256 does not begin as the folder's name says")
+            raise RunError(f"{path / manifest.NAME}: its SHA-256 does not begin as the folder's name says")
         stated = manifest.read(path)["files"]
         seen, wanted = {file.name for file in path.iterdir()}, {manifest.NAME, *(file["path"] for file in stated)}
         if odd := sorted(seen ^ wanted):
-            raise Failure(f"{path}: {some(odd, 3)}: {'missing' if odd[0] in wanted else 'added later'}")
+            raise RunError(f"{path}: {some(odd, 3)}: {'missing' if odd[0] in wanted else 'added later'}")
         for file in stated[share[0] :: share[1]]:
             manifest.require(path / file["path"], file["sha256"], remedy="", check=None)
         state = json.loads((path / STATE).read_text())  # its bytes are known, so it may be as deep and long as it is
         if state["step"] != int(named[1]):
-            raise Failure(f"{path}: holds step {state['step']}")
-    except (Failure, OSError, ValueError) as error:
+            raise RunError(f"{path}: holds step {state['step']}")
+    except (RunError, OSError, ValueError) as error:
         raise Damaged(str(error)) from None
     origin.require(path, state)
     values = {key: state[key] for key in VALUES}
@@ -158,38 +158,38 @@ def read(path: Path, origin: Origin, share: tuple[int, int] = (0, 1)) -> Snapsho
     return Snapshot(state["step"], model, optimizer, others, values, state["digests"])
 
 
-def from_lead(snapshot: Snapshot | None, world: World) -> Snapshot:
-    """The lead's snapshot, on every rank; all have to read its tensors together."""
-    step, values, digests = world.from_lead(snapshot and (snapshot.step, snapshot.values, snapshot.digests))
+def broadcast_object(snapshot: Snapshot | None, world: World) -> Snapshot:
+    """Rank 0's snapshot, on every rank; all have to read its tensors together."""
+    step, values, digests = world.broadcast_object(snapshot and (snapshot.step, snapshot.values, snapshot.digests))
     groups = [getattr(snapshot, group, None) for group in GROUPS]
-    model, optimizer, others = (stored.from_lead(group, world) for group in groups)
+    model, optimizer, others = (stored.broadcast_object(group, world) for group in groups)
     return Snapshot(step, model, optimizer, others, values, digests)
 
 
-class Damaged(Failure):
+class Damaged(RunError):
     """A checkpoint is not what was written."""
 
 
 def newest(
-    folder: Path, origin: Origin | None, tell: Callable[[str], None], world: World = ALONE, shared: bool = True
+    folder: Path, origin: Origin | None, report: Callable[[str], None], world: World = ALONE, shared: bool = True
 ) -> Snapshot | None:
     """The newest valid checkpoint, on every rank; damaged ones are told, set aside and skipped.
 
     Where `shared`, all ranks see the folder: then each checks its share of the files, and reads for itself.
 
     Raises:
-        Refused: it is another run's.
+        UserError: it is another run's.
     """
     share = (world.rank, world.size) if shared else (0, 1)
-    origin = world.from_lead(origin)
-    for name in reversed(world.from_lead([path.name for path in found(folder)] if origin else [])):
+    origin = world.broadcast_object(origin)
+    for name in reversed(world.broadcast_object([path.name for path in found(folder)] if origin else [])):
         path = folder / name
         try:
-            there = together(world, partial(read, path, origin, share) if shared or world.leads else lambda: None)
-            return there if shared else from_lead(there, world)
+            there = together(world, partial(read, path, origin, share) if shared or world.is_main else lambda: None)
+            return there if shared else broadcast_object(there, world)
         except Damaged as damage:
-            if world.leads:
+            if world.is_main:
                 remove_checkpoint(folder / (SET_ASIDE + name))  # of an earlier time
                 path.rename(folder / (SET_ASIDE + name))
-                tell(f"checkpoint {name} is damaged and set aside as {SET_ASIDE}{name}: {damage}")
+                report(f"checkpoint {name} is damaged and set aside as {SET_ASIDE}{name}: {damage}")
     return None

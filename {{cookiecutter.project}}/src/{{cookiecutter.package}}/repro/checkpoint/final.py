@@ -9,7 +9,7 @@ from torch import nn
 from ..address.manifest import sha256_file
 from ..base.files import durable
 from ..core import weights
-from ..core.errors import Failure, Refused
+from ..core.errors import RunError, UserError
 from ..record import names
 
 
@@ -23,7 +23,7 @@ def write(model: nn.Module, out: Path) -> None:
         try:
             weights.save(model, beside)
         except (OSError, SafetensorError) as error:
-            raise Failure(f"{out / names.WEIGHTS} was not written: {error}; the same command tries again") from None
+            raise RunError(f"{out / names.WEIGHTS} was not written: {error}; the same command tries again") from None
         shutil.copymode(out / names.ADDRESS, beside)  # safetensors leaves it to its owner alone
 
 
@@ -33,14 +33,14 @@ def load_weights(model: nn.Module, out: Path) -> str:
     Returns the SHA-256 of the file, for an evaluation to state.
 
     Raises:
-        Refused: there are none, or they are another network's.
+        UserError: there are none, or they are another network's.
     """
     path = out / names.WEIGHTS
     try:
         weights.load(model, path)
     except FileNotFoundError:
-        raise Refused(f"{path}: missing. Train first: make repro") from None
+        raise UserError(f"{path}: missing. Train first: make repro") from None
     except (RuntimeError, SafetensorError) as error:
         said = " ".join(str(error).split())
-        raise Refused(f"{path}: other weights than params.yaml describes. Train again. {said[:200]}") from None
+        raise UserError(f"{path}: other weights than params.yaml describes. Train again. {said[:200]}") from None
     return sha256_file(path)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from ..config.settings import Checkpoint
-from ..core.errors import FULL, Failure
+from ..core.errors import FULL, RunError
 from ..core.ranks import ALONE, World
 from ..core.shards import Held, Shard, whole
 from ..core.snapshot import NONE, Snapshot, copy, look
@@ -27,7 +27,7 @@ class Saver:
     """Writes snapshots in the background, one at a time.
 
     Where ranks hold shards, each has a saver, and all have to call the same methods together. If they see one folder,
-    `shared`, each writes its own shards; else the lead, which alone has an `origin` then, writes what all send to it.
+    `shared`, each writes its own shards; else rank 0, which alone has an `origin` then, writes what all send to it.
 
     Attributes:
         origin: whose state it is.
@@ -42,7 +42,7 @@ class Saver:
         world: World = ALONE,
         shared: bool = True,
     ) -> None:
-        """`first` is called by the lead before each write: it puts on the disk what a checkpoint relies on."""
+        """`first` is called by rank 0 before each write: it puts on the disk what a checkpoint relies on."""
         self.folder, self.origin, self.settings, self.first = folder, origin, settings, first
         self._world, self._in_parts = world, world.size > 1 and shared
         self._thread: threading.Thread | None = None
@@ -53,11 +53,11 @@ class Saver:
     def save(self, step: int, model: nn.Module, optimizer: Stateful, objects: Mapping[str, Stateful] = NONE) -> None:
         """Copy the state and start writing it; waits first for a snapshot still being written."""
         self.wait()
-        if self._in_parts and self._world.leads:
+        if self._in_parts and self._world.is_main:
             checkpoint.clear(self.folder)
         snapshot = look(step, model, optimizer, objects)
         if self._in_parts:
-            snapshot = snapshot.digested()  # together: so nobody writes before the lead has cleared the folder
+            snapshot = snapshot.digested()  # together: so nobody writes before rank 0 has cleared the folder
             self._unsealed = checkpoint.beside(self.folder, step)
             self._begin(partial(self._write_part, snapshot.changed(self._own), self._unsealed))
         else:
@@ -98,18 +98,18 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def seal(self) -> None:
-        """Let the lead complete a checkpoint of which every rank has written its part."""
+        """Let rank 0 complete a checkpoint of which every rank has written its part."""
         if not self._unsealed:
             return
         aside, self._unsealed = self._unsealed, None
         stated, errors = zip(*self._world.gather((self._stated, self._error and str(self._error))), strict=True)
         failed = {rank: error for rank, error in enumerate(errors) if error}
-        if failed and self._world.leads:
+        if failed and self._world.is_main:
             shutil.rmtree(aside, ignore_errors=True)
         if failed:
             rank, error = next(iter(failed.items()))
             self._error = OSError(f"{error} (met by rank {rank})")
-        elif self._world.leads:
+        elif self._world.is_main:
             files = [file for part in stated for file in part]
             self._begin(partial(checkpoint.seal, aside, files, self.settings.keep))
 
@@ -125,7 +125,7 @@ class Saver:
             self._thread.join()
             self._thread = None
 
-    def failure(self) -> Failure | None:
+    def failure(self) -> RunError | None:
         """Why a snapshot could not be written, told once; None where the run is to go on all the same."""
         if self._unsealed or not self._error:  # one rank's error is to become that of all
             return None
@@ -136,16 +136,16 @@ class Saver:
         remedy = "Free some space" if any(os.strerror(code) in str(error) for code in FULL) else "Mend that"
         begins = "goes on from it" if there else "begins with step 0"
         then = f"{remedy}, and the same command {begins}" if stops else "The training goes on"
-        failure = Failure(f"no checkpoint was written: {error}; {last}. {then}")
+        failure = RunError(f"no checkpoint was written: {error}; {last}. {then}")
         if stops:
             return failure
-        if self._world.leads:
+        if self._world.is_main:
             print(failure, file=sys.stderr, flush=True)
         return None
 
 
 def seen_by_all(folder: Path, world: World) -> bool:
-    """Whether what the lead writes into a folder is seen by every rank, wherever that has mounted it."""
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".seen-") if world.leads else nullcontext() as file:
-        name = world.from_lead(file and Path(file.name).name)
+    """Whether what rank 0 writes into a folder is seen by every rank, wherever that has mounted it."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".seen-") if world.is_main else nullcontext() as file:
+        name = world.broadcast_object(file and Path(file.name).name)
         return world.total((folder / name).exists()) == [world.size]

@@ -1,6 +1,6 @@
 """Tensors in safetensors files of one folder, whole or sharded.
 
-    model.safetensors          {"head.bias": (10,)}: whole, by the lead
+    model.safetensors          {"head.bias": (10,)}: whole, by rank 0
     model-00001.safetensors    {"head.weight:320": (320,)}: what rank 1 holds, from element 320 on; and, as metadata,
                                {"shapes": {"head.weight": [10, 64]}}, those of the wholes
 
@@ -25,10 +25,10 @@ from ..core.shards import Held, Shard, Stored, whole
 
 
 def save(tensors: Mapping[str, Held | Stored], folder: Path, group: str, world: World) -> list[Path]:
-    """Write what this rank has to: its shards, and the lead what is whole. Returns the files."""
+    """Write what this rank has to: its shards, and rank 0 what is whole. Returns the files."""
     shards = {name: held for name, held in tensors.items() if isinstance(held, Shard)}
     written = []
-    if world.leads:
+    if world.is_main:
         wholes = {name: whole(held) for name, held in tensors.items() if not isinstance(held, Shard)}
         written.append(file_of(folder, group))
         save_file(wholes, written[-1])
@@ -77,9 +77,9 @@ def _stored(shape: torch.Size, parts: Sequence[_Part]) -> Stored:
     return Stored(shape, parts[0].tensor().dtype, read)
 
 
-def from_lead(tensors: Mapping[str, Stored] | None, world: World) -> dict[str, Stored]:
-    """The lead's tensors, which the others do not see; all ranks have to read the same ones, in the same order."""
-    outline = world.from_lead(tensors and {name: (each.shape, each.dtype) for name, each in tensors.items()})
+def broadcast_object(tensors: Mapping[str, Stored] | None, world: World) -> dict[str, Stored]:
+    """Rank 0's tensors, which the others do not see; all ranks have to read the same ones, in the same order."""
+    outline = world.broadcast_object(tensors and {name: (each.shape, each.dtype) for name, each in tensors.items()})
 
     def reading(name: str, shape: torch.Size, dtype: torch.dtype) -> Callable[[int, int], Tensor]:
         def read(first: int, last: int) -> Tensor:

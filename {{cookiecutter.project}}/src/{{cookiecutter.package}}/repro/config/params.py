@@ -11,7 +11,7 @@ from pydantic_core import to_jsonable_python
 
 from ..base.shape import shown
 from ..base.text import flatten, some
-from ..core.errors import Refused
+from ..core.errors import UserError
 from .settings import Settings
 from .yaml_file import parse_yaml, read_yaml
 
@@ -57,13 +57,13 @@ def load(schema: type[S], path: Path = PARAMS, overrides: Sequence[str] = ()) ->
     """Read `path` (YAML), apply `KEY=VALUE` overrides, and check everything against `schema`.
 
     Raises:
-        Refused: no such file, broken YAML, an unknown or missing key, a value out of range; all at once.
+        UserError: no such file, broken YAML, an unknown or missing key, a value out of range; all at once.
     """
     if not path.exists():
-        raise Refused(f"{path}: missing. Run from the project's root, where params.yaml lies.")
+        raise UserError(f"{path}: missing. Run from the project's root, where params.yaml lies.")
     tree = read_yaml(path, dict, f"Mend it, or restore it: git checkout {path.name}")
-    if odd := [f"{path}: {told}" for told in _odd(tree)]:
-        raise Refused("\n".join(odd))
+    if odd := [f"{path}: {message}" for message in _odd(tree)]:
+        raise UserError("\n".join(odd))
     _fill(tree, schema)
     problems = [problem for override in overrides if (problem := _override(tree, override))]
     set_here = {override.partition("=")[0] for override in overrides}
@@ -78,7 +78,7 @@ def load(schema: type[S], path: Path = PARAMS, overrides: Sequence[str] = ()) ->
         problems = [problem for problem in problems if not problem.startswith(lacking)]
         problems += _problems(path, schema, details, set_here)
     if problems:
-        raise Refused("\n".join(problems))
+        raise UserError("\n".join(problems))
     return config
 
 
@@ -123,7 +123,7 @@ def _override(tree: dict[str, Any], override: str) -> str | None:
         tree = tree[section]
     try:
         value = parse_yaml(text, key) if text else ""
-    except Refused:
+    except UserError:
         value = text  # not YAML, hence plain text: the schema says whether text will do
     if next(_odd(value), None):
         value = text  # a date, say
@@ -142,9 +142,11 @@ def _problems(path: Path, schema: Any, details: Sequence[Any], set_here: Iterabl
     missing, unknown = (
         [detail for detail in details if detail["type"] == kind] for kind in ("missing", "extra_forbidden")
     )
-    told = [_problem(path, detail, set_here) for detail in details if detail not in missing and detail not in unknown]
+    message = [
+        _problem(path, detail, set_here) for detail in details if detail not in missing and detail not in unknown
+    ]
     former = [key for detail in unknown if (key := _key(detail)) in FORMER]
-    told += [f"{path}: {key}: {FORMER[key]}" for key in former]
+    message += [f"{path}: {key}: {FORMER[key]}" for key in former]
     named = {FORMER[key].removeprefix("renamed ") for key in former}
     missing = [detail for detail in missing if _key(detail) not in named]
     unknown = [detail for detail in unknown if _key(detail) not in former]
@@ -152,13 +154,13 @@ def _problems(path: Path, schema: Any, details: Sequence[Any], set_here: Iterabl
         keys = some([_key(detail) for detail in unknown])
         known = [name for detail in unknown for name in _siblings(schema, detail)]
         hint = _nearest(_key(unknown[0]), known) if len(unknown) == 1 else "; remove them, or mend what stands above"
-        told.insert(0, f"{path}: {keys}: unknown key{'s' * (len(unknown) > 1)}{hint}")
+        message.insert(0, f"{path}: {keys}: unknown key{'s' * (len(unknown) > 1)}{hint}")
     if missing:
         keys = some([_key(detail) for detail in missing])
-        told.insert(
+        message.insert(
             0, f"{path}: {keys}: missing; add the key{'s' * (len(missing) > 1)} (the project's README describes each)"
         )
-    return told
+    return message
 
 
 def _siblings(schema: Any, detail: Any) -> list[str]:

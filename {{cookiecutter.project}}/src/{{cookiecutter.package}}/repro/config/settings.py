@@ -1,4 +1,4 @@
-"""The typed config behind params.yaml: the keys that the machinery reads.
+"""The typed config behind params.yaml: the keys that the library reads.
 
 A key that may change bits must stand in params.yaml. A neutral one of the library's own has a default: a release with a
 new one breaks no project. A key is one of three kinds, and only the first enters the content address:
@@ -112,7 +112,7 @@ class Compute(Section):
 
 
 class Determinism(Section):
-    """The CPU arithmetic, and the switches that are left off for measurements."""
+    """The CPU arithmetic, and the flags that are left off for measurements."""
 
     cpu: Literal["portable", "native"]
     relax: tuple[str, ...]
@@ -196,7 +196,7 @@ class Verify(Section):
 
 
 class Settings(Section):
-    """The keys the machinery reads. A project's `Config` adds its own."""
+    """The keys the library reads. A project's `Config` adds its own."""
 
     seed: Annotated[int, Field(ge=0, lt=2**53)]  # below 2**53 so that canonical JSON holds it exactly
     device: Annotated[Literal["auto", "cpu", "cuda"], ENVIRONMENT]

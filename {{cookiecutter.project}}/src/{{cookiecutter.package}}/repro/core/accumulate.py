@@ -26,8 +26,8 @@ from torch.distributed.tensor import DTensor
 from .buckets import Bucket, buckets_of
 from .buffers import Buffers
 from .digest import tensor_digest
-from .errors import Disagreement, Failure
-from .guard import Turns
+from .errors import Disagreement, RunError
+from .guard import Guard
 from .options import Parallel
 from .ranks import ALONE, World
 from .transport import Transport, local_size
@@ -55,7 +55,7 @@ class Accumulation:
         self._transport = Transport(self._worlds(settings), nodes, self.total)
         self.buffers = Buffers(module, self.total, world, self._transport)
         self._losses = torch.zeros(self.total, dtype=torch.float64, device=world.device)
-        self._turns = Turns(module)
+        self._guard = Guard(module)
         self._buckets = [Bucket(tensors, self._transport) for tensors in buckets_of(self._parameters[::-1])]
         self._hooks = [
             tensor.register_post_accumulate_grad_hook(partial(self._take, bucket))
@@ -81,10 +81,10 @@ class Accumulation:
         The one that is `rechecked`, on its rank, is computed twice and compared.
 
         Raises:
-            Refused: one was not added, the step before was not reduced, or other parameters are trainable now.
+            UserError: one was not added, the step before was not reduced, or other parameters are trainable now.
         """
         mine = self.leaves[self.world.rank]
-        self._turns.begin(mine)
+        self._guard.begin(mine)
         self._losses.zero_()
         self._drop()
         self.buffers.begin()
@@ -99,7 +99,7 @@ class Accumulation:
             self._number, self._last = number, number == mine[-1]
             self.buffers.restore()
             yield number
-            self._turns.require(number)
+            self._guard.require(number)
 
     def add(self, compute: Callable[[], Tensor]) -> None:
         """Backpropagate the mean loss of one micro-batch, which `compute` returns as a scalar; add its gradients.
@@ -107,9 +107,9 @@ class Accumulation:
         Raises:
             Disagreement: it was computed twice, and differs: this rank's hardware computes wrong, or `compute` is not
                 repeatable.
-            Refused: the loss depends on no parameter of the module, or a parameter gets two gradients.
+            UserError: the loss depends on no parameter of the module, or a parameter gets two gradients.
         """
-        self._turns.add(self._number)
+        self._guard.add(self._number)
         self._trial = self._twice = self._is_rechecked()
         if self._twice:
             self._digests: dict[Tensor, Tensor] = {}
@@ -130,7 +130,7 @@ class Accumulation:
         loss = compute()
         for bucket in self._buckets:
             bucket.lend()
-        with self._turns.backward():
+        with self._guard.backward():
             if loss.requires_grad:
                 (loss / self.total).backward()
         if not self._trial:
@@ -143,7 +143,7 @@ class Accumulation:
         if losses[0] != losses[1] or names:
             raise self._difference(f"the gradient differs in {', '.join(names)}" if names else "the loss differs")
 
-    def _difference(self, seen: str) -> Failure:
+    def _difference(self, seen: str) -> RunError:
         """What it means that a micro-batch that was computed twice differs."""
         return Disagreement(
             f"micro-batch {self._number}: computed twice on {self.world.place}, {seen}: this hardware computes wrong, "
@@ -153,7 +153,7 @@ class Accumulation:
 
     def _take(self, bucket: Bucket, parameter: Tensor) -> None:
         """Autograd calls this when a micro-batch's gradient of `parameter` is complete."""
-        self._turns.take(parameter)
+        self._guard.take(parameter)
         if self._twice:
             assert parameter.grad is not None
             self._digests[parameter] = tensor_digest(parameter.grad)
@@ -169,7 +169,7 @@ class Accumulation:
         for bucket in self._buckets:
             if bucket.missing:
                 for parameter in bucket.tensors:
-                    if id(parameter) not in self._turns.taken:  # adding zero makes -0.0 what FSDP2 makes of it: 0.0
+                    if id(parameter) not in self._guard.taken:  # adding zero makes -0.0 what FSDP2 makes of it: 0.0
                         parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad + 0
                 self._add(bucket)
 
@@ -196,9 +196,9 @@ class Accumulation:
         """Add up over the ranks; leave the means in `.grad` and the buffers; return the mean loss (float64).
 
         Raises:
-            Refused: a micro-batch was not added.
+            UserError: a micro-batch was not added.
         """
-        self._turns.end()
+        self._guard.end()
         self._send()
         self.buffers.send()
         # of a loss's slot all ranks but one have zero bits, so adding whole numbers moves it

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar, cast
 
-from .errors import Failure, of_system
+from .errors import RunError, of_system
 from .ranks import World
 
 HEARTBEAT = 1.0  # seconds between two words of ranks that wait for a long work of one of them
@@ -25,7 +25,7 @@ def together(world: World, work: Callable[[], T]) -> T:
     return cast(T, result)
 
 
-def once_per_host(world: World, work: Callable[[], T], asked: str) -> T:
+def once_per_host(world: World, work: Callable[[], T], requested: str) -> T:
     """What `work` returns, which one rank of each host does for all that are `asked` the same there.
 
     It may take longer than `parallel.timeout_seconds`: meanwhile the ranks tell each other that they are there.
@@ -36,9 +36,9 @@ def once_per_host(world: World, work: Callable[[], T], asked: str) -> T:
     if world.size == 1:
         return together(world, work)
     # a rank of torchrun knows its launcher's number: two of these on one host may see different disks
-    places = world.gather((socket.gethostname(), os.environ.get("GROUP_RANK"), str(Path.cwd()), asked))
+    places = world.gather((socket.gethostname(), os.environ.get("GROUP_RANK"), str(Path.cwd()), requested))
     first = places.index(places[world.rank])
-    doing: list[Future[tuple[T | None, Failure | None]]] = []
+    doing: list[Future[tuple[T | None, RunError | None]]] = []
     with ThreadPoolExecutor(1) as pool:
         if first == world.rank:
             doing.append(pool.submit(_outcome, work))
@@ -49,7 +49,7 @@ def once_per_host(world: World, work: Callable[[], T], asked: str) -> T:
     return cast(T, world.gather(result)[first])
 
 
-def fail_alike(world: World, failure: Failure | None, tried: bool = True) -> None:
+def fail_alike(world: World, failure: RunError | None, tried: bool = True) -> None:
     """Raise the first rank's failure on every rank, saying whose it is where others that tried met none."""
     met = world.gather((failure, tried))
     met_by = {rank: failure for rank, (failure, _) in enumerate(met) if failure}
@@ -60,11 +60,11 @@ def fail_alike(world: World, failure: Failure | None, tried: bool = True) -> Non
         raise type(first)(f"{first} (met by rank {', '.join(map(str, met_by))} of {world.size})")
 
 
-def _outcome(work: Callable[[], T]) -> tuple[T | None, Failure | None]:
+def _outcome(work: Callable[[], T]) -> tuple[T | None, RunError | None]:
     """What work returns, or the failure that a user can cause."""
     try:
         return work(), None
-    except Failure as failure:
+    except RunError as failure:
         return None, failure
     except OSError as error:
         if not (failed := of_system(error)):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import Refused
+from .errors import UserError
 
 
 def on_device(batch: Any, device: torch.device) -> Any:
@@ -37,9 +37,9 @@ def tensors_of(batch: Any) -> list[Tensor]:
     """The tensors of a batch, in order.
 
     Raises:
-        Refused: it holds none.
+        UserError: it holds none.
     """
     found = list(tensors_in(batch))
     if not found:
-        raise Refused("a batch holds no tensor: let the dataset's items hold tensors, arrays or numbers")
+        raise UserError("a batch holds no tensor: let the dataset's items hold tensors, arrays or numbers")
     return found

@@ -12,7 +12,7 @@ from typing import NoReturn, cast
 import torch
 from torch import Tensor, nn
 
-from .errors import Refused
+from .errors import UserError
 from .ranks import World
 from .transport import Transport
 from .tree import Node, push
@@ -68,7 +68,7 @@ class Buffers:
         """This micro-batch is done: add what it changed.
 
         Raises:
-            Refused: a buffer has another shape or dtype than before.
+            UserError: a buffer has another shape or dtype than before.
         """
         if not self._places:
             return
@@ -83,7 +83,7 @@ class Buffers:
     def _refuse_kinds(self, after: list[Tensor | None]) -> NoReturn:
         for (label, _, _), before, now in zip(self._places, self._kinds, map(_kind, after), strict=True):
             if now != before:
-                raise Refused(
+                raise UserError(
                     f"buffer {label}: {_words(before)} before a micro-batch, {_words(now)} after it. Keep shape and "
                     f"dtype: the ranks add up what the micro-batches change"
                 )
@@ -138,7 +138,7 @@ class Buffers:
         sizes = [tensor.numel() for tensor in self._held[self._fractions :]]
         for (label, _, _), counts in zip(self._places[self._fractions :], self.counts.split(sizes), strict=True):
             if (counts % self._total).any():
-                raise Refused(
+                raise UserError(
                     f"buffer {label}: the micro-batches changed it by amounts whose mean is not whole, and it holds no "
                     f"fractions. Let every micro-batch change it alike, or make it float32"
                 )

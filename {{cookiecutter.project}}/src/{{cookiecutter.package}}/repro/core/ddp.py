@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from .buffers import Buffers
-from .guard import Turns
+from .guard import Guard
 from .options import Parallel
 from .ranks import ALONE, World
 from .transport import Transport
 from .tree import blocks
 
 
-class Stock:
+class DDP:
     """Used as `accumulate.Accumulation`; there is one all-reduce per step."""
 
     sharded, replicas = False, ALONE
@@ -27,11 +27,11 @@ class Stock:
         self.leaves = blocks(self.total, world.size)
         self.buffers = Buffers(module, self.total, world, Transport([], [], self.total))
         self._loss = torch.zeros((), dtype=torch.float64, device=world.device)
-        self._turns = Turns(module)
+        self._guard = Guard(module)
         self._called = False
         self.module.register_forward_pre_hook(self._call)
         trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._hooks = [parameter.register_post_accumulate_grad_hook(self._turns.take) for parameter in trainable]
+        self._hooks = [parameter.register_post_accumulate_grad_hook(self._guard.take) for parameter in trainable]
 
     def _call(self, module: nn.Module, inputs: object) -> None:
         self._called = True
@@ -39,7 +39,7 @@ class Stock:
     def micro_batches(self, rechecked: int | None = None) -> Iterator[int]:
         """As `Accumulation.micro_batches`; all gradients but the last only accumulate, and none is rechecked."""
         mine = self.leaves[self.world.rank]
-        self._turns.begin(mine)
+        self._guard.begin(mine)
         self.module.zero_grad(set_to_none=True)
         self._loss.zero_()
         self.buffers.begin()
@@ -47,21 +47,21 @@ class Stock:
             self._number = number
             with nullcontext() if number == mine[-1] else self.module.no_sync():
                 yield number
-            self._turns.require(number)
+            self._guard.require(number)
 
     def add(self, compute: Callable[[], Tensor]) -> None:
         """As `Accumulation.add`; DDP divides by the world size, hence the factor."""
-        self._turns.add(self._number)
+        self._guard.add(self._number)
         self._called = False
         loss = compute()
         self._loss += loss.detach() / self.total
-        with self._turns.backward():
+        with self._guard.backward():
             if loss.requires_grad and self._called:  # the bare module knows nothing of the other ranks
                 (loss * (self.world.size / self.total)).backward()
 
     def reduce(self) -> Tensor:
-        """As `Accumulation.reduce`; the lead's buffers win, as in DDP itself."""
-        self._turns.end()
+        """As `Accumulation.reduce`; rank 0's buffers win, as in DDP itself."""
+        self._guard.end()
         for buffer in self.module.buffers():
             self.world.broadcast(buffer)
         self.world.sum(self._loss)

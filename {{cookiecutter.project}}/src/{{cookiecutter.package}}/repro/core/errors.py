@@ -10,7 +10,7 @@ from pathlib import Path
 PATIENCE, LOOK = 2.0, 0.01  # seconds in which rank 0 of a host may speak first; between two looks
 
 
-class Failure(Exception):
+class RunError(Exception):
     """Ends the process with `exit_code` after printing its message on standard error.
 
     Most failures are met by all ranks of a host alike, so one rank speaks for all: the first, or whichever ends before
@@ -21,13 +21,13 @@ class Failure(Exception):
 
     def __init__(self, message: str, local: bool = False) -> None:
         super().__init__(message)
-        self.local, self._told = local, False
+        self.local, self._reported = local, False
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Print the message on standard error, once; one rank of a host speaks for all unless it is local."""
-        if self._told or not (self.local or _speaks(str(self))):
+        if self._reported or not (self.local or _speaks(str(self))):
             return
-        self._told = True
+        self._reported = True
         who = f"rank {os.environ.get('RANK', '0')}: " if self.local else ""
         print(f"{who}{self}", file=sys.stderr, flush=True)
 
@@ -56,25 +56,25 @@ def _speaks(message: str) -> bool:
     return True
 
 
-class Refused(Failure):
+class UserError(RunError):
     """The user's input is wrong: say the thing, the value seen, the value wanted and the next step."""
 
     exit_code = 2
 
 
-class Disagreement(Failure):
+class Disagreement(RunError):
     """Ranks that should be equal are not, or hardware gave two answers to one question."""
 
     exit_code = 4
 
 
-class Preempted(Failure):
+class Preempted(RunError):
     """The run stopped early with its state saved: SIGTERM came, or the step of `trace.values` is done."""
 
     exit_code = 143
 
 
-class NonFinite(Failure):
+class NonFinite(RunError):
     """A gradient is infinite or not a number."""
 
     exit_code = 3
@@ -96,12 +96,12 @@ NO_PLACE = {
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 
-def of_system(error: OSError) -> Failure | None:
+def of_system(error: OSError) -> RunError | None:
     """The failure that a user can mend by another place or more space; None for one that needs its traceback."""
     if error.errno in FULL:
-        return Failure(f"{error}: free some space; the same command goes on from its last checkpoint, if there is one")
+        return RunError(f"{error}: free some space; the same command goes on from its last checkpoint, if there is one")
     if error.errno in NO_PLACE:
-        return Refused(f"{error.filename or 'the current folder'}: {error.strerror}: {NO_PLACE[error.errno]}")
+        return UserError(f"{error.filename or 'the current folder'}: {error.strerror}: {NO_PLACE[error.errno]}")
     return None
 
 

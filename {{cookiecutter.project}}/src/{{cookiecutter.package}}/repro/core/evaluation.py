@@ -51,7 +51,7 @@ def _in_step(
     """The batches of this rank; each rank calls the model as often as the others, with or without a batch of its own.
 
     A model whose weights are sharded gathers them in each call, in which all ranks take part. A rank that has one
-    batch less than others repeats the calls for its last one; a rank that has none makes those that the lead makes.
+    batch less than others repeats the calls for its last one; a rank that has none makes those that rank 0 makes.
     """
     calls: list[tuple[Any, Any]] = []
     few = count < world.size
@@ -59,7 +59,7 @@ def _in_step(
     def note(module: nn.Module, *call: Any) -> None:
         calls.append(call)
         if few:  # before the model gathers its weights
-            world.from_lead(on_device(call, torch.device("cpu")))
+            world.broadcast_object(on_device(call, torch.device("cpu")))
 
     watch = model.register_forward_pre_hook(note, with_kwargs=True, prepend=True)
     try:
@@ -69,9 +69,9 @@ def _in_step(
     finally:
         watch.remove()
     if few and world.rank < count:
-        world.from_lead(None)
+        world.broadcast_object(None)
     elif few:
-        while call := world.from_lead(None):
+        while call := world.broadcast_object(None):
             _repeat(model, [on_device(call, world.device)])
     elif world.rank >= count % world.size > 0:
         _repeat(model, calls)

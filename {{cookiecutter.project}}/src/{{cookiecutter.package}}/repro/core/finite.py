@@ -14,7 +14,7 @@ def nonfinite(module: nn.Module, buffers: Buffers) -> list[str]:
     With each gradient stands its largest finite value.
 
     Raises:
-        Refused: an integer buffer has no whole mean.
+        UserError: an integer buffer has no whole mean.
     """
     held = [(name, gradient) for name, p in module.named_parameters() if (gradient := gradient_of(p)) is not None]
     world = next((gradient.world for _, gradient in held if isinstance(gradient, Shard)), ALONE)

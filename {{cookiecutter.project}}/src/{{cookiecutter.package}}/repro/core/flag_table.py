@@ -1,6 +1,6 @@
-"""The table of switches: each setting that decides bits, with the value that makes them repeat.
+"""The table of flags: each setting that decides bits, with the value that makes them repeat.
 
-A new switch is one row. `switches` sets the rows, reads them back and records them.
+A new flag is one row. `flags` sets the rows, reads them back and records them.
 """
 
 import os
@@ -15,7 +15,7 @@ from .libraries import Value
 
 
 @dataclass(frozen=True)
-class Switch:
+class Flag:
     """One row of the table.
 
     `strict` is the effective value wanted, as `read` returns it once torch is loaded; `setting` is the
@@ -52,8 +52,8 @@ def torch_of(path: str) -> tuple[Any, str]:
     return owner, name
 
 
-def _attribute(path: str, strict: Value, why: str) -> Switch:
-    return Switch(
+def _attribute(path: str, strict: Value, why: str) -> Flag:
+    return Flag(
         path,
         strict,
         why,
@@ -62,8 +62,8 @@ def _attribute(path: str, strict: Value, why: str) -> Switch:
     )
 
 
-def _functions(name: str, reader: str, writer: str, strict: Value, why: str, portable: bool = False) -> Switch:
-    return Switch(
+def _functions(name: str, reader: str, writer: str, strict: Value, why: str, portable: bool = False) -> Flag:
+    return Flag(
         name,
         strict,
         why,
@@ -75,11 +75,11 @@ def _functions(name: str, reader: str, writer: str, strict: Value, why: str, por
 
 def _portable(
     name: str, setting: str, strict: Value, why: str, read: Callable[[], Value], scheduled: bool = False
-) -> Switch:
-    return Switch(name, strict, why, read, setting=setting, portable=True, scheduled=scheduled)
+) -> Flag:
+    return Flag(name, strict, why, read, setting=setting, portable=True, scheduled=scheduled)
 
 
-def _swapped(name: str, path: str, strict: Value, why: str) -> Switch:
+def _swapped(name: str, path: str, strict: Value, why: str) -> Flag:
     """A setting that has one function, which takes the new value and returns the old one."""
 
     def write(value: Value) -> None:
@@ -90,7 +90,7 @@ def _swapped(name: str, path: str, strict: Value, why: str) -> Switch:
         write(before)
         return before
 
-    return Switch(name, strict, why, read, write)
+    return Flag(name, strict, why, read, write)
 
 
 # The parts of torch's newer names of a float32's precision that no older name covers.
@@ -112,15 +112,15 @@ MKL_COMPATIBLE = 3  # MKL_CBWR_COMPATIBLE in mkl_types.h
 MKL_ALL = -1  # MKL_CBWR_ALL
 
 
-SWITCHES = (
-    Switch(
+FLAGS = (
+    Flag(
         "PYTHONHASHSEED",
         0,
         "the order of sets of strings follows the hash seed",
         setting="0",
         read=lambda: int(sys.flags.hash_randomization),
     ),
-    Switch(
+    Flag(
         "CUBLAS_WORKSPACE_CONFIG",
         ":4096:8",
         "cuBLAS shares workspaces between streams unless they are fixed",
@@ -202,7 +202,7 @@ SWITCHES = (
         2,
         "operations without a deterministic kernel stop the run instead of changing its bits",
     ),
-    Switch(
+    Flag(
         "fp32_precision",
         "none",
         "TF32 and bfloat16 passes replace float32 products and convolutions otherwise",
@@ -264,7 +264,7 @@ SWITCHES = (
 )
 
 # How glibc's malloc keeps what is freed. They change the time of a step and no bit (docs/allocation.md), so they are no
-# switches: no record holds them. Gradients of a micro-batch are as large as those of the one before it; by default
+# flags: no record holds them. Gradients of a micro-batch are as large as those of the one before it; by default
 # glibc returns their memory to the system in between, and the kernel fills every page with zeros anew.
 ALLOCATION = {
     "MALLOC_MMAP_MAX_": "0",  # no block is mapped by itself; one above 32 MiB always would be

@@ -1,7 +1,7 @@
-"""What is done with the table of switches: each row is set, read back, held until the end, and recorded.
+"""What is done with the table of flags: each row is set, read back, held until the end, and recorded.
 
 Variables are read by libraries once, when they load, so they must stand before torch is imported
-(`set_environment`); the other switches are set after (`apply`).
+(`set_environment`); the other flags are set after (`apply`).
 """
 
 import os
@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 
 from . import libraries
-from .errors import Refused
+from .errors import UserError
 from .flag_table import ALLOCATION, ALLOCATION_DECIDED, torch_of
-from .flag_table import SWITCHES as SWITCHES
-from .flag_table import Switch as Switch
+from .flag_table import FLAGS as FLAGS
+from .flag_table import Flag as Flag
 from .libraries import Value
 from .options import Determinism
 
@@ -37,17 +37,15 @@ def is_portable(determinism: Determinism) -> bool:
     return determinism.cpu == "portable" and can_be_portable()
 
 
-def applicable(determinism: Determinism) -> list[Switch]:
+def applicable(determinism: Determinism) -> list[Flag]:
     """The rows a run here must hold: those not relaxed, the portable ones where they apply."""
-    names = {switch.name for switch in SWITCHES}
+    names = {flag.name for flag in FLAGS}
     for name in determinism.relax:
         if name not in names | {"all"}:
-            raise Refused(f"determinism.relax: unknown switch {name!r}; known: all, {', '.join(sorted(names))}")
+            raise UserError(f"determinism.relax: unknown flag {name!r}; known: all, {', '.join(sorted(names))}")
     portable = is_portable(determinism)
     return [
-        switch
-        for switch in SWITCHES
-        if not {"all", switch.name} & set(determinism.relax) and (portable or not switch.portable)
+        flag for flag in FLAGS if not {"all", flag.name} & set(determinism.relax) and (portable or not flag.portable)
     ]
 
 
@@ -57,22 +55,22 @@ def missing_variables(
     """The variables still to be set, by name; with `replaces` those that schedulers set for every job are set anew.
 
     Raises:
-        Refused: variables that hold another value and are not replaced; they are named, never overridden.
+        UserError: variables that hold another value and are not replaced; they are named, never overridden.
     """
     missing, contradictions = {}, []
-    for switch in applicable(determinism):
-        if switch.setting is None:
+    for flag in applicable(determinism):
+        if flag.setting is None:
             continue
-        seen = environ.get(switch.name)
-        if seen is None or (replaces and switch.scheduled and seen != switch.setting):
-            missing[switch.name] = switch.setting
-        elif seen != switch.setting:
+        seen = environ.get(flag.name)
+        if seen is None or (replaces and flag.scheduled and seen != flag.setting):
+            missing[flag.name] = flag.setting
+        elif seen != flag.setting:
             contradictions.append(
-                f"{switch.name}={seen} is set, {switch.setting} is wanted ({switch.why}). "
-                f"Unset it, or leave the switch off: --set 'determinism.relax=[{switch.name}]'"
+                f"{flag.name}={seen} is set, {flag.setting} is wanted ({flag.why}). "
+                f"Unset it, or leave the switch off: --set 'determinism.relax=[{flag.name}]'"
             )
     if contradictions:
-        raise Refused("\n".join(contradictions))
+        raise UserError("\n".join(contradictions))
     return missing
 
 
@@ -82,12 +80,12 @@ def set_environment(determinism: Determinism) -> None:
     Some variables work only from process start (PYTHONHASHSEED), others only before torch or numpy
     load. Starting again serves both, and after it nothing is missing.
     """
-    if missing := told_variables(determinism):
+    if missing := stated_variables(determinism):
         os.environ.update(missing)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def told_variables(determinism: Determinism, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def stated_variables(determinism: Determinism, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """All that is still to be set: `missing_variables`, and how memory is kept where the user has not decided that.
 
     One line per command says which of them a scheduler has set otherwise.
@@ -95,31 +93,31 @@ def told_variables(determinism: Determinism, environ: Mapping[str, str] = os.env
     missing = missing_variables(determinism, environ)
     replaced = [f"{name}={environ[name]}" for name in missing if name in environ]
     if replaced and os.environ.get("RANK", "0") == "0":
-        _tell(f"{', '.join(replaced)}: replaced by 1 in this run, because the number of threads decides bits")
+        _report(f"{', '.join(replaced)}: replaced by 1 in this run, because the number of threads decides bits")
     decided = any(ALLOCATION_DECIDED.match(f"{name}={value}") for name, value in environ.items())
     return missing | ({} if decided else ALLOCATION)
 
 
 @cache  # a command may start many trainings
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 def apply(determinism: Determinism) -> None:
-    """Set every applicable switch that is not a variable, then check that all of them are effective.
+    """Set every applicable flag that is not a variable, then check that all of them are effective.
 
     Raises:
-        Refused: switches whose effective value is not the strict one.
+        UserError: flags whose effective value is not the strict one.
     """
     rows = applicable(determinism)
-    for switch in rows:
-        if switch.write:
-            switch.write(switch.strict)
-    wrong = [(switch, seen) for switch in rows if (seen := switch.effective()) != switch.strict]
+    for flag in rows:
+        if flag.write:
+            flag.write(flag.strict)
+    wrong = [(flag, seen) for flag in rows if (seen := flag.effective()) != flag.strict]
     if wrong:
-        raise Refused(
+        raise UserError(
             "\n".join(
-                f"switch {row.name}: {seen!r} is effective, {row.strict!r} wanted: {row.why}" for row, seen in wrong
+                f"flag {row.name}: {seen!r} is effective, {row.strict!r} wanted: {row.why}" for row, seen in wrong
             )
         )
     if getattr(*torch_of("get_num_threads"))() > 1:
@@ -128,20 +126,20 @@ def apply(determinism: Determinism) -> None:
 
 
 def require_held(local: bool = False) -> None:
-    """Refuse code that has changed a switch since `apply`, relaxed or not: records state the values of then.
+    """Refuse code that has changed a flag since `apply`, relaxed or not: records state the values of then.
 
     Raises:
-        Refused: it names each switch; a `local` one is of this rank.
+        UserError: it names each flag; a `local` one is of this rank.
     """
     lines = [
-        f"switch {row.name}: {seen!r} is effective, {_stated[row.name]!r} wanted: {row.why}. Code of this project "
-        f"changed it after the run began: remove that line. Or relax the switch and change it before the run begins: "
+        f"flag {row.name}: {seen!r} is effective, {_stated[row.name]!r} wanted: {row.why}. Code of this project "
+        f"changed it after the run began: remove that line. Or relax the flag and change it before the run begins: "
         f"--set 'determinism.relax=[{row.name}]'"
-        for row in SWITCHES
+        for row in FLAGS
         if row.name in _stated and (seen := row.effective()) != _stated[row.name]
     ]
     if lines:
-        raise Refused("\n".join(lines), local=local)
+        raise UserError("\n".join(lines), local=local)
 
 
 def let_go() -> None:
@@ -150,5 +148,5 @@ def let_go() -> None:
 
 
 def effective() -> dict[str, Value]:
-    """The value of every switch as it is now, by name."""
-    return {switch.name: switch.effective() for switch in SWITCHES}
+    """The value of every flag as it is now, by name."""
+    return {flag.name: flag.effective() for flag in FLAGS}

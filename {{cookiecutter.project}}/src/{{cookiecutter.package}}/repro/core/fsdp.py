@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from .accumulate import Accumulation
 from .buckets import HALVES
 from .digest import tensor_digest
-from .errors import Failure, Refused, some
+from .errors import RunError, UserError, some
 from .optimizers import Optimizers
 from .options import Parallel
 from .ranks import World
@@ -48,7 +48,7 @@ class Full(Accumulation):
         require_untied(module, units)
         replicas = settings.replicas
         if world.size % replicas or world.size == replicas:
-            raise Refused(
+            raise UserError(
                 f"parallel.replicas={replicas} given with {world.size} ranks: a number wanted that divides them into "
                 f"groups of 2 or more; parallel.replicas=1 fits any"
             )
@@ -67,7 +67,7 @@ class Full(Accumulation):
         self._transport_of = cache(self._describe)
         nodes = [nodes_of(block, self.total) for block in self._blocks]
         self._ends = Transport([self.replicas] if replicas > 1 else [], nodes, self.total)
-        if world.leads:
+        if world.is_main:
             print(_sharding(module, units), file=sys.stderr, flush=True)
 
     def _deal(self, settings: Parallel) -> list[list[int]]:
@@ -106,7 +106,7 @@ class Full(Accumulation):
                 )
             except ValueError as error:  # such as a container that cannot be called
                 said = " ".join(str(error).split())[:120]
-                raise Refused(f"parallel.shard=full: {said}; set shard=optimizer") from None
+                raise UserError(f"parallel.shard=full: {said}; set shard=optimizer") from None
             # nothing may hold the unsharded ones any longer
             optimizers.replace({old: getattr(owner, name) for old, (owner, name) in zip(before, names, strict=True)})
             del before
@@ -155,18 +155,18 @@ class Full(Accumulation):
         """This rank's part of the sum over all micro-batches."""
         nodes, unit.nodes = unit.nodes, []
         if [node for node, _ in nodes] != nodes_of(self._blocks[self.replicas.rank], self.total):
-            raise Failure("parallel.shard=full: FSDP2 reduced a unit in some of the passes alone; set shard=optimizer")
+            raise RunError("parallel.shard=full: FSDP2 reduced a unit in some of the passes alone; set shard=optimizer")
         return self._ends.sum([row for _, row in nodes])()
 
     def _take_shard(self, parameter: Tensor) -> None:
         """FSDP2 calls this in each pass; the gradient is that of the step in the last one, and zeros before."""
-        self._turns.take(parameter)
+        self._guard.take(parameter)
         if self._made + 1 < self._passes:
             parameter.grad = None
 
     def reduce(self) -> Tensor:
         """As `Accumulation.reduce`, after the passes that other ranks still make."""
-        self._turns.end()
+        self._guard.end()
         self._trial, self._twice = True, False
         while self._made < self._passes:
             self.buffers.restore()

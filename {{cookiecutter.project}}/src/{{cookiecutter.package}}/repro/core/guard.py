@@ -10,10 +10,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from .errors import Refused
+from .errors import UserError
 
 
-class Turns:
+class Guard:
     """Watches the micro-batches and the gradients of one module.
 
     Attributes:
@@ -36,13 +36,13 @@ class Turns:
         """A step begins, in which this rank runs the micro-batches `mine`.
 
         Raises:
-            Refused: the gradients of the step before were never reduced, or other parameters are trainable now.
+            UserError: the gradients of the step before were never reduced, or other parameters are trainable now.
         """
         if self._mine:
-            raise Refused("gradients were added but never reduced: call reduce() once per step, at its end")
+            raise UserError("gradients were added but never reduced: call reduce() once per step, at its end")
         before, now = self._trainable, self._list_trainable()
         if changed := sorted(name for name in before.keys() | now.keys() if before.get(name) is not now.get(name)):
-            raise Refused(
+            raise UserError(
                 f"{', '.join(changed[:3])}: frozen, thawed or replaced after run.steps(); do that before it. To let a "
                 f"parameter rest for some steps, give its group lr=0 and weight_decay=0"
             )
@@ -51,7 +51,7 @@ class Turns:
     def add(self, micro_batch: int) -> None:
         """A micro-batch has its turn."""
         if micro_batch in self._added:
-            raise Refused(f"micro-batch {micro_batch} was added twice: add the loss of each micro-batch once")
+            raise UserError(f"micro-batch {micro_batch} was added twice: add the loss of each micro-batch once")
         self._added.append(micro_batch)
 
     @contextmanager
@@ -64,7 +64,7 @@ class Turns:
         finally:
             self.propagating = False
         if not self.taken:
-            raise Refused(
+            raise UserError(
                 "the loss gave no gradient to any parameter of the model of this run: compute it with the network "
                 "that the loss function is given"
             )
@@ -72,16 +72,16 @@ class Turns:
     def take(self, parameter: Tensor) -> None:
         """A gradient of this parameter is complete."""
         if not self.propagating:
-            raise Refused(
+            raise UserError(
                 "a backward() of your own reached the model: let the loss function return the loss, step.backward() "
                 "does the rest. Gradients for another purpose: torch.autograd.grad"
             )
         if parameter.grad is not None and parameter.grad.layout != torch.strided:
-            raise Refused(
+            raise UserError(
                 f"{self._name(parameter)}: its gradient is sparse, and the sum wants a dense one. Use sparse=False"
             )
         if id(parameter) in self.taken:
-            raise Refused(
+            raise UserError(
                 f"{self._name(parameter)}: its gradient came twice for one micro-batch. If the model calls "
                 f"torch.utils.checkpoint, give it use_reentrant=False; with parallel.shard=full, call each unit once"
             )
@@ -93,7 +93,7 @@ class Turns:
     def require(self, micro_batch: int) -> None:
         """Refuse to go on without this micro-batch."""
         if micro_batch not in self._added:
-            raise Refused(f"micro-batch {micro_batch} was never added: call add() for each one, before the next")
+            raise UserError(f"micro-batch {micro_batch} was never added: call add() for each one, before the next")
 
     def end(self) -> None:
         """The gradients are reduced."""

@@ -71,8 +71,8 @@ def numpy_kernels() -> Value:
 def _ask(library: Path, function: str, kind: type, *arguments: int) -> Any:
     """What a function of a library returns; None where there is no such library or function."""
     try:
-        asked = getattr(ctypes.CDLL(str(library)), function)
+        requested = getattr(ctypes.CDLL(str(library)), function)
     except (OSError, AttributeError):
         return None
-    asked.restype = kind
-    return asked(*arguments)
+    requested.restype = kind
+    return requested(*arguments)

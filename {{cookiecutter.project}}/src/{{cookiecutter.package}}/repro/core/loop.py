@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from .alike import fail_alike
-from .errors import Disagreement, Failure, of_system
+from .errors import Disagreement, RunError, of_system
 from .generators import preserved
 from .observer import Ballot, Observer, View
 from .optimizers import Optimizers
@@ -93,7 +93,7 @@ class Loop:
     def observe(self, observers: Sequence[Observer]) -> None:
         """Report to these observers from now on."""
         self.observers = observers
-        self._told = {
+        self._reported = {
             event: [(place, each) for place, each in enumerate(observers) if _has(each, event)] for event in EVENTS
         }
         self._watching = [each for each in observers if _has(each, "watching")]
@@ -104,18 +104,18 @@ class Loop:
         """Yield the steps from `start` on; after the last one, or where an observer asks for it, close the observers.
 
         Raises:
-            Refused: the loop forgets a line.
+            UserError: the loop forgets a line.
             Failure: an observer's.
         """
         self.done = self._start = start
         for number in range(start, self.stop):
             step = Step(self, number)
-            self._tell("begin_step", View(self, number))
+            self._report("begin_step", View(self, number))
             self.seed(number, self.plan.micro_batches)  # for what the loop draws before `backward`
             with self._watch:
                 self._enter()
                 yield step
-            step.require_whole()
+            step.require_complete()
             self.done = number + 1
             if self.done < self.stop:
                 self._end(number)
@@ -128,7 +128,7 @@ class Loop:
 
     def _end(self, number: int) -> None:
         """Let the observers vote, and report what was counted."""
-        ballots = self._tell("ballot", View(self, number))
+        ballots = self._report("ballot", View(self, number))
         voters = [place for place, each in enumerate(self.observers) if each.stops]
         votes = [self._failure is not None, *(ballots[place].stop for place in voters)]
         counts = [count for ballot in ballots for count in ballot.counts]
@@ -137,7 +137,7 @@ class Loop:
         vector = torch.cat(vectors) if len(vectors) > 1 else next(iter(vectors), torch.zeros(0, dtype=torch.int64))
         try:
             sums, read = self.world.totals([*votes, *counts], vector, own)
-        except Failure as lost:
+        except RunError as lost:
             raise self._failure or lost from None
         if sums[0]:
             self._fail()
@@ -150,17 +150,17 @@ class Loop:
             ends = counted + len(ballot.counts), vectors_at + (0 if ballot.sums is None else len(ballot.sums))
             answers.append(([*sums[counted : ends[0]], *sums[vectors_at : ends[1]]], of_own))
             (counted, vectors_at), own_at = ends, own_at + len(ballot.own)
-        self._tell("end_step", View(self, number, stops=self.reason), answers)
+        self._report("end_step", View(self, number, stops=self.reason), answers)
 
-    def _tell(self, event: str, view: View, answers: Sequence[tuple[Any, ...]] = ()) -> list[Ballot]:
+    def _report(self, event: str, view: View, answers: Sequence[tuple[Any, ...]] = ()) -> list[Ballot]:
         """Report an event. Returns ballots, one for each observer."""
         ballots = [_empty(each, self.world) for each in self.observers] if event == "ballot" else []
-        told = self._told[event]
-        if not told:
+        message = self._reported[event]
+        if not message:
             return ballots
         reach, suspects = self._reach(event, view), []
         before = self._versions(event, reach)
-        for place, observer in [*told]:
+        for place, observer in [*message]:
             try:
                 said = getattr(observer, event)(view, *(answers[place] if answers else ()))
                 if event == "ballot":
@@ -168,7 +168,7 @@ class Loop:
             except Exception as error:
                 self._fails(observer, event, view.step, error, observer.vital)
             suspects.append(observer.name)
-            if view.step > self._start and observer is not told[-1][1]:
+            if view.step > self._start and observer is not message[-1][1]:
                 continue  # from the second step on it is looked for once in each event
             if (after := self._versions(event, reach)) != before:
                 wrote = Disagreement(
@@ -179,13 +179,13 @@ class Loop:
             before, suspects = after, []
         return ballots
 
-    def tell_batch(self, step: int, leaf: int, tensors: Sequence[Tensor]) -> None:
+    def report_batch(self, step: int, leaf: int, tensors: Sequence[Tensor]) -> None:
         """The model is about to see these tensors."""
-        self._tell("batch", View(self, step, leaf, tensors))
+        self._report("batch", View(self, step, leaf, tensors))
 
-    def tell_gradients(self, step: int, loss: Tensor) -> None:
+    def report_gradients(self, step: int, loss: Tensor) -> None:
         """The gradients are summed."""
-        self._tell("gradients", View(self, step, loss=loss))
+        self._report("gradients", View(self, step, loss=loss))
 
     def _reach(self, event: str, view: View) -> list[Tensor]:
         """The tensors that no observer may write into in this event, as far as a later step depends on them."""
@@ -210,11 +210,13 @@ class Loop:
     def _fails(self, observer: Observer, event: str, step: int, error: Exception, vital: bool = True) -> None:
         """An observer raised, or wrote."""
         if not vital:
-            self._told = {each: [pair for pair in told if pair[1] is not observer] for each, told in self._told.items()}
+            self._reported = {
+                each: [pair for pair in message if pair[1] is not observer] for each, message in self._reported.items()
+            }
             _print_line(f"step {step}: {observer.name} raised in {event}, and is left out: {_said(error)}")
             return
         alone = self.world.size == 1 or event == "end_step"
-        if isinstance(error, Failure):
+        if isinstance(error, RunError):
             error.local |= event == "end_step" and self.world.size > 1
             alone |= error.local
         if alone:
@@ -224,15 +226,15 @@ class Loop:
     def _fail(self) -> None:
         """An observer failed, here or on another rank: end all alike."""
         error, failure = self._failure, None
-        if isinstance(error, Failure):
+        if isinstance(error, RunError):
             failure = error
         elif error is not None:
             of_os = of_system(error) if isinstance(error, OSError) else None
-            failure = of_os or Failure(_said(error))
+            failure = of_os or RunError(_said(error))
         try:
             fail_alike(self.world, failure)
-        except Failure:
-            if error is not None and not isinstance(error, Failure | OSError):
+        except RunError:
+            if error is not None and not isinstance(error, RunError | OSError):
                 raise error from None  # with its traceback
             raise
 
@@ -296,7 +298,7 @@ def _empty(observer: Observer, world: World) -> Ballot:
 
 def _valid(ballot: Ballot, observer: Observer) -> Ballot:
     if (len(ballot.counts), 0 if ballot.sums is None else len(ballot.sums)) != (observer.counts, observer.sums):
-        raise Failure(f"{observer.name}: its ballot has not the numbers that it declares")
+        raise RunError(f"{observer.name}: its ballot has not the numbers that it declares")
     return ballot
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from .errors import Failure
+from .errors import RunError
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -21,7 +21,7 @@ def _reaching(otherwise: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                 return collective(*args, **kwargs)
             except RuntimeError as error:
                 said = re.sub(r"^\[\S+\] ", "", str(error)).split(". ")[0].split("\n")[0]
-                raise Failure(f"{otherwise} ({said})", local=True) from error
+                raise RunError(f"{otherwise} ({said})", local=True) from error
 
         return reach
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import Refused, some
+from .errors import UserError, some
 from .shards import Held, Shard, Stored, whole
 from .trees import realized
 
@@ -39,20 +39,20 @@ class Optimizers:
         self.all = (given,) if isinstance(given, torch.optim.Optimizer) else tuple(given)
         for optimizer in self.all:
             if not isinstance(optimizer, torch.optim.Optimizer):
-                raise Refused(f"run.steps(): a {type(optimizer).__name__} given among the optimizers, {WANTED}")
+                raise UserError(f"run.steps(): a {type(optimizer).__name__} given among the optimizers, {WANTED}")
             for kind in type(optimizer).__mro__:
                 if kind.__name__ in UNFIT and kind.__module__.startswith("torch.optim"):
-                    raise Refused(f"{type(optimizer).__name__} {UNFIT[kind.__name__]}")
+                    raise UserError(f"{type(optimizer).__name__} {UNFIT[kind.__name__]}")
         if not self.all:
-            raise Refused(f"run.steps(): no optimizer given, {WANTED}")
+            raise UserError(f"run.steps(): no optimizer given, {WANTED}")
         self._updated: dict[Tensor, Tensor] = {}
         self._shards: dict[Tensor, Shard] = {}
         held = self.parameters
         if twice := len(held) - len({id(parameter) for parameter in held}):
-            raise Refused(f"{twice} parameters are held by two optimizers; give each parameter to one of them")
+            raise UserError(f"{twice} parameters are held by two optimizers; give each parameter to one of them")
         places = {id(parameter): place for place, parameter in enumerate(model.parameters())}
         if foreign := [parameter for parameter in held if id(parameter) not in places]:
-            raise Refused(
+            raise UserError(
                 f"the optimizer holds {len(foreign)} parameters that are not the model's, the first of shape "
                 f"{tuple(foreign[0].shape)}: give run.steps() the model whose parameters the optimizer was given"
             )
@@ -137,7 +137,7 @@ class Optimizers:
         given, names = optimizer.state_dict(), self._names()
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if foreign := [parameter for parameter in held if id(parameter) not in names]:
-            raise Refused(
+            raise UserError(
                 f"{type(optimizer).__name__}: it was given {len(foreign)} parameters after run.steps() that are not "
                 f"the model's; no checkpoint can name them"
             )
@@ -158,17 +158,17 @@ class Optimizers:
         """Refuse the state of other optimizers, before anything of it is loaded.
 
         Raises:
-            Refused: their number differs, or the parameters of a group do, by name or shape.
+            UserError: their number differs, or the parameters of a group do, by name or shape.
         """
         states = _each(state)
         if len(states) != len(self.all):
-            raise Refused(f"optimizers: the checkpoint holds {len(states)}, run.steps() was given {len(self.all)}")
+            raise UserError(f"optimizers: the checkpoint holds {len(states)}, run.steps() was given {len(self.all)}")
         for optimizer, saved in zip(self.all, states, strict=True):
             sides = [[group["params"] for group in side["param_groups"]] for side in (saved, self._named(optimizer))]
             for number, (there, here) in enumerate(zip_longest(*sides, fillvalue={})):
                 if odd := sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name)):
                     seen, wanted = (side.get(odd[0], "none") for side in (here, there))
-                    raise Refused(
+                    raise UserError(
                         f"{type(optimizer).__name__}, group {number}: {some(odd, 3)}: other parameters than the "
                         f"checkpoint holds: shape {seen} here, {wanted} there. Give the optimizer the parameters that "
                         f"it had, or begin in another folder with --out"
@@ -178,7 +178,7 @@ class Optimizers:
         """Take back what `state_dict` gave. The groups stay the same objects, which a loop may hold.
 
         Raises:
-            Refused: it is the state of other optimizers.
+            UserError: it is the state of other optimizers.
         """
         self.require(state)
         for optimizer, saved in zip(self.all, _each(state), strict=True):

@@ -29,7 +29,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Determinism:
-    """The CPU arithmetic, and the switches that are left off for measurements."""
+    """The CPU arithmetic, and the flags that are left off for measurements."""
 
     cpu: Literal["portable", "native"] = "portable"
     relax: tuple[str, ...] = ()

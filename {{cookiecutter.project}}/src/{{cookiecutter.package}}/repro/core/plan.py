@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from .errors import Refused
+from .errors import UserError
 from .options import Options
 from .order import Permutation
 from .seeds import derive
@@ -74,20 +74,20 @@ def planned(dataset: Indexed, options: Options, epochs: int | None, steps: int |
     """The plan of a training of so many epochs or steps, and its number of steps.
 
     Raises:
-        Refused: there is nothing to plan, too much, or no dataset.
+        UserError: there is nothing to plan, too much, or no dataset.
     """
     if not isinstance(dataset, Indexed):
-        raise Refused(
+        raise UserError(
             f"run.steps(): a {type(dataset).__name__} given, a dataset with __len__ and __getitem__ wanted: the run "
             f"makes its own loader"
         )
     if (epochs is None) == (steps is None):
-        raise Refused(f"run.steps(): epochs={epochs} and steps={steps} given, one of the two wanted")
+        raise UserError(f"run.steps(): epochs={epochs} and steps={steps} given, one of the two wanted")
     plan = Plan(len(dataset), options.parallel.global_batch, options.parallel.micro_batches, options.seed)
     stop = plan.steps(epochs) if epochs is not None else steps or 0
     if stop < 1 or len(dataset) < 1:
-        told = f"{stop} steps of a dataset of {len(dataset)} samples"
-        raise Refused(f"run.steps(): {told}, at least one of each wanted")
+        message = f"{stop} steps of a dataset of {len(dataset)} samples"
+        raise UserError(f"run.steps(): {message}, at least one of each wanted")
     if stop > MOST:
-        raise Refused(f"run.steps(): {stop} steps, at most {MOST} wanted: ask for fewer epochs, or a larger batch")
+        raise UserError(f"run.steps(): {stop} steps, at most {MOST} wanted: ask for fewer epochs, or a larger batch")
     return plan, stop

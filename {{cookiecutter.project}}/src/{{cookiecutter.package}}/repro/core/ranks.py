@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .errors import Refused
+from .errors import UserError
 from .lost import contacting, meeting
 from .options import Parallel
 from .place import number, rank_and_size
@@ -74,7 +74,7 @@ class World:
         return f"{socket.gethostname()} {self.device}"
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """True on the one rank that prints and writes."""
         return self.rank == 0
 
@@ -125,16 +125,16 @@ class World:
 
         A GPU is waited for once: nothing is sent to it but in the order of its work, and all comes back together.
         """
-        asked = torch.tensor(numbers, dtype=torch.int64).to(self.device, non_blocking=True)
-        sums = torch.cat([asked, more.to(self.device)])
+        requested = torch.tensor(numbers, dtype=torch.int64).to(self.device, non_blocking=True)
+        sums = torch.cat([requested, more.to(self.device)])
         self.sum(sums)
         own = [number.detach().to(self.device, torch.float64, non_blocking=True).reshape(1) for number in mine]
         read = torch.cat([sums, *(number.view(torch.int64) for number in own)]).tolist()
         return read[: len(sums)], np.array(read[len(sums) :], np.int64).view(np.float64).tolist()
 
     @contacting
-    def from_lead(self, value: Any) -> Any:
-        """The lead's value, on every rank."""
+    def broadcast_object(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
         held = [value]
         if self.size > 1:
             dist.broadcast_object_list(held, device=self.device, group=self.group, group_src=0)
@@ -150,7 +150,7 @@ class World:
 
     @contacting
     def broadcast(self, tensor: Tensor) -> None:
-        """Give every rank the lead's values, in place."""
+        """Give every rank rank 0's values, in place."""
         if self.size > 1:
             dist.broadcast(tensor, group=self.group, group_src=0)
 
@@ -162,13 +162,13 @@ def join(device: str, parallel: Parallel) -> World:
     """Take the place that torchrun's variables assign; without them, be the only rank.
 
     Raises:
-        Refused: no such device, or more ranks than micro-batches.
+        UserError: no such device, or more ranks than micro-batches.
         Failure: the ranks do not meet.
     """
     rank, size = rank_and_size()
     if size > parallel.micro_batches:
         most = f"parallel.micro_batches={parallel.micro_batches}"
-        raise Refused(f"world size {size} seen, at most {most} wanted: each rank runs one")
+        raise UserError(f"world size {size} seen, at most {most} wanted: each rank runs one")
     place = device_of(device)
     if size > 1 or parallel.reduce == "ddp":  # DistributedDataParallel insists on a group, even of one
         _meet(rank, size, place, timedelta(seconds=parallel.timeout_seconds))
@@ -219,7 +219,7 @@ def device_of(device: str) -> torch.device:
         return torch.device("cpu")
     local_rank, seen = number("LOCAL_RANK", 0), torch.cuda.device_count()
     if local_rank >= seen:
-        raise Refused(
+        raise UserError(
             f"device: cuda asked for by local rank {local_rank}, {seen} GPUs seen. Try --set device=cpu",
             local=True,
         )

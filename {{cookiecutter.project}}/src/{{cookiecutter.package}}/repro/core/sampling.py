@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from . import flags
-from .errors import Failure
+from .errors import RunError
 from .generators import seeded
 from .options import Determinism, Options
 from .plan import Indexed as Indexed
@@ -101,13 +101,13 @@ def batches(loader: DataLoader[Any], world: World) -> Iterator[Any]:
     """What a loader yields; a worker's failure keeps its plain line, to which torch adds the worker's traceback."""
     try:
         yield from loader
-    except Failure as failure:  # of this rank's own samples
-        told = str(failure).rpartition(f"{type(failure).__name__}: ")[2].strip()
-        raise type(failure)(told, local=world.size > 1) from None
+    except RunError as failure:  # of this rank's own samples
+        message = str(failure).rpartition(f"{type(failure).__name__}: ")[2].strip()
+        raise type(failure)(message, local=world.size > 1) from None
     except RuntimeError as error:
         if "DataLoader timed out" not in str(error):
             raise
-        raise Failure(
+        raise RunError(
             f"a loader worker gave nothing for {loader.timeout:g} s; the same command goes on from the last checkpoint "
             f"(parallel.timeout_seconds gives samples more time)",
             local=world.size > 1,

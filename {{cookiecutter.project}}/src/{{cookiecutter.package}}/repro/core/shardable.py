@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import Refused, some
+from .errors import UserError, some
 from .shards import aligned
 
 STEPS, LENGTH = 3, (1 << 17) + 7  # of the try whether an optimizer updates shards alike; so long that threads share it
@@ -42,10 +42,10 @@ def require_own(module: nn.Module, units: Sequence[nn.Module]) -> None:
     """Refuse units that are not modules of the model, or lie in one another."""
     own = set(module.modules()) - {module}
     if foreign := [type(unit).__name__ for unit in units if unit not in own]:
-        raise Refused(f"run.steps(units=...): {some(foreign, 3)} given, modules inside the model wanted")
+        raise UserError(f"run.steps(units=...): {some(foreign, 3)} given, modules inside the model wanted")
     inner = [held for unit in units for held in unit.modules() if held is not unit]
     if len(units) > len(set(units)) or set(inner) & set(units):
-        raise Refused("run.steps(units=...): a unit lies in another one, or is given twice; give each module once")
+        raise UserError("run.steps(units=...): a unit lies in another one, or is given twice; give each module once")
 
 
 def require_untied(module: nn.Module, units: Sequence[nn.Module]) -> None:
@@ -56,7 +56,7 @@ def require_untied(module: nn.Module, units: Sequence[nn.Module]) -> None:
         for parameter in held.parameters(recurse=False):
             places[parameter].add(unit_of.get(held, -1))
     if tied := [name for name, p in module.named_parameters() if len(places[p]) > 1]:
-        raise Refused(
+        raise UserError(
             f"{some(tied, 3)}: shared by two units, which parallel.shard=full would untie. Give run.steps(units=...) "
             f"units that share no parameter, or set parallel.shard=optimizer"
         )
@@ -66,7 +66,7 @@ def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer whose update of an element depends on where the tensor is cut.
 
     Raises:
-        Refused: steps on a vector and on three parts of it differ.
+        UserError: steps on a vector and on three parts of it differ.
     """
     for group in optimizer.param_groups:
         if not group["params"]:
@@ -79,7 +79,7 @@ def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
         except Exception as error:  # whatever an optimizer raises that wants more than a vector
             alike, said = False, f"it makes no step on a vector: {' '.join(str(error).split())[:100]}"
         if not alike:
-            raise Refused(
+            raise UserError(
                 f"parallel.shard: {type(optimizer).__name__} does not update each element by itself ({said}), so bits "
                 f"would depend on the world size. Use torch.optim.AdamW(..., fused=True) or SGD, or parallel.shard=none"
             )

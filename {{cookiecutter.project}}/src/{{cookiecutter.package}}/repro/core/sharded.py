@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .accumulate import Accumulation
-from .errors import Refused, some
+from .errors import UserError, some
 from .optimizers import Optimizers
 from .options import Parallel
 from .ranks import World
@@ -32,7 +32,7 @@ class Owned(Accumulation):
 
     def __init__(self, module: nn.Module, settings: Parallel, world: World, optimizers: Optimizers) -> None:
         if odd := [name for name, p in module.named_parameters() if not p.is_contiguous()]:
-            raise Refused(f"{some(odd, 3)}: not contiguous, which parallel.shard=optimizer wants; use .contiguous()")
+            raise UserError(f"{some(odd, 3)}: not contiguous, which parallel.shard=optimizer wants; use .contiguous()")
         super().__init__(module, settings, world)
         self._shards: dict[Tensor, Shard] = {}
         self._mine: list[list[slice]] = []  # of each bucket: where this rank's shard of each tensor lies in its part

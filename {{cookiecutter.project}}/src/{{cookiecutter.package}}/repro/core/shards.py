@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from .errors import Refused
+from .errors import UserError
 from .ranks import World
 
 ALIGN = 128  # bytes: two vectors of AVX-512
@@ -178,18 +178,18 @@ class Scattered(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, *call: Any) -> Any:
-        raise Refused(
+        raise UserError(
             f"{func.overloadpacket.__name__} cannot take a gradient that is sharded over the ranks: to clip "
             f"gradients, or for their norm, call clip_grad_norm_ of repro/core/exact.py; for other uses set "
             f"parallel.shard=none"
         )
 
 
-def of_mixture(error: BaseException | None) -> Refused | None:
+def of_mixture(error: BaseException | None) -> UserError | None:
     """The refusal that stands for torch's error where a sharded weight is used beside a whole tensor."""
     if not isinstance(error, RuntimeError) or "got mixed torch.Tensor and DTensor" not in str(error):
         return None
-    return Refused(
+    return UserError(
         f"{str(error).split()[0]}: of a weight that is sharded. With parallel.shard=full, call the model as a "
         f"whole and leave its parameters to the optimizer; parallel.shard=optimizer keeps them whole"
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .digest import held_digests
-from .errors import Failure, Refused, some
+from .errors import RunError, UserError, some
 from .optimizers import Optimizers
 from .shards import Held, Shard, extras, load_weights, weights
 from .trees import Stateful, copied, leaves, pack, realized, unpack
@@ -42,8 +42,8 @@ class Snapshot:
     @property
     def content(self) -> str:
         """A digest of all, in hex."""
-        told = {"step": self.step, "digests": self.digests, **self.values}
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        message = {"step": self.step, "digests": self.digests, **self.values}
+        return hashlib.sha256(json.dumps(message, sort_keys=True).encode()).hexdigest()
 
     def digested(self) -> "Snapshot":
         """With digests; where ranks hold shards, all have to ask together."""
@@ -72,7 +72,7 @@ def look(step: int, model: nn.Module, optimizer: Stateful, objects: Mapping[str,
     """The state after `step` steps, with `objects` of the loop's own. Later steps change its tensors: `changed(copy)`.
 
     Raises:
-        Refused: the state of an object holds what a checkpoint cannot.
+        UserError: the state of an object holds what a checkpoint cannot.
     """
     tensors: dict[str, Held] = {}
     others: dict[str, Held] = {}
@@ -89,17 +89,17 @@ def put(snapshot: Snapshot, model: nn.Module, optimizer: Optimizers, objects: Ma
     """Give model, optimizer and objects the state of a snapshot.
 
     Raises:
-        Refused: the snapshot is of other objects; nothing is loaded then.
+        UserError: the snapshot is of other objects; nothing is loaded then.
         Failure: the state is not the one that was saved.
     """
     beside, held = (realized(unpack(snapshot.values[of], snapshot.others)) for of in ("model", "state"))
     state = unpack(snapshot.values["optimizer"], snapshot.optimizer)
     if held.keys() != objects.keys():
         seen, wanted = (", ".join(sorted(names)) or "none" for names in (held, objects))
-        raise Refused(f"the checkpoint holds these objects of the loop: {seen}; run.steps(state=...) names: {wanted}")
+        raise UserError(f"the checkpoint holds these objects of the loop: {seen}; run.steps(state=...) names: {wanted}")
     shapes = [{name: tuple(each.shape) for name, each in side.items()} for side in (snapshot.model, weights(model))]
     if odd := sorted(name for name in shapes[0] | shapes[1] if shapes[0].get(name) != shapes[1].get(name)):
-        raise Refused(
+        raise UserError(
             f"the model: {some(odd, 3)}: shape {shapes[1].get(odd[0], 'none')} here, {shapes[0].get(odd[0], 'none')} "
             f"in the checkpoint. Build the model that the run began with, or begin in another folder with --out"
         )
@@ -123,7 +123,7 @@ def _require_restored(wanted: Snapshot, seen: Snapshot) -> None:
         for each in (wanted, seen)
     )
     if differing := [name for name in saved.keys() | here.keys() if saved.get(name) != here.get(name)]:
-        raise Failure(
+        raise RunError(
             f"the checkpoint after step {wanted.step}: {some(sorted(differing), 3)}: other bits after loading than "
             f"were saved. load_state_dict changed or lost them, such as their dtype, or this hardware did"
         )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .batch import on_device, tensors_of
-from .errors import NonFinite, Refused, some
+from .errors import NonFinite, UserError, some
 from .finite import nonfinite, one_nan
 
 if TYPE_CHECKING:
@@ -42,15 +42,15 @@ class Step:
 
         Raises:
             NonFinite: a gradient holds an infinity or a NaN. There are no gradients then, and buffers are as before.
-            Refused: the loss is no scalar or depends on no parameter of the model; the model is in evaluation mode;
+            UserError: the loss is no scalar or depends on no parameter of the model; the model is in evaluation mode;
                 this step had its backward pass already.
         """
         loop, sums = self._loop, self._loop.gradients
         if self._begun:
-            raise Refused(f"step {self.number}: step.backward() was called twice; call it once per step")
+            raise UserError(f"step {self.number}: step.backward() was called twice; call it once per step")
         self._begun = True
         if not loop.model.training:
-            raise Refused(
+            raise UserError(
                 f"step {self.number}: the model is in evaluation mode: call model.train() before the loop and after "
                 f"each evaluation"
             )
@@ -61,7 +61,7 @@ class Step:
                 batch = on_device(next(loop.batches), loop.world.device)
                 if loop.tamper:
                     batch = loop.tamper.batch(self.number, number, batch)
-                loop.tell_batch(self.number, number, tensors_of(batch))
+                loop.report_batch(self.number, number, tensors_of(batch))
             sums.add(partial(self._loss, compute, batch, number))
         loss = sums.reduce()  # now every rank holds the same gradients, to the last bit
         with loop.unwatched():
@@ -70,7 +70,7 @@ class Step:
             names = nonfinite(loop.model, sums.buffers)
             if names:
                 one_nan(loop.model)
-            loop.tell_gradients(self.number, torch.where(loss.isnan(), torch.nan, loss))
+            loop.report_gradients(self.number, torch.where(loss.isnan(), torch.nan, loss))
         loop.seed(self.number, loop.plan.micro_batches + 1)  # each rank ran others; now all are to draw the same
         if names:
             sums.discard()
@@ -86,7 +86,7 @@ class Step:
             loss: Any = compute(loop.network, batch)
         if not isinstance(loss, Tensor) or loss.ndim:
             seen = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-            raise Refused(f"step {self.number}: the loss function returned {seen}, expected a scalar mean loss")
+            raise UserError(f"step {self.number}: the loss function returned {seen}, expected a scalar mean loss")
         return loss
 
     def _rechecked(self) -> int | None:
@@ -95,10 +95,10 @@ class Step:
         due = every and self.number % every == 0
         return self.number // every % self._loop.plan.micro_batches if due else None
 
-    def require_whole(self) -> None:
+    def require_complete(self) -> None:
         """Refuse a step that ends without a backward pass."""
         if not self._begun:
-            raise Refused(f"step {self.number}: step.backward() was never called; without it nothing is trained")
+            raise UserError(f"step {self.number}: step.backward() was never called; without it nothing is trained")
 
     @property
     def is_last(self) -> bool:

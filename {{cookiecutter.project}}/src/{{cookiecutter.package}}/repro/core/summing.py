@@ -7,7 +7,7 @@ from torch import nn
 
 from .accumulate import Accumulation
 from .alike import together
-from .ddp import Stock
+from .ddp import DDP
 from .fsdp import Full
 from .optimizers import Optimizers
 from .options import Parallel
@@ -22,10 +22,10 @@ def gradients_of(
     world: World,
     optimizers: Optimizers | None = None,
     units: Sequence[nn.Module] = (),
-) -> Accumulation | Stock:
+) -> Accumulation | DDP:
     """The way that `parallel.reduce` and `parallel.shard` name; alone, a rank has nothing to share."""
     if settings.reduce == "ddp":
-        return Stock(module, settings, world)
+        return DDP(module, settings, world)
     if settings.shard == "none" or world.size == 1 or optimizers is None:
         return Accumulation(module, settings, world)
     for optimizer in optimizers.all:

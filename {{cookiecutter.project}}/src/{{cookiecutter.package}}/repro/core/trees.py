@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from .errors import Refused
+from .errors import UserError
 from .shards import Held, Shard, Stored, whole
 
 MAPPINGS = {kind.__name__: kind for kind in (dict, OrderedDict, Counter)}
@@ -38,7 +38,7 @@ def pack(tree: Any, name: str, tensors: dict[str, Held]) -> Any:
     A name ends with the way to the tensor, as Python would write it: no two ways read alike.
 
     Raises:
-        Refused: it holds something that would not come back as it is.
+        UserError: it holds something that would not come back as it is.
     """
     kind = type(tree)
     if isinstance(tree, Shard) or (isinstance(tree, Tensor) and _is_plain(tree)):
@@ -53,7 +53,7 @@ def pack(tree: Any, name: str, tensors: dict[str, Held]) -> Any:
         return _number(tree)
     if isinstance(tree, numpy.generic) and tree.dtype.kind in "biuf" and tree.itemsize <= 8:
         return {"numpy": [tree.dtype.name, tree.item()]}
-    raise Refused(
+    raise UserError(
         f"{name}: a {kind.__name__}{_of(tree)} in its state, which no checkpoint holds: let state_dict() give tensors, "
         f"numbers, text, None, and dicts, lists and tuples of these; keys are text or whole numbers"
     )
@@ -157,7 +157,7 @@ def require_stateful(objects: Mapping[str, Any]) -> Mapping[str, Stateful]:
     """`objects`, unless one of them has no state to save."""
     for name, held in objects.items():
         if not isinstance(held, Stateful):
-            raise Refused(
+            raise UserError(
                 f"run.steps(state=...): {name} is a {type(held).__name__}; an object with state_dict() and "
                 f"load_state_dict() wanted"
             )

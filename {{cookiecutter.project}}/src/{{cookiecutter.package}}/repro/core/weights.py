@@ -24,7 +24,7 @@ EXTRA = "extra"
 
 
 def gathered(model: nn.Module, folder: Path, world: World) -> nn.Module:
-    """What safetensors' `save_model` asks of a model: on the lead, whole weights; all ranks have to ask together.
+    """What safetensors' `save_model` asks of a model: on rank 0, whole weights; all ranks have to ask together.
 
     They are put together one at a time, and lie in files of `folder` that have no name, so that no memory holds all.
 
@@ -33,7 +33,9 @@ def gathered(model: nn.Module, folder: Path, world: World) -> nn.Module:
     """
     named = weights(model)
     held = {id(each): each for each in named.values()}
-    files = together(world, lambda: {key: _in_file(each, folder) for key, each in held.items()} if world.leads else {})
+    files = together(
+        world, lambda: {key: _in_file(each, folder) for key, each in held.items()} if world.is_main else {}
+    )
     for key, each in held.items():
         tensor = whole(each)
         if key in files:

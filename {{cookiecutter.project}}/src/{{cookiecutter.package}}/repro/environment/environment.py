@@ -42,7 +42,7 @@ def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def numeric_environment(determinism: Determinism, device: torch.device) -> dict[str, Any]:
-    """The preimage of the environment's digest; call it after the switches are applied."""
+    """The preimage of the environment's digest; call it after the flags are applied."""
     cuda = device.type == "cuda"
     relaxed = {"relaxed": sorted(determinism.relax)} if determinism.relax else {}
     return relaxed | {
@@ -59,10 +59,10 @@ def numeric_environment(determinism: Determinism, device: torch.device) -> dict[
             "arithmetic": arithmetic_canary(),
             # The portable pins make the model irrelevant for proven operations; without them it decides bits.
             "model": None if is_portable(determinism) else _cpu_model(),
-            "unproven": [],  # operations that the run calls; see `with_unproven`
+            "non_portable": [],  # operations that the run calls; see `with_unproven`
         },
         "threads": torch.get_num_threads(),
-        "switches": effective(),
+        "flags": effective(),
         "variables": variables(),
     }
 
@@ -72,17 +72,17 @@ def environment_class(environment: dict[str, Any], compute: Compute) -> str:
     return class_of(environment, compute.plain)
 
 
-def is_promised(environment: dict[str, Any], compute: Compute) -> bool:
+def promises_portability(environment: dict[str, Any], compute: Compute) -> bool:
     """Whether every CPU of the portable class gives the bits that are computed here."""
     return environment_class(environment, compute).startswith(PORTABLE)
 
 
-def with_unproven(environment: dict[str, Any], operations: Collection[str]) -> dict[str, Any]:
+def with_non_portable(environment: dict[str, Any], operations: Collection[str]) -> dict[str, Any]:
     """The environment of a run that calls operations whose bits may depend on the CPU: with the CPU's model.
 
     Where code is compiled among them, the compiler belongs to it, too.
     """
-    found = environment | {"cpu": environment["cpu"] | {"model": _cpu_model(), "unproven": sorted(operations)}}
+    found = environment | {"cpu": environment["cpu"] | {"model": _cpu_model(), "non_portable": sorted(operations)}}
     return found | {"compiler": compiler()} if COMPILED in operations else found
 
 

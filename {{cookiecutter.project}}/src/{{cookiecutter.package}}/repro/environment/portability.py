@@ -16,14 +16,14 @@ from .compiler import COMPILED
 from .watch import Operations
 
 
-class Promise(Observer):
+class Portability(Observer):
     """Whether every CPU gives the bits of a run. It is known for good when the first step is done.
 
     Attributes:
         environment: the numeric environment (what its digest is made of).
         promised: whether the class is the portable one so far.
         watch: sees the operations that the run calls, if it is, and what is compiled in any case.
-        unproven: those whose bits may depend on the CPU, each with a line on its first call.
+        non-portable: those whose bits may depend on the CPU, each with a line on its first call.
     """
 
     name = "portability"
@@ -32,9 +32,9 @@ class Promise(Observer):
         """`watch` makes what sees the operations, given whether they are wanted."""
         self._compute, self._world = config.compute, world
         self.environment = environment.numeric_environment(config.options.determinism, world.device)
-        self.promised = environment.is_promised(self.environment, config.compute)
-        self.watch = watch(self.promised)
-        self.unproven: Mapping[str, str] = {}
+        self.portable = environment.promises_portability(self.environment, config.compute)
+        self.watch = watch(self.portable)
+        self.non_portable: Mapping[str, str] = {}
 
     def begin(self, model: nn.Module, judged: Callable[[], None]) -> None:
         """The loop begins; `judged` is called once its first step is judged."""
@@ -57,7 +57,7 @@ class Promise(Observer):
         """Nothing is seen any more."""
         self.watch.end()
 
-    def meet(self, unproven: Mapping[str, str]) -> None:
+    def meet(self, non_portable: Mapping[str, str]) -> None:
         """The run calls these operations: the CPU's model belongs to its environment, and no rank has another.
 
         Outside the portable class that is known already, and only compiled code adds to it.
@@ -65,23 +65,25 @@ class Promise(Observer):
         Raises:
             Disagreement: the ranks have different CPUs.
         """
-        self.unproven = {name: line for name, line in unproven.items() if self.promised or name == COMPILED}
-        if self.unproven:
-            self.environment = self.calling(self.unproven)
-            said = f"bits of {some(list(self.unproven), 3)} may depend on the CPU, and the ranks have different ones:"
+        self.non_portable = {name: line for name, line in non_portable.items() if self.portable or name == COMPILED}
+        if self.non_portable:
+            self.environment = self.calling(self.non_portable)
+            said = (
+                f"bits of {some(list(self.non_portable), 3)} may depend on the CPU, and the ranks have different ones:"
+            )
             require_agreement(flatten(self.environment), self._world, said)
 
-    def calling(self, unproven: Mapping[str, str]) -> dict[str, Any]:
+    def calling(self, non_portable: Mapping[str, str]) -> dict[str, Any]:
         """The environment here of a run that calls these operations."""
-        return environment.with_unproven(self.environment, unproven) if unproven else self.environment
+        return environment.with_non_portable(self.environment, non_portable) if non_portable else self.environment
 
     def judge(self, model: nn.Module) -> None:
         """Gather the non-portable operations that the ranks have called until now; stop recording."""
-        seen = self.watch.unproven(model)
+        seen = self.watch.non_portable(model)
         self.watch.end()
         self.meet({name: line for rank in self._world.gather(seen)[::-1] for name, line in rank.items()})
 
     def record(self) -> dict[str, Any]:
         """What environment.json holds."""
-        facts = {"world_size": self._world.size, "unproven": self.unproven}
+        facts = {"world_size": self._world.size, "non_portable": self.non_portable}
         return environment.record(self.environment, self._compute, **facts)

@@ -1,4 +1,4 @@
-"""Operations of torch that gave the same bits on every CPU that was tried, while the portable switches were in force.
+"""Operations of torch that gave the same bits on every CPU that was tried, while the portable flags were in force.
 
 `portable.txt` lists them, by name and by kind of number. The template's `make portability` measures and writes it. An
 operation that is not in it may be the same everywhere as well: nobody knows.

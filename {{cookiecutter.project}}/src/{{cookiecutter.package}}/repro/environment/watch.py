@@ -1,7 +1,7 @@
 """The operations that a run calls until its first step is done, and those whose bits may depend on the CPU.
 
 Weights are made and a step is made under a dispatch mode, which sees each call on its way to a kernel. It changes no
-argument and no result. Calls of the machinery are its own business, and proved by the template's tests.
+argument and no result. Calls of the library are its own business, and proved by the template's tests.
 
 A call is told with its place: the module whose `forward` is under way, and the line that is nearest to it outside
 torch. In the backward pass no line runs. Each node there was made by a call of the forward pass and bears its number.
@@ -51,7 +51,7 @@ class Place:
     line: str  # file:line
     optimizer: type[torch.optim.Optimizer] | None = None  # of torch's, whose step is under way
 
-    def told(self, names: dict[nn.Module, str]) -> str:
+    def message(self, names: dict[nn.Module, str]) -> str:
         """In words; `names` are those of the model's modules."""
         if self.module is None:
             return self.line
@@ -75,11 +75,11 @@ class Operations:
     def begin(self) -> None:
         """From here on calls are seen."""
         callback_handler.register_start_callback(self._compiles)
-        self._switch(True)
+        self._flag(True)
 
     def end(self) -> None:
         """From here on nothing is seen, and nothing costs time."""
-        self._switch(False)
+        self._flag(False)
         self._mode = None
         with suppress(ValueError):  # it has not begun, or has ended
             callback_handler.remove_start_callback(self._compiles)
@@ -90,35 +90,35 @@ class Operations:
 
     def rest(self) -> None:
         """From here on nothing is seen but what is `watched`."""
-        self._switch(False)
+        self._flag(False)
 
     @contextmanager
     def watched(self, on: bool = True) -> Iterator[None]:
         """Calls in here are seen."""
         before = self._on
-        self._switch(on)
+        self._flag(on)
         try:
             yield
         finally:
-            self._switch(before)
+            self._flag(before)
 
     def paused(self) -> AbstractContextManager[None]:
         """Calls in here are not seen."""
         return self.watched(False)
 
-    def unproven(self, model: nn.Module) -> dict[str, str]:
+    def non_portable(self, model: nn.Module) -> dict[str, str]:
         """Operations that were met and are not known to be portable, each with a line on its first call."""
         names = {module: name for name, module in model.named_modules()}
-        met = self._mode.unproven if self._mode else {}
-        told = {
-            name: f"{name} at {place.told(names)}: {_standing(name)}{_replacement(name, place)}"
+        met = self._mode.non_portable if self._mode else {}
+        message = {
+            name: f"{name} at {place.message(names)}: {_standing(name)}{_replacement(name, place)}"
             for name, place in met.items()
         }
         if self._compiled is not None:
-            told[COMPILED] = f"{COMPILED} at {self._compiled}: its bits depend on the compiler and the CPU"
-        return told
+            message[COMPILED] = f"{COMPILED} at {self._compiled}: its bits depend on the compiler and the CPU"
+        return message
 
-    def _switch(self, on: bool) -> None:
+    def _flag(self, on: bool) -> None:
         if self._mode and on != self._on:
             self._on = on
             if on:
@@ -167,7 +167,7 @@ class _Mode(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.unproven: dict[str, Place] = {}
+        self.non_portable: dict[str, Place] = {}
         self._of_node: dict[int, Place] = {}  # by the number that autograd gives the node of a call
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -176,11 +176,11 @@ class _Mode(TorchDispatchMode):
             place = self._place(sys._getframe(1))
             name, kind = portable.operation(function, args, result)
             if place and kind not in portable.table().get(name, ()) and not portable.is_exact(name, args, result):
-                self.unproven.setdefault(f"{name} {kind}", place)
+                self.non_portable.setdefault(f"{name} {kind}", place)
         return result
 
     def _place(self, frame: FrameType | None) -> Place | None:
-        """The place of a call that this frame leads to; None if it is the machinery's own."""
+        """The place of a call that this frame leads to; None if it is the library's own."""
         module, line, optimizer = None, "", None
         while frame:
             file = frame.f_code.co_filename

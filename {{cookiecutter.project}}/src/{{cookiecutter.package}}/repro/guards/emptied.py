@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..address import hashing, manifest
-from ..address.hashing import told
+from ..address.hashing import message
 from ..base.text import some
-from ..core.errors import Refused
+from ..core.errors import UserError
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def prepared_anew(folder: Path) -> Iterator[None]:
     Whoever writes the files (Python, a library in C, another process), they are then all that lies there.
 
     Raises:
-        Refused: the folder holds files that no preparation wrote, or cannot be set aside; or nothing was written in
+        UserError: the folder holds files that no preparation wrote, or cannot be set aside; or nothing was written in
             place of what lay there.
     """
     place = folder.resolve()  # a link to a folder on another disk stays one
@@ -31,15 +31,15 @@ def prepared_anew(folder: Path) -> Iterator[None]:
         return
     listed = _listed(folder)
     if strange := sorted(_files(place) - listed if listed is not None else ()):
-        raise Refused(
-            f"{folder}: {some([told(name) for name in strange])} seen, which no preparation wrote (as {manifest.NAME} "
+        raise UserError(
+            f"{folder}: {some([message(name) for name in strange])} seen, which no preparation wrote (as {manifest.NAME} "
             f"says), and this folder is emptied: move them elsewhere, or remove them, and prepare again"
         )
     _set_aside(place, before)
     try:
         yield
         if (lost := _files(before)) and not _files(place):
-            raise Refused(
+            raise UserError(
                 f"{folder}: prepare.py wrote nothing but {manifest.NAME}, and {len(lost)} older files lie there: "
                 f"remove them, if they may go, and prepare again"
             )
@@ -60,7 +60,7 @@ def _listed(folder: Path) -> set[str] | None:
         return set()
     try:
         listed = {entry["path"] for entry in manifest.read(folder)["files"]}
-    except Refused:
+    except UserError:
         listed = {manifest.ALL}
     return set(hashing.recall(folder)) or None if manifest.ALL in listed else listed
 
@@ -72,7 +72,7 @@ def _set_aside(place: Path, before: Path) -> None:
         place.mkdir()
         place.chmod(mode)
     except OSError as error:  # a disk is mounted there, for example
-        raise Refused(f"{place}: cannot be set aside ({error.strerror}): empty it, and prepare again") from None
+        raise UserError(f"{place}: cannot be set aside ({error.strerror}): empty it, and prepare again") from None
 
 
 def _restore(place: Path, before: Path) -> None:

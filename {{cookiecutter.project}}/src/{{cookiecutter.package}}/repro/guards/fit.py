@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ..base.text import some
-from ..core.errors import Refused
+from ..core.errors import UserError
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -42,12 +42,12 @@ TENSORS: list[tuple[Callable[[Any], object], str]] = [
 
 
 def require_fit(model: nn.Module, device: torch.device, moves: bool = False) -> None:
-    """Refuse a model whose gradients the machinery cannot sum, or that lies on another device than the run.
+    """Refuse a model whose gradients the library cannot sum, or that lies on another device than the run.
 
     One that `moves` may lie on the CPU.
 
     Raises:
-        Refused: naming its modules or tensors, and a way that works.
+        UserError: naming its modules or tensors, and a way that works.
     """
     modules: list[tuple[str, Any]] = list(model.named_modules())
     tensors: list[tuple[str, Any]] = [*model.named_parameters(), *model.named_buffers()]
@@ -55,10 +55,10 @@ def require_fit(model: nn.Module, device: torch.device, moves: bool = False) -> 
         for unfit, remedy in kinds:
             if found := [(name, thing) for name, thing in held if unfit(thing)]:
                 kind = type(found[0][1]).__name__
-                raise Refused(f"{some([name or 'the model' for name, _ in found], 3)} ({kind}): {remedy}")
+                raise UserError(f"{some([name or 'the model' for name, _ in found], 3)} ({kind}): {remedy}")
     seen = {p.device for p in model.parameters()} - {device}
     if elsewhere := sorted(map(str, seen - {torch.device("cpu")} if moves else seen)):
-        raise Refused(
+        raise UserError(
             f"the model lies on {', '.join(elsewhere)}, the run is on {device}: call model.to(run.world.device) before "
             f"you make the optimizer"
         )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core.errors import Refused
+from ..core.errors import UserError
 from ..core.optimizers import Optimizers
 from ..core.trees import pack
 
@@ -24,14 +24,14 @@ def require_saved(optimizers: Optimizers, objects: Mapping[str, object]) -> None
     """Refuse a run with such an object that is not in `objects`, nor held by one of these.
 
     Raises:
-        Refused: naming its class, and the word to add.
+        UserError: naming its class, and the word to add.
     """
     if not _unsaved(optimizers, objects):
         return
     gc.collect()  # some may be left over from before
     for held in _unsaved(optimizers, objects):
         kind, name = type(held).__name__, _name(held)
-        raise Refused(
+        raise UserError(
             f"a {kind} refers to the optimizer, and no checkpoint holds its state: a resumed run would differ. Give it "
             f"to run.steps(..., state={{'{name or 'schedule'}': {name or 'it'}}}), or compute the rate from step.number"
         )
@@ -81,7 +81,7 @@ def _repeats(held: Any, optimizers: Optimizers) -> bool:
     """Whether its state is that of an optimizer, as a wrapper's is."""
     try:
         states = [pack(each.state_dict(), "", {}) for each in (held, *optimizers.all)]
-    except Refused:
+    except UserError:
         return False
     return states[0] in states[1:]
 

@@ -19,7 +19,7 @@ from ..address.address import addressed
 from ..address.locks import INSTALLED
 from ..base.project import LIBRARY, Project
 from ..base.text import some
-from ..core.errors import Refused
+from ..core.errors import UserError
 
 _watches: list["_Watch"] = []  # at most one
 _resolved = cache(Path.resolve)
@@ -92,9 +92,9 @@ class _Watch:
         return path in self.code or any(path.is_relative_to(known) for known in self.known)
 
     def _line(self) -> str | None:
-        """The line that opens a file for the owner; None where the machinery itself does, or an import.
+        """The line that opens a file for the owner; None where the library itself does, or an import.
 
-        The owner's line counts. Where there is none, it is that of a library whose dataset the machinery asks for an
+        The owner's line counts. Where there is none, it is that of a library whose dataset the library asks for an
         item, or of a thread.
         """
         here, by = sys._getframe(), ""
@@ -171,17 +171,17 @@ def require_known(local: bool = False) -> None:
     It is `local` where this rank alone may have read it.
 
     Raises:
-        Refused: names those files.
+        UserError: names those files.
     """
     if _watches and (read := _watches[0].read):
-        raise Refused(
+        raise UserError(
             f"{_some(read)}: opened, but not in the content address: a change there would go unseen. Move it into the "
             f"package (no name there may begin with . or end with ~), let prepare.py write it, or name it in "
             f"unhashed.files",
             local,
         )
     if _watches and (earlier := _watches[0].earlier):
-        raise Refused(
+        raise UserError(
             f"{_some(earlier)}: opened, but written before this process began, by an earlier or an interrupted run: no "
             f"checkpoint holds it. Give what a later step needs to run.steps(state=...), which saves and restores it",
             local,

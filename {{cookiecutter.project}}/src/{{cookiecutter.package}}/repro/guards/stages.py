@@ -22,7 +22,7 @@ from ..base.project import Project
 from ..base.text import differences, flatten, some
 from ..config.params import PARAMS
 from ..config.yaml_file import read_yaml
-from ..core.errors import Refused
+from ..core.errors import UserError
 from . import opened
 
 STAGES = "dvc.yaml"
@@ -71,7 +71,7 @@ class Stage:
     def require(self, part: str, missing: Sequence[str]) -> None:
         """Refuse the stage where a part of its entry lacks something."""
         if missing:
-            raise Refused(
+            raise UserError(
                 f"{STAGES}: {part} of stage {self.name} lack {some(missing)}: a change there would not run it again. "
                 f"Add {'them' if len(missing) > 1 else 'it'} and repeat: dvc repro"
             )
@@ -90,7 +90,7 @@ def watched(project: Project, sections: Sequence[str], whole: bool, unhashed: Se
     may come from anywhere.
 
     Raises:
-        Refused: it loaded a module or opened a file of the project that the content address lacks, or loaded a module
+        UserError: it loaded a module or opened a file of the project that the content address lacks, or loaded a module
             from elsewhere; or a file of the package that is no source changed while it ran. Or, under DVC, its entry
             in dvc.yaml lacks something, or something that the entry lists changed while the stage ran.
     """
@@ -116,7 +116,7 @@ def watched(project: Project, sections: Sequence[str], whole: bool, unhashed: Se
         del _files[place:]
     changed = [difference.field for difference in differences(before, _state(project, stage))]
     if stage and changed:
-        raise Refused(
+        raise UserError(
             f"{some(changed)}: changed while stage {stage.name} ran. DVC would take that for the state that was used. "
             f"Undo it and record the outcome with: dvc commit {stage.name}. Or repeat: dvc repro"
         )
@@ -150,7 +150,7 @@ def outputs(project: Project) -> list[Path]:
 def require_own(project: Project, doing: str) -> None:
     """Refuse to work in one folder with the code of another, as where two projects are installed in one venv."""
     if Path.cwd().resolve() != project.root.resolve():
-        raise Refused(
+        raise UserError(
             f"{doing} in {Path.cwd()}, but with the code in {project.package}: that is another project's, or a link to "
             f"it. Name your own with PYTHONPATH=src, copy what is a link, or go to {project.root}"
         )
@@ -171,7 +171,7 @@ def _require_files(project: Project, stage: Stage | None, whole: bool, unhashed:
     known = [f"{package}/{name}" for name in addressed(project)]
     unknown = sorted(name for name in loaded - {*known} if not _of_library(name.removeprefix(f"{package}/")))
     if unknown:
-        raise Refused(
+        raise UserError(
             f"{some(unknown)}: loaded, but not in the content address: a change there would go unseen. "
             f"Move it into {package}, outside {package}/{FOLDER}analysis"
         )

@@ -11,7 +11,7 @@ from typing import Any
 from ..address import hashing, manifest
 from ..base.text import some
 from ..config.settings import Data
-from ..core.errors import Refused
+from ..core.errors import UserError
 
 
 class Still:
@@ -25,7 +25,7 @@ class Still:
         """Check the data as `manifest.require_prepared`.
 
         Raises:
-            Refused: they are not whole, or were prepared otherwise.
+            UserError: they are not whole, or were prepared otherwise.
         """
         self._data = data
         self._since = hashing.clock() or time.time_ns()
@@ -40,18 +40,18 @@ class Still:
         What changes no byte and no date, as a link to a file or another mode, is let through.
 
         Raises:
-            Refused: names the files.
+            UserError: names the files.
         """
         if (seen := self._look()) == self._seen:
             return
         restored = "No checkpoint was written since: restore them, and the same command goes on"
         try:
             manifest.require_prepared(self._data)
-        except Refused as refused:
-            raise Refused(f"data changed while the run read them: {refused}. {restored}", local) from None
+        except UserError as refused:
+            raise UserError(f"data changed while the run read them: {refused}. {restored}", local) from None
         files = [(root / name, each) for root in self._roots for name, each in hashing.identities(root)]
         if written := sorted(str(path) for path, (_, changed, _, _) in files if changed >= self._since):
-            raise Refused(f"{some(written)}: written again while the run read the data. {restored}", local)
+            raise UserError(f"{some(written)}: written again while the run read the data. {restored}", local)
         self._seen = seen
 
     def _look(self) -> int:

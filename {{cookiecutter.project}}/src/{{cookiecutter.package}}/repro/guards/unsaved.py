@@ -16,21 +16,21 @@ from ..core.observer import Observer, View
 OWN = set(vars(nn.Module()))  # what every module has
 
 
-class Hidden(Observer):
+class UnsavedState(Observer):
     """Compares the attributes after the first two steps; what modules set once, and then leave alone, is no state."""
 
     name = "unsaved state"
     vital = False
 
-    def __init__(self, model: nn.Module, tell: Callable[[str], None]) -> None:
-        self._model, self._tell = model, tell
+    def __init__(self, model: nn.Module, report: Callable[[str], None]) -> None:
+        self._model, self._report = model, report
         self._seen: dict[str, Any] | None = None
         self._looks = 0
 
     def end_step(self, view: View, sums: Sequence[int], own: Sequence[float]) -> None:
         """Tell what changed in the second step."""
-        if told := self.look():
-            self._tell(f"step {view.step}: {told}")
+        if message := self.look():
+            self._report(f"step {view.step}: {message}")
 
     def look(self) -> str | None:
         """A step is done: a line on what changed in the second one."""

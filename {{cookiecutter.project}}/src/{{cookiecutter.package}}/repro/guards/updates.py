@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..core.errors import Refused
+from ..core.errors import UserError
 from ..core.observer import Ballot, Observer, View
 from ..core.optimizers import Optimizers
 from .holders import require_saved
@@ -42,7 +42,7 @@ class Updates(Observer):
     def ballot(self, view: View) -> Ballot:
         """Refuse a first step that ends without an update."""
         if view.step == 0 and self.forgotten:
-            raise Refused(
+            raise UserError(
                 "step 0: optimizer.step() was never called; call it after step.backward(...). Where a step is to "
                 "leave the weights alone, drop the gradients: optimizer.zero_grad()"
             )
@@ -62,18 +62,18 @@ class Updates(Observer):
         if optimizer not in self._optimizers.all:
             given = {id(parameter) for reference in self._given if (parameter := reference()) is not None}
             if len(_foreign(self._model, held)) < len(held) or any(id(parameter) in given for parameter in held):
-                raise Refused(
+                raise UserError(
                     "optimizer.step(): this optimizer is not among those that run.steps() was given; no checkpoint "
                     "would hold its state. Give run.steps() all of them: run.steps(model, [one, another], ...)"
                 )
             return
         if any(closure is not None for closure in (*words[1:2], named.get("closure"))):
-            raise Refused(
+            raise UserError(
                 "optimizer.step(closure): a closure makes backward passes of its own, whose gradients no rank sums. "
                 "Call optimizer.step() after step.backward(...)"
             )
         if not self.ready or all(parameter.grad is None for parameter in held):
-            raise Refused(
+            raise UserError(
                 "optimizer.step() came without gradients: call step.backward(...) before it, in each step. "
                 "optimizer.zero_grad() is not needed"
             )

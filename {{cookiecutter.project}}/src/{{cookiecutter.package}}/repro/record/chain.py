@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..base.files import sync
-from ..core.errors import Failure, Refused
+from ..core.errors import RunError, UserError
 
 LINK = 24  # bytes of a row's hash
 HAS_WEIGHTS = 1  # a flag of a step: its row holds a digest of the weights
@@ -33,7 +33,7 @@ class Chain:
         whole = path.stat().st_size // (width + LINK)
         os.truncate(path, whole * (width + LINK))  # a row torn by a crash
         if position > whole:
-            raise Refused(
+            raise UserError(
                 f"{path}: {whole} steps seen, {position} wanted, to go on with: the trace was off before, or rows "
                 f"are lost. Begin the run anew in another folder with --out"
             )
@@ -45,14 +45,14 @@ class Chain:
         """The hash after so many rows, each of which is checked.
 
         Raises:
-            Refused: a row is not what was written.
+            UserError: a row is not what was written.
         """
         link = bytes(LINK)
         for number in range(position):
             row = self._file.read(self.width + LINK)
             link = hashlib.sha256(link + row[: self.width]).digest()[:LINK]
             if row[self.width :] != link:
-                raise Refused(
+                raise UserError(
                     f"{self.path}: row {number} is not what was written: the trace is damaged. Begin the run anew in "
                     f"another folder with --out"
                 )
@@ -72,7 +72,7 @@ class Chain:
         self._link = hashlib.sha256(self._link + row).digest()[:LINK]
         if self.position < self._there:
             if self._file.read(self.width + LINK) != row + self._link:
-                raise Failure(
+                raise RunError(
                     f"step {self.position}: the digests in {self.path} are others than before the interruption: "
                     f"the resumed run is not the same run. What differs: repro diff"
                 )

@@ -42,7 +42,7 @@ def class_of(environment: Mapping[str, Any], plain: bool, arithmetic: str = RELE
         and device == "cpu"
         and cpu.get("arithmetic") == arithmetic
         and environment.get("threads") == 1
-        and not cpu.get("unproven")
+        and not cpu.get("non_portable")
         and not relaxed
     )
     if portable and isinstance(torch, Mapping):

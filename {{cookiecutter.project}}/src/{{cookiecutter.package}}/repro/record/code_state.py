@@ -12,7 +12,7 @@ from ..base.git import GitFailed, git, git_text, is_repository
 from ..base.project import Project
 from ..base.redact import secret_in
 from ..base.text import some
-from ..core.errors import Refused
+from ..core.errors import UserError
 from .names import PATCH
 
 # The files that a run reads and git keeps. No other file of the work tree reaches a record.
@@ -25,7 +25,7 @@ def code_state(project: Project) -> tuple[dict[str, Any], bytes]:
     The facts are {"commit", "dirty", "patch": SHA-256}; all None outside git.
 
     Raises:
-        Refused: git does not read a folder of another user.
+        UserError: git does not read a folder of another user.
     """
     try:
         head = git_text(project.root, "rev-parse", "HEAD")
@@ -60,13 +60,13 @@ def require_no_secret(patch: bytes) -> None:
     """
     for change in changes(patch):
         if kind := secret_in(Path(change.name).name, change.added):
-            raise Refused(
+            raise UserError(
                 f"{change.name}: looks like {kind}, and a run copies what is not committed into {PATCH} and to MLflow. "
                 f"Name the file in .gitignore, or move the secret out of the project"
             )
 
 
-def told(patch: bytes) -> str | None:
+def message(patch: bytes) -> str | None:
     """The line that names the new files in a patch, if there are any."""
     new = [change.name for change in changes(patch) if change.new]
     return f"{PATCH} keeps files that are not committed: {some(new)}" if new else None

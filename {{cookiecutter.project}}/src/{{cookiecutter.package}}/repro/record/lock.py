@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from ..base.files import sync
-from ..core.errors import FULL, Failure, Refused
+from ..core.errors import FULL, RunError, UserError
 from .holder import GONE, LIVES, Holder, machine
 from .names import LOCK
 
@@ -46,7 +46,7 @@ class RunLock:
         """Take the folder; where the last holder is out of sight, wait up to two minutes for a sign of life.
 
         Raises:
-            Refused: another training holds it, or nothing can be written there.
+            UserError: another training holds it, or nothing can be written there.
         """
         watch = _Watch(self.path)
         try:
@@ -55,7 +55,7 @@ class RunLock:
         except OSError as error:
             if error.errno in FULL:
                 raise  # whoever starts a stage tells it
-            raise Refused(
+            raise UserError(
                 f"{self.path}: {error.strerror}. The run directory must be a folder that can be written; "
                 f"choose another with --out"
             ) from None
@@ -68,7 +68,7 @@ class RunLock:
             Failure: it was moved, or another training took it over while this one gave no sign of life.
         """
         if not self._is_ours():
-            raise Failure(
+            raise RunError(
                 f"{self.folder} is no longer this training's: it was moved, or another training took it over while "
                 f"this one was suspended or had no disk. Nothing more is written there"
             )
@@ -154,9 +154,9 @@ class _Watch:
         self._began = time.monotonic()
         self._looks = 0  # at signs of life
 
-    def refused(self, who: object) -> Refused:
+    def refused(self, who: object) -> UserError:
         """That the folder is held, by whom, and what to do about it."""
-        return Refused(
+        return UserError(
             f"{self.path.parent}: another training writes there: {who}. "
             f"Wait for it, end it, or choose another folder with --out"
         )
@@ -165,7 +165,7 @@ class _Watch:
         """Whether nobody holds the open lock file, of which the kernel says `kernel`. False: look again.
 
         Raises:
-            Refused: its holder lives.
+            UserError: its holder lives.
         """
         content = _content(descriptor)
         holder = Holder.named(content)
@@ -202,9 +202,9 @@ class _Watch:
         # a lock that is held may be that of one who is about to write its name over an old one
         silent = time.monotonic() - self._began + (0 if kernel == HELD else self._age)
         if silent >= SILENT:
-            _tell(f"{self.path.parent}: taken over from {who}, which gave no sign of life for {SILENT:.0f} s")
+            _report(f"{self.path.parent}: taken over from {who}, which gave no sign of life for {SILENT:.0f} s")
         elif self._looks == 2:  # at the second look, for most have named themselves by then
-            _tell(f"{self.path.parent}: held by {who}; waiting up to {SILENT - silent:.0f} s for a sign of life")
+            _report(f"{self.path.parent}: held by {who}; waiting up to {SILENT - silent:.0f} s for a sign of life")
         return silent >= SILENT
 
 
@@ -236,5 +236,5 @@ def _identity(file: os.stat_result) -> tuple[int, int]:
     return file.st_dev, file.st_ino
 
 
-def _tell(message: str) -> None:
+def _report(message: str) -> None:
     print(message, file=sys.stderr, flush=True)

@@ -12,11 +12,11 @@ from ..base.files import PART, free, part, write_json
 from ..base.project import Project
 from ..base.text import Difference, differences, named, some
 from ..config.settings import Settings
-from ..core.errors import Refused
+from ..core.errors import UserError
 from ..guards import stages
 from . import names
 from .classes import class_of, described
-from .code_state import code_state, require_no_secret, told
+from .code_state import code_state, message, require_no_secret
 from .reading import read_record
 from .record import Record
 from .removal import remove_checkpoints, remove_trace, traced
@@ -37,11 +37,11 @@ def require_run_directory(project: Project, out: Path) -> None:
     """Refuse a directory in which a run would overwrite files that no run wrote. Nothing is written yet.
 
     Raises:
-        Refused: it holds other files and no run, or one of its folders is a link into another place.
+        UserError: it holds other files and no run, or one of its folders is a link into another place.
     """
     for name in FOLDERS:
         if (out / name).is_symlink():
-            raise Refused(
+            raise UserError(
                 f"{out / name}: a link seen, a folder of this run's own wanted: remove the link. To have a run on "
                 f"another disk, name a place there with --out"
             )
@@ -51,7 +51,7 @@ def require_run_directory(project: Project, out: Path) -> None:
     written = {path.name for path in stages.outputs(project) if path.parent.resolve() == out.resolve()}
     ours = written | names.FILES | {f"{name}{PART}" for name in names.FILES} | {names.EARLIER}
     if foreign := sorted(path.name for path in out.iterdir() if path.name not in ours and path.name[0] != "."):
-        raise Refused(
+        raise UserError(
             f"{out}: {some(foreign)} seen and no {names.RUN}, an empty folder or a run's wanted: nothing is removed "
             f"or written there. Choose another with --out"
         )
@@ -64,7 +64,7 @@ def open_run(
     address: ContentAddress,
     environment: dict[str, Any],
     calling: Callable[[Mapping[str, str]], dict[str, Any]],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Opened:
     """Open the run directory `out` for a run of `address` on `environment` (what environment.json is to hold).
 
@@ -72,7 +72,7 @@ def open_run(
     knows them.
 
     Raises:
-        Refused: it holds an unfinished run of another content address, a finished one of another address or
+        UserError: it holds an unfinished run of another content address, a finished one of another address or
             environment where `record.finished` is `refuse`, or what cannot be removed; or uncommitted code looks like
             a secret.
     """
@@ -81,13 +81,13 @@ def open_run(
     if resumed:
         _require_same_address(out, address)
         record.resume(environment["environment"])
-        _record_environment(out, record, environment, config.compute.plain, tell)
+        _record_environment(out, record, environment, config.compute.plain, report)
         return Opened(record, resumed)
     code, patch = code_state(project)
     require_no_secret(patch)
-    _clear(out, config.record.finished, address, calling, tell)
-    if line := told(patch):
-        tell(line)
+    _clear(out, config.record.finished, address, calling, report)
+    if line := message(patch):
+        report(line)
     # before run.json: that file says that there is a run to go on with, and going on needs its address
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / names.ADDRESS, address.record())
@@ -113,21 +113,21 @@ def open_run(
     return Opened(record, resumed)
 
 
-def unproven(out: Path) -> dict[str, str]:
+def non_portable(out: Path) -> dict[str, str]:
     """Operations that the run in `out` calls and that took it out of the portable class, with a line on each."""
-    return read_record(out, names.ENVIRONMENT)["informational"].get("unproven", {})
+    return read_record(out, names.ENVIRONMENT)["informational"].get("non_portable", {})
 
 
-def unproven_before(out: Path) -> dict[str, str]:
+def non_portable_before(out: Path) -> dict[str, str]:
     """Those of an unfinished run in `out`, if there is one."""
-    return unproven(out) if Record(out).unfinished() and (out / names.ENVIRONMENT).is_file() else {}
+    return non_portable(out) if Record(out).unfinished() and (out / names.ENVIRONMENT).is_file() else {}
 
 
-def told_of(unproven: Mapping[str, str]) -> list[str]:
+def reported_of(non_portable: Mapping[str, str]) -> list[str]:
     """The lines on operations that take a run out of the portable class, if there are any: a few, and how many more."""
-    lines = list(unproven.values())[:SHOWN]
-    if more := len(unproven) - len(lines):
-        lines.append(f"{more} more operations: see cpu.unproven in {names.ENVIRONMENT}")
+    lines = list(non_portable.values())[:SHOWN]
+    if more := len(non_portable) - len(lines):
+        lines.append(f"{more} more operations: see cpu.non-portable in {names.ENVIRONMENT}")
     if lines:
         lines.append("this run is out of the class cpu-portable: another CPU may compute other bits")
     return lines
@@ -145,7 +145,7 @@ def _clear(
     finished: str,
     address: ContentAddress,
     calling: Callable[[Mapping[str, str]], dict[str, Any]],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
     """Make room for a new record: a finished run other than this very one is moved to earlier/, and no crash loses it.
 
@@ -157,7 +157,7 @@ def _clear(
     facts = read_record(out, names.RUN) if (out / names.RUN).is_file() else None
     other = facts and _other(out, facts, address, calling)
     if other and finished == "refuse":
-        raise Refused(
+        raise UserError(
             f"{out} holds a finished run of {other}, and record.finished is refuse. "
             f"Choose another folder with --out, or keep that run aside: --set record.finished=keep"
         )
@@ -166,10 +166,10 @@ def _clear(
         if facts and other:
             kept = _moved(out, facts, mark)
             until = ", until this one has finished" if mark else ""
-            tell(f"{out} held the finished run of {other}; it is kept in {kept}{until}")
+            report(f"{out} held the finished run of {other}; it is kept in {kept}{until}")
         remove_trace(out)
     except OSError as error:
-        raise Refused(
+        raise UserError(
             f"{error.filename}: of an older run, and not removable ({error.strerror}): remove it by hand, "
             f"or choose another folder with --out"
         ) from None
@@ -185,7 +185,7 @@ def _other(
     if (there := facts["tags"]["repro.address"]) != address.digest:
         return f"another content address ({there[:16]})"
     begun = read_record(out, names.ENVIRONMENT)
-    here = calling(begun["informational"].get("unproven", {}))
+    here = calling(begun["informational"].get("non_portable", {}))
     if facts.get("environments", [begun["environment"]]) == [digest(here)]:
         return None
     differing = differences(begun["preimage"], here)
@@ -214,15 +214,15 @@ def _require_same_address(out: Path, address: ContentAddress) -> None:
     if differing := differences(there, address.preimage):
         place = out.absolute()
         beside, aside = (shlex.quote(str(free(each))) for each in (out, out.parent / f"{place.name}-unfinished"))
-        raise Refused(
+        raise UserError(
             f"{out} holds an unfinished run of another content address ({named(differing, 'there', 'here')}). "
-            f"To finish that one, repeat the command with {_asked_there(out, differing)}. "
+            f"To finish that one, repeat the command with {_requested_there(out, differing)}. "
             f"To leave it as it is, begin this one elsewhere: --out {beside}. "
             f"To have this one here, move that one away first: mv {shlex.quote(str(out))} {aside}"
         )
 
 
-def _asked_there(out: Path, differing: Sequence[Difference]) -> str:
+def _requested_there(out: Path, differing: Sequence[Difference]) -> str:
     """What the command has to be given so that the unfinished run in `out` goes on."""
     keys = {each.field.removeprefix("config."): each.one for each in differing if each.field.startswith("config.")}
     keys |= {each.field: each.one for each in differing if each.field == "seed"}
@@ -237,11 +237,13 @@ def _asked_there(out: Path, differing: Sequence[Difference]) -> str:
         "lock": "its locks",
         "world_size": "its number of ranks",
     }
-    return " and ".join([*filter(None, [" ".join(words)]), *(told for part, told in known.items() if part in parts)])
+    return " and ".join(
+        [*filter(None, [" ".join(words)]), *(message for part, message in known.items() if part in parts)]
+    )
 
 
 def _record_environment(
-    out: Path, record: Record, environment: dict[str, Any], plain: bool, tell: Callable[[str], None]
+    out: Path, record: Record, environment: dict[str, Any], plain: bool, report: Callable[[str], None]
 ) -> None:
     """Write down the numeric environment of a resumed run, and those before it; say so if its class is another one."""
     earlier, here = read_record(out, names.ENVIRONMENT), environment["preimage"]
@@ -250,7 +252,7 @@ def _record_environment(
         before = [*before, earlier["preimage"]]
     if class_of(earlier["preimage"], plain) != class_of(here, plain):
         differing = named(differences(earlier["preimage"], here), "there", "here")
-        tell(f"resuming {out} in another numeric environment: equal bits are not guaranteed. {differing}")
+        report(f"resuming {out} in another numeric environment: equal bits are not guaranteed. {differing}")
     stated = environment | described(here, plain, before)
     write_json(out / names.ENVIRONMENT, stated)
     record.describe(tags=read_record(out, names.RUN)["tags"] | {"repro.environment": stated["environment"]})

@@ -153,7 +153,7 @@ def read_record(folder: Path, name: str) -> Any:
     """What the record of this name in a run directory holds.
 
     Raises:
-        Refused: it is missing, not JSON, or lacks what its readers need.
+        UserError: it is missing, not JSON, or lacks what its readers need.
     """
     return read_json(folder / name, FORMS[name])
 
@@ -162,7 +162,7 @@ def metric_rows(folder: Path, done: int = 0) -> list[dict[str, Any]]:
     """The whole rows of metrics.jsonl after the first `done`; a line still being written has no newline yet.
 
     Raises:
-        Refused: a whole line is no row.
+        UserError: a whole line is no row.
     """
     path = folder / names.METRIC_ROWS
     lines = read_text(path).split("\n")[:-1]

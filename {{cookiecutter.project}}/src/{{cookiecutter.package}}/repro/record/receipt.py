@@ -14,12 +14,12 @@ from pydantic import StringConstraints
 
 from ..address.address import digest
 from ..address.manifest import sha256_file
-from ..address.release import machinery
+from ..address.release import library
 from ..base.files import durable, exact, require
 from ..base.forms import Form, unreadable
 from ..base.project import Project
 from ..base.text import flatten, some
-from ..core.errors import Failure, Refused
+from ..core.errors import RunError, UserError
 from .classes import could_be, described
 from .names import ADDRESS, ENVIRONMENT, METRICS, PATCH, RECEIPT, RUN, WEIGHTS
 from .reading import Address, Code, Environment, Number, read_record
@@ -62,7 +62,7 @@ def statement(project: Project, folder: Path, weights: str, trace: str | None) -
             "environment": {name: value for name, value in environment.items() if name != "informational"},
             "config": facts["config"],
             "code": facts["code"],
-            "machinery": machinery(project).stated(),
+            "library": library(project).stated(),
             "metrics": exact(read_record(folder, METRICS)),
             "trace": trace,
             "informational": environment["informational"]
@@ -85,12 +85,12 @@ def write(folder: Path, receipt: dict[str, Any]) -> str:
     """Write the receipt into a run directory and return its name.
 
     Raises:
-        Refused: it holds a number that JSON cannot hold exactly.
+        UserError: it holds a number that JSON cannot hold exactly.
     """
     try:
         content = rfc8785.dumps(receipt)
     except rfc8785.CanonicalizationError as error:
-        raise Refused(f"{folder / RECEIPT}: cannot be written: a record in {folder} was altered: {error}") from None
+        raise UserError(f"{folder / RECEIPT}: cannot be written: a record in {folder} was altered: {error}") from None
     with durable(folder / RECEIPT) as beside:
         beside.write_bytes(content)
     return sha256_file(folder / RECEIPT)
@@ -121,7 +121,9 @@ def patch_beside(path: Path, wanted: str | None) -> Path | None:
         return None
     patch = path.with_name(PATCH)
     if not patch.is_file() or sha256_file(patch) != wanted:
-        raise Failure(f"{patch}: missing or altered; the {path.stem} is of uncommitted code and names SHA-256 {wanted}")
+        raise RunError(
+            f"{patch}: missing or altered; the {path.stem} is of uncommitted code and names SHA-256 {wanted}"
+        )
     return patch
 
 
@@ -129,20 +131,22 @@ def read(path: Path) -> Receipt:
     """The receipt in a file, or in a run directory.
 
     Raises:
-        Refused: there is none, or a key of it is none that a run writes.
+        UserError: there is none, or a key of it is none that a run writes.
         Failure: it is not as it was written.
     """
     path = path / RECEIPT if path.is_dir() else path
     if not path.is_file():
-        raise Refused(f"{path}: missing; the receipt of a finished run is wanted")
+        raise UserError(f"{path}: missing; the receipt of a finished run is wanted")
     content = path.read_bytes()
     try:
         statement = json.loads(content, parse_int=_integer)
         if statement["_type"] != STATEMENT or statement["predicateType"] != PREDICATE:
-            raise Refused(f"{path}: {statement['predicateType']} seen, {PREDICATE} wanted")
+            raise UserError(f"{path}: {statement['predicateType']} seen, {PREDICATE} wanted")
         stated = statement["predicate"]
         if stated["schema"] != SCHEMA:
-            raise Refused(f"{path}: schema {stated['schema']} seen, {SCHEMA} wanted; use the template's other version")
+            raise UserError(
+                f"{path}: schema {stated['schema']} seen, {SCHEMA} wanted; use the template's other version"
+            )
         if fault := unreadable(statement):
             raise ValueError(fault)
         require(stated, str(path), Stated, "")
@@ -150,9 +154,9 @@ def read(path: Path) -> Receipt:
             "address": (stated["address"], digest(stated["preimage"])),
             **{f"parts.{name}": (stated["parts"][name], digest(part)) for name, part in stated["preimage"].items()},
         }
-        asked = flatten(stated["preimage"]["config"]) | {"seed": stated["preimage"]["seed"]}
-        others = [key for key, value in asked.items() if stated["config"].get(key) != value]
-        faults = _faults_of_environment(stated["environment"], asked, stated["config"].get("determinism.relax"))
+        requested = flatten(stated["preimage"]["config"]) | {"seed": stated["preimage"]["seed"]}
+        others = [key for key, value in requested.items() if stated["config"].get(key) != value]
+        faults = _faults_of_environment(stated["environment"], requested, stated["config"].get("determinism.relax"))
         if stated["parts"].keys() != stated["preimage"].keys():
             faults.append("its parts are not those of its preimage")
         altered = [
@@ -162,20 +166,20 @@ def read(path: Path) -> Receipt:
             *(["it is not canonical JSON"] if rfc8785.dumps(statement) != content else []),
         ]
         if altered:
-            raise Failure(f"{path}: altered: {altered[0]}")
+            raise RunError(f"{path}: altered: {altered[0]}")
         weights = statement["subject"][0]["digest"]["sha256"]
         if statement["subject"] != _subject(weights):
             seen = some([str(subject["name"]) for subject in statement["subject"]])
-            raise Failure(f"{path}: subjects {seen!r} seen, {WEIGHTS} alone with its SHA-256 wanted: altered")
+            raise RunError(f"{path}: subjects {seen!r} seen, {WEIGHTS} alone with its SHA-256 wanted: altered")
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-        raise Failure(f"{path}: altered, or no receipt: {type(error).__name__}: {error}") from None
+        raise RunError(f"{path}: altered, or no receipt: {type(error).__name__}: {error}") from None
     return Receipt(sha256_file(path), path, weights, stated)
 
 
-def _faults_of_environment(stated: dict[str, Any], asked: dict[str, Any], relax: Any) -> list[str]:
+def _faults_of_environment(stated: dict[str, Any], requested: dict[str, Any], relax: Any) -> list[str]:
     """In what a receipt's environment does not follow from its own preimages, and from the config `asked` for."""
     environment, before = stated["preimage"], stated.get("before", [])
-    plain = asked.get("compute.precision", "float32") == "float32" and not asked.get("compute.compile")
+    plain = requested.get("compute.precision", "float32") == "float32" and not requested.get("compute.compile")
     derived = described(environment, plain, before)
     faults = []
     if stated["environment"] != derived["environment"]:
@@ -183,7 +187,7 @@ def _faults_of_environment(stated: dict[str, Any], asked: dict[str, Any], relax:
     if stated["class"] not in (derived["class"], derived["class"] if before else could_be(environment, plain)):
         faults.append(f"environment.class is {stated['class']}, {derived['class']} follows from it, {OTHERWISE}")
     if sorted(relax or ()) != (environment if not before else before[0]).get("relaxed", []):
-        faults.append(f"its config relaxes other switches than its environment, {OTHERWISE}")
+        faults.append(f"its config relaxes other flags than its environment, {OTHERWISE}")
     return faults
 
 

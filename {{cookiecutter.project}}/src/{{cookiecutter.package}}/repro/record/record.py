@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.files import read_text, sync, write_json
-from ..core.errors import Failure, Refused
+from ..core.errors import RunError, UserError
 from . import names
 from .reading import metric_rows, read_record
 
@@ -22,13 +22,13 @@ def as_number(name: str, value: Any) -> float:
     """A metric as JSON holds it: whole numbers below 2**53 stay whole, a tensor of one number is that number.
 
     Raises:
-        Refused: it is no number.
+        UserError: it is no number.
     """
     try:
         return int(value) if isinstance(value, int) and abs(value) < 2**53 else float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         seen = f"a tensor of shape {tuple(value.shape)}" if hasattr(value, "shape") else repr(value)
-        raise Refused(f"metric {name}: {seen} given, one number wanted") from None
+        raise UserError(f"metric {name}: {seen} given, one number wanted") from None
 
 
 class Record:
@@ -103,7 +103,7 @@ class Record:
         for name, value in metrics.items():
             before = self._known.get((step, name), value)
             if before != value and not (before != before and value != value):  # a NaN is equal to none
-                raise Failure(
+                raise RunError(
                     f"step {step}: {name} was {before!r} before the interruption and is {value!r} now: "
                     f"the resumed run is not the same run"
                 )

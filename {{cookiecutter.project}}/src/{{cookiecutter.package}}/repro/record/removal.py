@@ -20,7 +20,7 @@ def traced(out: Path) -> list[Path]:
     return list(_own(out / names.TRACE, TRACED))
 
 
-def drop_replaced(out: Path, tell: Callable[[str], None]) -> None:
+def drop_replaced(out: Path, report: Callable[[str], None]) -> None:
     """Remove the finished runs in whose place the one in `out` has come, now that it has finished, too."""
     earlier = out / names.EARLIER
     try:
@@ -29,7 +29,7 @@ def drop_replaced(out: Path, tell: Callable[[str], None]) -> None:
         if earlier.is_dir() and not any(earlier.iterdir()):
             earlier.rmdir()
     except OSError as error:
-        tell(f"{earlier}: a replaced run is not removable ({error.strerror}: {error.filename}): remove it by hand")
+        report(f"{earlier}: a replaced run is not removable ({error.strerror}: {error.filename}): remove it by hand")
 
 
 def remove_run(out: Path) -> None:

@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from ..core.errors import Failure, Refused
+from ..core.errors import RunError, UserError
 from .names import RECEIPT, SIGNATURE
 
 PATIENCE = 60  # seconds: a key in hardware waits for a touch
@@ -16,9 +16,11 @@ def require_key(key: str) -> None:
     if not key:
         return
     if not Path(key).expanduser().is_file():
-        raise Refused(f"receipt.key: {key} is missing; wanted the file of an ssh key, or nothing to leave it unsigned")
+        raise UserError(
+            f"receipt.key: {key} is missing; wanted the file of an ssh key, or nothing to leave it unsigned"
+        )
     if reason := _reason("sign", "-n", NAMESPACE, "-f", _place(key), standard_input=b"a trial"):
-        raise Refused(
+        raise UserError(
             f"receipt.key: {key} cannot sign: {reason}. If it has a passphrase, hand it to ssh-agent and repeat the "
             f"command: ssh-add {key}"
         )
@@ -33,7 +35,7 @@ def sign(folder: Path, key: str) -> None:
     words = ("sign", "-n", NAMESPACE, "-f", _place(key), str(folder / RECEIPT))
     (folder / SIGNATURE).unlink(missing_ok=True)  # it would ask whether to overwrite it
     if reason := _reason(*words):
-        raise Failure(f"{folder / RECEIPT} is not signed: {reason}. Sign it with: ssh-keygen -Y {' '.join(words)}")
+        raise RunError(f"{folder / RECEIPT} is not signed: {reason}. Sign it with: ssh-keygen -Y {' '.join(words)}")
 
 
 def _place(key: str) -> str:
@@ -44,7 +46,7 @@ def _reason(verb: str, *options: str, standard_input: bytes = b"") -> str:
     """Why ssh-keygen could not do it; empty if it could."""
     try:
         done = _ssh_keygen(verb, *options, standard_input=standard_input)
-    except (Refused, subprocess.TimeoutExpired) as error:
+    except (UserError, subprocess.TimeoutExpired) as error:
         return str(error)
     return " ".join(done.stderr.split()) or f"exit code {done.returncode}" if done.returncode else ""
 
@@ -64,21 +66,21 @@ def signer(path: Path, signers: Path) -> str:
     `signers` is a file of allowed signers, as ssh-keygen(1) describes it.
 
     Raises:
-        Refused: there is no signature, no such file of signers, or no ssh-keygen.
+        UserError: there is no signature, no such file of signers, or no ssh-keygen.
         Failure: the signer is not among the allowed ones, or signed something else.
     """
     signature = path.with_name(SIGNATURE)
     for needed in (signers, signature):
         if not needed.is_file():
-            raise Refused(f"{needed}: missing; {'allowed signers' if needed == signers else 'a signature'} wanted")
+            raise UserError(f"{needed}: missing; {'allowed signers' if needed == signers else 'a signature'} wanted")
     found = _ssh_keygen("find-principals", "-s", str(signature), "-f", str(signers))
     if found.returncode:
-        raise Failure(f"{signature}: signed by a key that is not among {signers}, or not a signature")
+        raise RunError(f"{signature}: signed by a key that is not among {signers}, or not a signature")
     principal = found.stdout.splitlines()[0].split(",")[0]
     options = ("-n", NAMESPACE, "-I", principal, "-s", str(signature), "-f", str(signers))
     checked = _ssh_keygen("verify", *options, standard_input=path.read_bytes())
     if checked.returncode:
-        raise Failure(f"{path}: not what {principal} signed: {' '.join(checked.stderr.split())}")
+        raise RunError(f"{path}: not what {principal} signed: {' '.join(checked.stderr.split())}")
     return principal
 
 
@@ -92,5 +94,5 @@ def _ssh_keygen(verb: str, *options: str, standard_input: bytes = b"") -> subpro
             command, input=standard_input, capture_output=True, env=environ, start_new_session=True, timeout=PATIENCE
         )
     except FileNotFoundError:
-        raise Refused("ssh-keygen is not installed; it is part of OpenSSH (apt install openssh-client)") from None
+        raise UserError("ssh-keygen is not installed; it is part of OpenSSH (apt install openssh-client)") from None
     return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())

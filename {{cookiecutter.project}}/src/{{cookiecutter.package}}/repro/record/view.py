@@ -19,7 +19,7 @@ from ..address.address import fields
 from ..address.manifest import sha256_file
 from ..base.files import REMEDY, read_json
 from ..base.text import differences, flatten, named, some
-from ..core.errors import Failure, Refused
+from ..core.errors import RunError, UserError
 from . import chain, names
 from .names import ADDRESS, ENVIRONMENT, METRICS, RECEIPT, RUN, STEP_ROWS, WEIGHTS
 from .reading import read_record
@@ -67,7 +67,7 @@ def is_stated(run: Receipt, name: str) -> bool:
     try:
         return FILES[name](run.path.parent / name, run)
     # missing, or not what it once was
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, Refused):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, UserError):
         return False
 
 
@@ -102,7 +102,7 @@ class RunView:
     """A run, each part of which is read when it is first asked for, once.
 
     What a run directory lacks is what its receipt states; a part is empty where nobody knows it. A file that holds what
-    no run writes is refused (`Refused`) by whoever asks for its part.
+    no run writes is refused (`UserError`) by whoever asks for its part.
 
     Attributes:
         path: its run directory; its receipt, where that was given alone: then the files beside it are not looked at.
@@ -118,12 +118,12 @@ class RunView:
         return (self.path / name).is_file()
 
     @cached_property
-    def _found(self) -> Receipt | Failure | None:
+    def _found(self) -> Receipt | RunError | None:
         """The receipt, or what is wrong with that of a directory, whose other records still tell of the run."""
         alone = self.path.is_file()
         try:
             return read(self.path) if alone or self.holds(RECEIPT) else None
-        except Failure as failure:
+        except RunError as failure:
             if alone:
                 raise
             return failure
@@ -142,17 +142,17 @@ class RunView:
         """Its receipt.
 
         Raises:
-            Refused: there is none.
+            UserError: there is none.
             Failure: it was altered.
         """
-        if isinstance(self._found, Failure):
+        if isinstance(self._found, RunError):
             raise self._found
         return self._found or read(self.path)  # which says what is missing
 
     @cached_property
     def doubts(self) -> tuple[str, ...]:
         """What is wrong with its records, a sentence of each."""
-        if isinstance(self._found, Failure):
+        if isinstance(self._found, RunError):
             return (str(self._found).replace(f"{self.path}/", ""),)
         run = self._found
         if not run or self.path.is_file():
@@ -167,16 +167,16 @@ class RunView:
     def require_record(self) -> None:
         """Refuse a folder in which nothing of a run was recorded."""
         if not (self.facts or self.receipt or self.doubts or self.holds(ADDRESS)):
-            raise Refused(
+            raise UserError(
                 f"{self.name}: no record of a run seen, a run directory, a receipt or an MLflow run id wanted"
             )
 
     def require_comparable(self) -> None:
         """Refuse a run of which there is too little to compare it with another one."""
         if missing := [name for name, held in ((ADDRESS, self.address), (ENVIRONMENT, self.environment)) if not held]:
-            raise Refused(f"{self.path / missing[0]}: missing; a run directory, or a receipt, is wanted")
+            raise UserError(f"{self.path / missing[0]}: missing; a run directory, or a receipt, is wanted")
         if not (len(self.steps) or self.receipt or self.doubts):
-            raise Refused(
+            raise UserError(
                 f"{self.path}: neither a step of a trace (trace.level: step) nor a receipt seen: nothing to compare"
             )
         _ = self.addressed, self.numeric, self.resumed, self.tensors  # which are refused here if they are damaged
@@ -186,7 +186,7 @@ class RunView:
         """Whether its records suffice to compare it with another one."""
         try:
             self.require_comparable()
-        except Failure:
+        except RunError:
             return False
         return True
 
@@ -322,7 +322,7 @@ def _numbers(metrics: Mapping[str, Any], path: Path) -> dict[str, float]:
     try:
         return {name: float(value) for name, value in metrics.items()}
     except (ValueError, OverflowError):
-        raise Refused(f"{path.name}: a metric that is no number, or too large for one. {REMEDY}") from None
+        raise UserError(f"{path.name}: a metric that is no number, or too large for one. {REMEDY}") from None
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Any]]:
@@ -357,7 +357,7 @@ def _of_rows(path: Path) -> dict[str, Curve]:
                 found[name][0].append(step)
                 found[name][1].append(float(value))
         except (TypeError, KeyError, ValueError, AttributeError, OverflowError):
-            raise Refused(f"{path.name}, line {number}: no row of metrics. {REMEDY}") from None
+            raise UserError(f"{path.name}, line {number}: no row of metrics. {REMEDY}") from None
     return {name: Curve(np.array(steps), np.array(values)) for name, (steps, values) in found.items()}
 
 
@@ -369,7 +369,7 @@ def _of_table(path: Path) -> dict[str, Curve]:
         columns = {name: [(row[0], row[place]) for row in rows if row[place]] for place, name in enumerate(head)}
         pairs = {name: np.array(column, float).reshape(-1, 2) for name, column in columns.items() if name != "step"}
     except (ValueError, IndexError, csv.Error) as error:
-        raise Refused(f"{path.name}: no table of metrics: {error}. {REMEDY}") from None
+        raise UserError(f"{path.name}: no table of metrics: {error}. {REMEDY}") from None
     return {name: Curve(pair[:, 0], pair[:, 1]) for name, pair in pairs.items() if len(pair)}
 
 

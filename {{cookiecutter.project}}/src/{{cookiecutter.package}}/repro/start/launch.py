@@ -14,8 +14,8 @@ from ..base.output import outlive_readers
 from ..base.project import Project, work_for
 from ..config.params import load
 from ..config.settings import Data, Settings
-from ..core.errors import Failure, Refused, of_system
-from ..core.flags import require_held, set_environment, told_variables
+from ..core.errors import RunError, UserError, of_system
+from ..core.flags import require_held, set_environment, stated_variables
 from ..core.seeds import derive, seed_everything
 from ..guards import opened, stages
 from ..guards.emptied import prepared_anew
@@ -89,19 +89,19 @@ def begin(project: Project, schema: type[S], trains: bool = False) -> tuple[S, P
         opened.watch(project, [*known, Path(sys.prefix), *([] if trains else [out])], out if trains else None)
         return config, out
     except click.ClickException as error:
-        _end(Refused(error.format_message()))
-    except Failure as failure:
+        _end(UserError(error.format_message()))
+    except RunError as failure:
         _end(failure)
 
 
 def _start_ranks(config: Settings, overrides: tuple[str, ...], out: Path, ranks: int) -> NoReturn:
     if "RANK" in os.environ:
-        raise Refused(f"--ranks {ranks} given to a rank of torchrun; give torchrun --nproc-per-node {ranks} instead")
+        raise UserError(f"--ranks {ranks} given to a rank of torchrun; give torchrun --nproc-per-node {ranks} instead")
     if ranks > config.parallel.micro_batches:
         most = f"parallel.micro_batches={config.parallel.micro_batches}"
-        raise Refused(f"--ranks {ranks} given, at most {most} wanted: each runs one")
+        raise UserError(f"--ranks {ranks} given, at most {most} wanted: each runs one")
     words = [*(word for override in overrides for word in ("--set", override)), "--out", str(out)]
-    sys.exit(torchrun(_module(), words, ranks, told_variables(config.options.determinism)))
+    sys.exit(torchrun(_module(), words, ranks, stated_variables(config.options.determinism)))
 
 
 def call(project: Project, stage: Callable[[Any, Path], None], config: Settings, out: Path, only: str = "") -> None:
@@ -111,14 +111,14 @@ def call(project: Project, stage: Callable[[Any, Path], None], config: Settings,
     All generators are seeded before it, so that a stage repeats that draws numbers outside a run.
     """
     try:
-        sections = [only, "determinism"] if only else type(config).sections()  # `begin` has set its switches
+        sections = [only, "determinism"] if only else type(config).sections()  # `begin` has set its flags
         given = getattr(config, only) if only else config
         anew = prepared_anew(Path(given.prepared)) if isinstance(given, Data) else nullcontext()
         with anew, stages.watched(project, sections, whole=not only, unhashed=config.unhashed.modules):
             seed_everything(derive(0 if only else config.seed, "init"))
             stage(given, out)
             require_held()
-    except Failure as failure:
+    except RunError as failure:
         _end(failure)
     except OSError as error:
         if not (failed := of_system(error)):
@@ -129,8 +129,8 @@ def call(project: Project, stage: Callable[[Any, Path], None], config: Settings,
         sys.exit(130)
 
 
-def _end(failure: Failure) -> NoReturn:
-    failure.tell()
+def _end(failure: RunError) -> NoReturn:
+    failure.report()
     sys.exit(failure.exit_code)
 
 

@@ -49,7 +49,7 @@ def torchrun(module: str, arguments: Sequence[str], ranks: int, environ: Mapping
         if failure.exitcode not in (chosen.get(rank), -signal.SIGTERM)
     }
     for rank, failure in died.items():
-        _tell(f"rank {rank} on {socket.gethostname()} {_end(failure)}")
+        _report(f"rank {rank} on {socket.gethostname()} {_end(failure)}")
     return exit_code([*chosen.values(), *(1 for _ in died)], whole=len(chosen) == ranks, stop=stop)
 
 
@@ -97,7 +97,7 @@ def _launched(words: Sequence[str], ranks: int, folder: str) -> tuple[Mapping[in
         number, since = [*stops, (signalled.sigval, time.monotonic())][0]
         seconds = getattr(config, "shutdown_timeout", 30)
         if time.monotonic() - since >= seconds:
-            _tell(f"ranks on {socket.gethostname()} were killed, for they had not ended {seconds} s after the signal")
+            _report(f"ranks on {socket.gethostname()} were killed, for they had not ended {seconds} s after the signal")
         return {}, number
     return {}, None
 
@@ -138,7 +138,7 @@ def _end(failure: "ProcessFailure") -> str:
     return f"(process {failure.pid}) ended with exit code {code}, as it says above"
 
 
-def _tell(message: str) -> None:
+def _report(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
@@ -163,7 +163,7 @@ def _rank(launcher: str, notes: str, module: str, *arguments: str) -> None:
     except SystemExit as end:
         code = end.code or 0
         if not isinstance(code, int):
-            _tell(str(code))
+            _report(str(code))
             code = 1
     Path(notes, os.environ["RANK"]).write_text(str(code))
     sys.exit(code)

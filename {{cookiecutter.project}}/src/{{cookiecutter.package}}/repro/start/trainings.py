@@ -1,4 +1,4 @@
-"""Trainings that the lab starts, in processes of their own, as a user does. No other module of it starts Python."""
+"""Trainings that analysis starts, in processes of their own, as a user does. No other module of it starts Python."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from ..address import manifest
 from ..base.project import LIBRARY, Project
 from ..config.params import load
 from ..config.settings import Settings
-from ..core.errors import Failure
-from ..core.flags import SWITCHES
+from ..core.errors import RunError
+from ..core.flags import FLAGS
 from ..guards.stages import VARIABLE as STAGE
 
 
@@ -31,7 +31,7 @@ class Process(Protocol):
         """Its exit code, once it has ended."""
 
 
-class Ended(Failure):
+class Ended(RunError):
     """A command ended with an exit code that nobody wanted.
 
     Attributes:
@@ -90,13 +90,13 @@ def command(
     return [sys.executable, "-m", *launcher, f"{project.name}{module}", *map(str, arguments), *overrides(settings)]
 
 
-def environment(project: Project, switches: bool = True) -> dict[str, str]:
+def environment(project: Project, flags: bool = True) -> dict[str, str]:
     """The variables of a process that runs the code of `project`, installed or not; no server and no stage of DVC.
 
-    Without those of `switches`, a training sets them itself, and a relaxed one stays unset.
+    Without those of `flags`, a training sets them itself, and a relaxed one stays unset.
     """
     paths = [str(project.root / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    dropped = {"MLFLOW_TRACKING_URI", STAGE, *(each.name for each in SWITCHES if each.setting and not switches)}
+    dropped = {"MLFLOW_TRACKING_URI", STAGE, *(each.name for each in FLAGS if each.setting and not flags)}
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return kept | {"PYTHONPATH": os.pathsep.join(paths)}
 
@@ -155,11 +155,11 @@ def config_of(project: Project, overrides: Sequence[str] = ()) -> dict[str, dict
     return found
 
 
-def prepared(project: Project, config: Settings, tell: Callable[[str], None]) -> dict[str, Any]:
+def prepared(project: Project, config: Settings, report: Callable[[str], None]) -> dict[str, Any]:
     """The manifest of the prepared data; where these are not as params.yaml asks, its stage prepares them first.
 
     Raises:
-        Refused: they are altered; or overrides ask for other ones than were prepared.
+        UserError: they are altered; or overrides ask for other ones than were prepared.
         Ended: they could not be prepared.
     """
     try:
@@ -167,7 +167,7 @@ def prepared(project: Project, config: Settings, tell: Callable[[str], None]) ->
     except manifest.Unprepared as unprepared:
         if config.data != load(type(config)).data:
             raise
-        tell(f"{str(unprepared).partition('. ')[0]}. Preparing the data")
+        report(f"{str(unprepared).partition('. ')[0]}. Preparing the data")
         manifest.require_raw(config.data)  # it says where DVC brings them
         run(project, command(project, ".prepare", {}))
         return manifest.require_prepared(config.data)

@@ -1,7 +1,7 @@
 """Trainings that begin with torch loaded: forks of one process that has imported it.
 
 To import torch takes longer than a short training. A fork runs a module as `python -m` does, with arguments of its
-own. It imports all code of the project anew; of the libraries it has those that the machinery imports.
+own. It imports all code of the project anew; of the libraries it has those that the library imports.
 
     python -m <package>.repro.start.warm      forks as the lines on its standard input ask for; nobody types it
 """
@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from ..base.project import Project
-from ..core.errors import Failure
+from ..core.errors import RunError
 from . import trainings
 from .ranks import GRACE, STOPPED, end_with_launcher, exit_code
 
@@ -67,7 +67,7 @@ class Warm:
             print(json.dumps([verb, *given]), file=self._server.stdin, flush=True)
             return json.loads(self._server.stdout.readline())
         except (OSError, ValueError):
-            raise Failure(f"the process that loads torch ended with {self._server.wait()}: see above") from None
+            raise RunError(f"the process that loads torch ended with {self._server.wait()}: see above") from None
 
 
 class Forks:
@@ -134,12 +134,12 @@ def _start(words: list[str], log: str, ranks: int, notes: str) -> list[int]:
         if ranks > 1:
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
             place["TORCHELASTIC_ERROR_FILE"] = f"{notes}/{rank}/error.json"  # as torchrun has it
-        told, tells = os.pipe()
+        message, reports = os.pipe()
         pid = os.fork()
         if not pid:
-            _become(words, log, {name: str(value) for name, value in place.items()}, meeting, pids[:1], tells)
-        os.close(tells)
-        with os.fdopen(told) as said:
+            _become(words, log, {name: str(value) for name, value in place.items()}, meeting, pids[:1], reports)
+        os.close(reports)
+        with os.fdopen(message) as said:
             meeting = json.load(said)
         pids.append(pid)
     return pids
@@ -152,7 +152,7 @@ def _poll(pid: int) -> int | None:
 
 
 def _become(
-    words: list[str], log: str, place: dict[str, str], meeting: dict[str, str], first: list[int], tells: int
+    words: list[str], log: str, place: dict[str, str], meeting: dict[str, str], first: list[int], reports: int
 ) -> NoReturn:
     """Run a module in this fork, as `python -m` would; say in `tells` by which variables ranks meet."""
     end_with_launcher()
@@ -164,7 +164,7 @@ def _become(
         store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
         meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
     os.environ.update(place | meeting)
-    with os.fdopen(tells, "w") as said:
+    with os.fdopen(reports, "w") as said:
         json.dump(meeting, said)
     for target, file in enumerate((os.devnull, log, log)):  # standard input, output and error
         opened = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)

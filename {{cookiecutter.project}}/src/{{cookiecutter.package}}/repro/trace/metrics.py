@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from torch import Tensor
 
-from ..core.errors import Failure
+from ..core.errors import RunError
 from ..core.observer import Ballot, Observer, View
 from ..record.record import as_number
 
@@ -30,7 +30,7 @@ class Metrics(Observer):
         """Take in the numbers of a step; a tensor with the value that it has now.
 
         Raises:
-            Refused: one is no number.
+            UserError: one is no number.
         """
         row: dict[str, float | None] = {}
         for name, value in metrics.items():
@@ -55,8 +55,8 @@ class Metrics(Observer):
 
     def close(self, error: BaseException | None) -> None:
         """After a failure what was logged until then is written."""
-        if isinstance(error, Failure):
-            with suppress(Failure):
+        if isinstance(error, RunError):
+            with suppress(RunError):
                 self.write()
 
     def _put(self, read: Sequence[float]) -> None:

@@ -4,7 +4,7 @@
     trace/tensors.bin     level `tensor`: a row per step with a digest for each column of tensors.json
     trace/rank0000.jsonl  what differs between ranks by nature: host, time spent in each phase; and, at level
                           `tensor` for rank 0, numbers to look at: mean, deviation and largest of the weights
-    trace/values.safetensors  the tensors of the one step that `trace.values` names, as the lead saw them
+    trace/values.safetensors  the tensors of the one step that `trace.values` names, as rank 0 saw them
 
 Every quantity in a row is the same on any world size: it is summed over micro-batches as an integer, or computed
 from what all ranks hold. So is the trace root, the hash at the end of the last row of steps.bin.
@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..base.files import write_json
 from ..core.digest import combined_digests, held_digests, mix, tensor_digest
-from ..core.errors import Failure
+from ..core.errors import RunError
 from ..core.observer import Ballot, Observer, View
 from ..core.ranks import World
 from ..core.shards import Held, moved, whole
@@ -60,7 +60,7 @@ class Trace(Observer):
         Where gradients, and perhaps more, are `sharded` over the ranks, all ranks work at the digests together.
 
         Raises:
-            Refused: the trace of those steps is not there.
+            UserError: the trace of those steps is not there.
         """
         self._sharded, self._names = sharded, [name for name, _ in model.named_parameters()]
         if self.level == "off":
@@ -70,7 +70,7 @@ class Trace(Observer):
             self._modules = watched if self.level == "tensor" else []
         (self.folder / names.TRACE).mkdir(parents=True, exist_ok=True)
         self._timings = Timings(self.folder / names.rank_rows(self.world.rank), self.world.rank, self.world.device)
-        if self.world.leads:
+        if self.world.is_main:
             self._steps = Chain(self.folder / names.STEP_ROWS, STEP.itemsize, done)
             if self.level == "tensor":
                 columns = [
@@ -137,7 +137,7 @@ class Trace(Observer):
         assert view.loss is not None
         if self.kept.active:
             self.kept.take({"loss": view.loss} | _whole(view.gradients(), "gradient"))
-        if self.world.leads or self._sharded:
+        if self.world.is_main or self._sharded:
             gradients = view.gradients()
             self._loss, (self._gradient,) = view.loss.detach().view(torch.int64), held_digests([[*gradients.values()]])
             if self.level == "tensor":
@@ -161,11 +161,11 @@ class Trace(Observer):
         looked = self._tensors and not self._sharded  # a rank that holds shards would tell numbers of these alone
         groups = {"groups": [_numbers(group) for group in view.groups()]} if looked else {}
         self._timings.write(view.step, **groups)
-        if self.kept.active and (self.world.leads or self._sharded):
+        if self.kept.active and (self.world.is_main or self._sharded):
             self.kept.take(_whole(view.weights(), "weights"))
-            if self.world.leads:
+            if self.world.is_main:
                 self.kept.save()
-        if self.world.leads or self._sharded:
+        if self.world.is_main or self._sharded:
             weights = view.step % WEIGHTS_EVERY == 0 or view.is_last
             digests = [self._loss, self._gradient]
             digests += held_digests([list(view.weights().values())]) if weights else []
@@ -179,8 +179,8 @@ class Trace(Observer):
         """The modules' outputs are not looked at any more; after a failure the last complete step is written."""
         for hook in self._hooks:
             hook.remove()
-        if isinstance(error, Failure):
-            with suppress(Failure):
+        if isinstance(error, RunError):
+            with suppress(RunError):
                 self.flush()
 
     def _state_digests(self, view: View) -> dict[str, Tensor]:

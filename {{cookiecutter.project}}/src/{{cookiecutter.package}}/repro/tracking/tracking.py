@@ -20,7 +20,7 @@ from typing import Any
 from ..address.locks import LOCKS
 from ..base.files import read_json, write_json
 from ..base.redact import without_credentials
-from ..core.errors import Failure, Refused
+from ..core.errors import RunError, UserError
 from ..record import names
 from ..record.reading import Upload, metric_rows, read_record
 from .logged_model import log_model
@@ -86,7 +86,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     """
     try:
         return read_json(folder / names.UPLOAD, Upload)
-    except Refused:
+    except UserError:
         return {}
 
 
@@ -96,21 +96,21 @@ def sync(folder: Path, locks: Path) -> dict[str, Any]:
     The locks (*.txt) in the folder `locks` are uploaded with it.
 
     Raises:
-        Refused: no record there, or its upload is under way in another process.
+        UserError: no record there, or its upload is under way in another process.
         Failure: the server could not be reached or refused; what arrived is remembered.
     """
     if not (folder / names.RUN).is_file():
-        raise Refused(f"{folder}: no {names.RUN} seen, a run directory wanted, such as artifacts/")
+        raise UserError(f"{folder}: no {names.RUN} seen, a run directory wanted, such as artifacts/")
     with _alone(folder):
         try:
             return _upload(folder, locks)
-        except Refused as refused:
+        except UserError as refused:
             write_json(folder / names.UPLOAD, read_state(folder) | {"complete": False, "error": str(refused)})
             raise
         except Exception as error:  # MLflow raises its own, requests', SQLAlchemy's …: all mean "not now"
             reason = without_credentials(" ".join(str(error).split()))[:300] or type(error).__name__
             write_json(folder / names.UPLOAD, read_state(folder) | {"complete": False, "error": reason})
-            raise Failure(f"tracking: {reason}") from error
+            raise RunError(f"tracking: {reason}") from error
 
 
 def follow(folder: Path, locks: Path, training: int) -> None:
@@ -124,7 +124,7 @@ def follow(folder: Path, locks: Path, training: int) -> None:
             if state["complete"]:
                 return
             wait, monitor = POLL_SECONDS, monitor or _system_monitor(folder, state["run"])
-        except Failure as failure:
+        except RunError as failure:
             print(failure, flush=True)
             wait = POLL_SECONDS if ended else min(2 * wait, 30.0)
         if orphaned:
@@ -251,7 +251,7 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Refused(f"{folder}: another process is uploading this run; wait for it to end") from None
+            raise UserError(f"{folder}: another process is uploading this run; wait for it to end") from None
         yield
 
 

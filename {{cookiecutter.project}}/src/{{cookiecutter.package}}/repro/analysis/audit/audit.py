@@ -14,8 +14,8 @@ from ...base.files import read_json
 from ...base.project import Project
 from ...config.params import load
 from ...config.settings import Settings
-from ...core.errors import Preempted, Refused
-from ...core.flags import told_variables
+from ...core.errors import Preempted, UserError
+from ...core.flags import stated_variables
 from ...start import trainings
 from . import rules
 from .syntax import Source
@@ -32,8 +32,8 @@ ONE_STEP: Mapping[str, Any] = {
 }
 ENDS = (0, Preempted.exit_code)
 GROUPS = ("Operations", "Portability", "Code")
-ANOTHER = "deterministic by another kernel alone, which the switch deterministic_debug_mode chooses"
-RELAXED = "not deterministic: the switch deterministic_debug_mode is relaxed"
+ANOTHER = "deterministic by another kernel alone, which the flag deterministic_debug_mode chooses"
+RELAXED = "not deterministic: the flag deterministic_debug_mode is relaxed"
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def audited(project: Project, schema: type[Settings], overrides: Sequence[str]) 
     """The findings in this project.
 
     Raises:
-        Refused: a key, a variable or a file of the owner's is wrong, or the training did not begin.
+        UserError: a key, a variable or a file of the owner's is wrong, or the training did not begin.
     """
     settings = load(schema, overrides=overrides)
     paths = [project.package / name for name in _of_owner(project)]
@@ -124,8 +124,8 @@ def audited(project: Project, schema: type[Settings], overrides: Sequence[str]) 
 
 def _of_owner(project: Project) -> list[str]:
     """The Python files of the owner's, named from the package."""
-    machinery = f"{project.machinery.name}/"
-    return [name for name in files(project.package) if name.endswith(".py") and not name.startswith(machinery)]
+    library = f"{project.library.name}/"
+    return [name for name in files(project.package) if name.endswith(".py") and not name.startswith(library)]
 
 
 def _shown(project: Project, path: Path) -> str:
@@ -140,9 +140,9 @@ def _one_step(project: Project, settings: Settings, overrides: Sequence[str]) ->
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     report = folder / "step.json"
-    asked, failed = trainings.sets(overrides), ""
-    words = trainings.command(project, trainings.AUDITED, ONE_STEP, report, "--out", folder / "run", *asked)
-    environ = trainings.environment(project) | told_variables(settings.options.determinism)
+    requested, failed = trainings.sets(overrides), ""
+    words = trainings.command(project, trainings.AUDITED, ONE_STEP, report, "--out", folder / "run", *requested)
+    environ = trainings.environment(project) | stated_variables(settings.options.determinism)
     try:
         said = "the training did not begin"
         try:
@@ -152,7 +152,7 @@ def _one_step(project: Project, settings: Settings, overrides: Sequence[str]) ->
             failed = f"the step did not end, exit code {ended.code}:\n{ended.last}"
         step = read_json(report) if report.is_file() else {"calls": 0}
         if not step["calls"]:
-            raise Refused(said)
+            raise UserError(said)
         return step, failed
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -167,8 +167,8 @@ def _of_operations(project: Project, step: Mapping[str, Any], sources: Mapping[s
             if not (met["raised"] and verdict["throws"]):
                 why.append(f"{place}: {kernel if step['strict'] else RELAXED}")
         names = dict.fromkeys(verdict["name"] for verdict in met["verdicts"])
-        told = f" ({', '.join(names)})" if names else ""
-        yield _at(project, "Operations", met, sources, f"{met['operation']}{told}", "; ".join(dict.fromkeys(why)))
+        message = f" ({', '.join(names)})" if names else ""
+        yield _at(project, "Operations", met, sources, f"{met['operation']}{message}", "; ".join(dict.fromkeys(why)))
 
 
 def _of_portability(
@@ -202,8 +202,8 @@ def _of_code(sources: Sequence[Source]) -> Iterator[Finding]:
 def _notes(step: Mapping[str, Any], settings: Settings, failed: str) -> Iterator[str]:
     """What a reader is to know of the verdicts."""
     if step["held"]:
-        held = ", ".join(f"{name} ({switch})" for name, switch in sorted(step["held"].items()))
-        yield f"held by a switch: {held}"
+        held = ", ".join(f"{name} ({flag})" for name, flag in sorted(step["held"].items()))
+        yield f"held by a flag: {held}"
     if not step["cuda"]:
         yield f"verdicts on CUDA are from the catalogue of torch {step['torch']}: there is no GPU here"
     if not step["listed"]:
@@ -214,5 +214,5 @@ def _notes(step: Mapping[str, Any], settings: Settings, failed: str) -> Iterator
         yield "compute.compile was off for this step: the compiler makes its kernels from these operations"
     if failed:
         yield "portability is not judged: the step failed"
-    elif settings.compute.compile or not step["promised"]:
+    elif settings.compute.compile or not step["portable"]:
         yield "portability is not judged: this config does not ask for the class cpu-portable, or the device has none"

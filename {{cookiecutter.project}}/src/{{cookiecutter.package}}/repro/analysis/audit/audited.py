@@ -2,7 +2,7 @@
 
     python -m <package>.repro.analysis.audit.audited REPORT ARGUMENTS
 
-`repro audit` starts it; ARGUMENTS are those of `train`. It is the owner's own training with all its switches. Only the
+`repro audit` starts it; ARGUMENTS are those of `train`. It is the owner's own training with all its flags. Only the
 watch that every run keeps of its first step is another one. An operation that raises because it has no deterministic
 kernel is noted and called once more without that mode, and it alone: `warn_only` would give other operations another
 kernel than a run takes.
@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ...base.files import write_json
-from ...core.flags import SWITCHES
+from ...core.flags import FLAGS
 from ...environment import watch as operations
 from ...environment.watch import Operations, Place
 from ...run import Added
@@ -48,7 +48,7 @@ class Watch(operations._Mode):
     def __init__(self) -> None:
         super().__init__()
         self.met: dict[tuple[str, str, str], Met] = {}  # by operation, file and line
-        self.held: dict[str, str] = {}  # operations, and the switches that hold them
+        self.held: dict[str, str] = {}  # operations, and the flags that hold them
         self.calls = 0
         self.files: dict[Place, str] = {}  # whole paths: a place has the name alone
         self._caller: FrameType | None = None
@@ -67,7 +67,7 @@ class Watch(operations._Mode):
             result = super().__torch_dispatch__(function, types, args, kwargs)
         except RuntimeError as error:
             if RAISES not in str(error) or not self._place(None):
-                raise  # of the machinery's own calls none may
+                raise  # of the library's own calls none may
             raised = True
             with _undetermined():
                 result = super().__torch_dispatch__(function, types, args, kwargs)
@@ -110,7 +110,7 @@ class Watch(operations._Mode):
     def facts(self, names: dict[nn.Module, str]) -> list[dict[str, Any]]:
         """The operations that were met, each with its place; `names` are those of the model's modules."""
         return [
-            {"operation": name, "raised": met.raised, "verdicts": [_told(verdict) for verdict in met.verdicts]}
+            {"operation": name, "raised": met.raised, "verdicts": [_reported(verdict) for verdict in met.verdicts]}
             | self.where(met.place, names)
             | {"instead": next((verdict.row.instead for verdict in met.verdicts if verdict.row.instead), "")}
             for (name, *_), met in self.met.items()
@@ -119,21 +119,21 @@ class Watch(operations._Mode):
     def where(self, place: Place, names: dict[nn.Module, str]) -> dict[str, Any]:
         """A place as file, line and module."""
         file, _, line = place.line.rpartition(":")
-        module = place.told(names).removeprefix(place.line).removeprefix(", in ")
+        module = place.message(names).removeprefix(place.line).removeprefix(", in ")
         if not line.isdigit():
             return {"file": "", "line": 0, "module": module or BACKWARD}
         return {"file": self.files.get(place, file), "line": int(line), "module": module}
 
 
-def _told(verdict: Verdict) -> dict[str, Any]:
+def _reported(verdict: Verdict) -> dict[str, Any]:
     entry = verdict.entry
     return {"name": entry.name, "when": entry.condition, "throws": entry.throws, "device": verdict.device}
 
 
 def _in_force() -> set[str]:
-    """The switches that hold operations, as far as they are strict."""
+    """The flags that hold operations, as far as they are strict."""
     wanted = {row.held for row in catalogue.ROWS.values()}
-    return {row.name for row in SWITCHES if row.name in wanted and row.read() == row.strict}
+    return {row.name for row in FLAGS if row.name in wanted and row.read() == row.strict}
 
 
 @contextmanager
@@ -151,30 +151,30 @@ class Audited(Operations):
 
     def __init__(self, watch: Watch, report: Path, wanted: bool) -> None:
         super().__init__()
-        self._watch, self._report, self._promised = watch, report, wanted
+        self._watch, self._report, self._promises_portable = watch, report, wanted
         self._mode = watch
 
-    def unproven(self, model: nn.Module) -> Mapping[str, str]:  # type: ignore[override]
+    def non_portable(self, model: nn.Module) -> Mapping[str, str]:  # type: ignore[override]
         """As every run has it, and the report besides."""
         names = {module: name for name, module in model.named_modules()}
-        told = super().unproven(model) if self._promised else {}
+        message = super().non_portable(model) if self._promises_portable else {}
         portability = []
-        for name, line in told.items():
-            place = self._watch.unproven[name]
-            why, _, instead = line.removeprefix(f"{name} at {place.told(names)}: ").partition(". Use ")
+        for name, line in message.items():
+            place = self._watch.non_portable[name]
+            why, _, instead = line.removeprefix(f"{name} at {place.message(names)}: ").partition(". Use ")
             portability.append({"operation": name, "why": why, "instead": instead} | self._watch.where(place, names))
-        write(self._report, self._watch, self._watch.facts(names), portability, self._promised)
-        return told
+        write(self._report, self._watch, self._watch.facts(names), portability, self._promises_portable)
+        return message
 
 
 def write(
-    report: Path, watch: Watch, met: list[dict[str, Any]], portability: list[dict[str, Any]], promised: bool
+    report: Path, watch: Watch, met: list[dict[str, Any]], portability: list[dict[str, Any]], portable: bool
 ) -> None:
     """Write the report."""
     facts = {
         "operations": met,
         "portability": portability,
-        "promised": promised,
+        "portable": portable,
         "held": watch.held,
         "calls": watch.calls,
         "strict": torch.are_deterministic_algorithms_enabled(),

@@ -122,7 +122,7 @@ class Call:
 class Row:
     """The ATen operations of a name in the catalogue.
 
-    `when` stands in for the keywords of the entry, where the dispatcher sees other ones. `held` is the switch that
+    `when` stands in for the keywords of the entry, where the dispatcher sees other ones. `held` is the flag that
     holds what has no other kernel to be chosen. `instead` is a way that needs no such kernel.
     """
 
@@ -240,12 +240,12 @@ def verdicts(call: Call) -> list[Verdict]:
         device = call.device if not entry.devices or call.device in entry.devices else "cuda"
         if device not in (entry.devices or {device}) or (entry.of_gradients and not call.has_gradient):
             continue
-        if row.when(call) if row.when else _as_asked(call, entry):
+        if row.when(call) if row.when else _as_requested(call, entry):
             found.append(Verdict(entry, row, device))
     return found
 
 
-def _as_asked(call: Call, entry: Entry) -> bool:
+def _as_requested(call: Call, entry: Entry) -> bool:
     return all(str(call[name]) in values for name, values in entry.keywords.items())
 
 

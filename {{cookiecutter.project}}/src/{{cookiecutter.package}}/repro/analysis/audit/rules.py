@@ -143,8 +143,8 @@ def loaders(source: Source) -> Iterator[ast.expr]:
             yield call
 
 
-def switches(source: Source) -> Iterator[ast.expr]:
-    """Settings that the table of switches sets, changed by the owner."""
+def flags(source: Source) -> Iterator[ast.expr]:
+    """Settings that the table of flags sets, changed by the owner."""
     for call in source.calls():
         name = source.dotted(call.func)
         if name == "builtins.setattr" and call.args:
@@ -193,10 +193,10 @@ RULES = (
     ),
     Rule("warn_only", warnings, "it keeps kernels that are not deterministic", "leave it to the run"),
     Rule(
-        "switch",
-        switches,
-        "the run sets and records this switch when it begins, not what is set after",
-        "leave it to the run, or name the switch in determinism.relax",
+        "flag",
+        flags,
+        "the run sets and records this flag when it begins, not what is set after",
+        "leave it to the run, or name the flag in determinism.relax",
     ),
     Rule("threads", threads, "they end in any order", "take results in the order of their tasks", hint=True),
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from ...core.errors import Refused
+from ...core.errors import UserError
 
 DEPTH = 20  # names that lead to names; more are no person's code
 PATH = "pathlib.Path"
@@ -43,7 +43,7 @@ class Source:
         """Read and parse.
 
         Raises:
-            Refused: Python could not read it either.
+            UserError: Python could not read it either.
         """
         self.name, self._bytes = name, path.read_bytes()
         try:
@@ -52,7 +52,7 @@ class Source:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
             said = error.msg if isinstance(error, SyntaxError) else str(error)
-            raise Refused(f"{name}{line}: no Python that can be read: {said}. Mend it and audit again") from None
+            raise UserError(f"{name}{line}: no Python that can be read: {said}. Mend it and audit again") from None
         self.parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
         bodies = [node.body for node in self.parents if isinstance(node, FUNCTIONS | ast.ClassDef)]
         self._bodies = {each for body in bodies for each in (body if isinstance(body, list) else [body])}

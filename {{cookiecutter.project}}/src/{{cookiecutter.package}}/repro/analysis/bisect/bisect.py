@@ -45,10 +45,10 @@ class Trials:
         names: Sequence[str],
         draw: Callable[[Kept, int], Verdict],
         repeats: int = 1,
-        tell: Callable[[Trial], None] = lambda trial: None,
+        report: Callable[[Trial], None] = lambda trial: None,
     ) -> None:
         self.names, self.repeats, self.done = tuple(names), repeats, list[Trial]()
-        self._draw, self._tell, self._seen = draw, tell, dict[Kept, list[Verdict]]()
+        self._draw, self._report, self._seen = draw, report, dict[Kept, list[Verdict]]()
 
     def know(self, kept: Kept, seen: Iterable[Verdict]) -> None:
         """Take over outcomes of a trial that were seen before."""
@@ -71,7 +71,7 @@ class Trials:
             order = tuple(name for name in self.names if name in kept)
             trial = Trial(len(self.done) + 1, order, _verdict(seen), len(seen), time.monotonic() - begun)
             self.done.append(trial)
-            self._tell(trial)
+            self._report(trial)
         return _verdict(seen)
 
 

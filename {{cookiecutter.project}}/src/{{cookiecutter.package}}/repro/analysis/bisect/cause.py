@@ -9,7 +9,7 @@ from typing import Any
 
 from ...base.shape import plain
 from ...base.text import Difference, differences, some
-from ...core.errors import Failure, Refused
+from ...core.errors import RunError, UserError
 from .. import diff
 from ..series import Made
 from .bisect import Found, Kept, Trial, Trials, Verdict, needed, rate, search
@@ -72,26 +72,26 @@ class Answer:
 
 
 def bisected(
-    maker: Maker, question: Question, tell: Callable[[str], None], confidence: float = 0.95, repeats: int = 2
+    maker: Maker, question: Question, report: Callable[[str], None], confidence: float = 0.95, repeats: int = 2
 ) -> Answer:
     """What makes A and B differ, each line told as it goes; both are made `repeats` times at first.
 
     Raises:
-        Refused: A or B asks for what cannot be.
+        UserError: A or B asks for what cannot be.
         Failure: A or B does not train.
     """
     if not 0 < confidence < 1:  # NaN, which is in every range of click
-        raise Refused(f"--confidence {confidence}: a number below 1 wanted, for example 0.95")
-    return _Bisection(maker, question, tell, confidence, repeats).answer()
+        raise UserError(f"--confidence {confidence}: a number below 1 wanted, for example 0.95")
+    return _Bisection(maker, question, report, confidence, repeats).answer()
 
 
 class _Bisection:
     """One bisect: the trainings of A and B, then the search."""
 
     def __init__(
-        self, maker: Maker, question: Question, tell: Callable[[str], None], confidence: float, repeats: int
+        self, maker: Maker, question: Question, report: Callable[[str], None], confidence: float, repeats: int
     ) -> None:
-        self.maker, self.question, self.tell = maker, question, tell
+        self.maker, self.question, self.report = maker, question, report
         self.confidence, self.repeats = confidence, repeats
         self.sides = {"A": question.a, "B": question.b}
         self.suspects = suspects(question.a, question.b, question.files)
@@ -99,7 +99,7 @@ class _Bisection:
 
     def answer(self) -> Answer:
         found = [each.name for each in self.suspects]
-        self.tell(f"{len(found)} suspect{'s' * (len(found) != 1)}{': ' * bool(found)}{some(found, 12)}")
+        self.report(f"{len(found)} suspect{'s' * (len(found) != 1)}{': ' * bool(found)}{some(found, 12)}")
         self._make(self.repeats)
         if all(map(self._steady, "AB")):
             if other := self._not_reproduced():
@@ -114,7 +114,7 @@ class _Bisection:
         good, bad = (steady[0], "AB".replace(steady[0], ""))
         share = rate(self._bits(bad))
         repeats = needed(share, self.confidence)
-        self.tell(
+        self.report(
             f"{bad} does not repeat: {share:.0%} of its runs are another way. A trial is EQUAL after {repeats} equal "
             f"runs (confidence {self.confidence:g}), and DIFFERS with the first run unlike {good}"
         )
@@ -130,7 +130,7 @@ class _Bisection:
                 made.append(self.maker.make(setup, len(made)))
             if len(made) > before:
                 alike = "alike" if self._steady(name) else "NOT alike"
-                self.tell(f"{name}: weights {made[0].receipt.weights[:16]}, {len(made)} runs {alike}")
+                self.report(f"{name}: weights {made[0].receipt.weights[:16]}, {len(made)} runs {alike}")
 
     def _bits(self, name: str) -> list[Bits]:
         return [made.bits for made in self.made[name]]
@@ -144,9 +144,9 @@ class _Bisection:
     def _equal(self) -> Answer:
         count = len(self.made["A"])
         often = needed(1 / RARE, self.confidence)
-        told = f"nothing to bisect: EQUAL, weights {self.made['A'][0].receipt.weights}"
+        message = f"nothing to bisect: EQUAL, weights {self.made['A'][0].receipt.weights}"
         more = f"a cause that shows in one run of {RARE} only needs --repeats {often}, {count} were made"
-        return Answer(EQUAL, told, notes=[more] if count < often else [])
+        return Answer(EQUAL, message, notes=[more] if count < often else [])
 
     def _not_reproduced(self) -> str | None:
         """Why the recorded bits do not come again here, where they do not."""
@@ -155,14 +155,14 @@ class _Bisection:
             trace = made.bits[1] if there["trace"] else None
             if (made.bits[0], trace) == (recorded.weights, there["trace"]):
                 continue
-            asked, environment = (
+            requested, environment = (
                 differences(there[part], made.receipt.stated[part]) for part in ("preimage", "environment")
             )
-            found = asked or [each for each in environment if each.field.startswith("preimage.")]
+            found = requested or [each for each in environment if each.field.startswith("preimage.")]
             return (
                 f"{name} is not reproduced here, so no trial can be compared with it: weights {recorded.weights} "
                 f"recorded, {made.bits[0]} in {len(self.made[name])} runs here; "
-                f"{f'what differs there and here: {some([*map(_told, found)])}' if found else UNRECORDED}"
+                f"{f'what differs there and here: {some([*map(_reported, found)])}' if found else UNRECORDED}"
             )
         return None
 
@@ -176,9 +176,9 @@ class _Bisection:
         def judged(make: Callable[[], Made]) -> Verdict:
             try:
                 return Verdict.EQUAL if make().bits == reference else Verdict.DIFFERS
-            except Failure as failure:
+            except RunError as failure:
                 said = [line for line in str(failure).splitlines() if line.strip()] or [""]
-                self.tell(f"     cannot be trained: {plain(said[-1].strip())[:200]}")
+                self.report(f"     cannot be trained: {plain(said[-1].strip())[:200]}")
                 return Verdict.UNRESOLVED
 
         def draw(kept: Kept, number: int) -> Verdict:
@@ -188,7 +188,7 @@ class _Bisection:
             of = f"{len(trial.kept)} of {len(names)} as in {good}"
             runs = f", {trial.repeats} runs" if repeats > 1 else ""
             shown = some(trial.kept, 4) or "none"
-            self.tell(f"{trial.number:3}  {of}: {shown}: {trial.verdict.value}{runs}, {trial.seconds:.1f} s")
+            self.report(f"{trial.number:3}  {of}: {shown}: {trial.verdict.value}{runs}, {trial.seconds:.1f} s")
 
         trials = Trials(names, draw, repeats, trial)
         for name, kept in ((good, frozenset(names)), (bad, frozenset[str]())):
@@ -220,12 +220,12 @@ class _Bisection:
         return diff.first_place(diff.load(self.made[good][0].folder), diff.load(other.folder))
 
     def _causes(self, found: Found, place: diff.Place | None) -> list[dict[str, Any]]:
-        told, phase = [], place.phase if place else diff.ANYWHERE
+        message, phase = [], place.phase if place else diff.ANYWHERE
         for each in self.suspects:
             if each.name in found.names:
                 together = {name for cause in found.causes if each.name in cause for name in cause}
                 why = fault(each, *self.sides.values()) or diff.reason(phase, field_of(each))
-                told.append(
+                message.append(
                     {
                         "suspect": each.name,
                         "a": _shown(each.a),
@@ -234,7 +234,7 @@ class _Bisection:
                         "with": sorted(together - {each.name}),
                     }
                 )
-        return told
+        return message
 
     def _commits(
         self, found: Found, judged: Callable[[Callable[[], Made]], Verdict], repeats: int,
@@ -252,16 +252,16 @@ class _Bisection:
         def trial(commit: str, make: Callable[[int], Made]) -> Verdict:
             verdicts, begun = (judged(partial(make, number)) for number in range(repeats)), time.monotonic()
             verdict = next((each for each in verdicts if each is not Verdict.EQUAL), Verdict.EQUAL)
-            self.tell(f"     commit {commit[:12]}: {verdict.value}, {time.monotonic() - begun:.1f} s")
+            self.report(f"     commit {commit[:12]}: {verdict.value}, {time.monotonic() - begun:.1f} s")
             return verdict
 
         try:
             return self.maker.first_bad(setup, good, bad, files, trial), []
-        except Failure as failure:
+        except RunError as failure:
             return [], [f"the commit is not known: {plain(str(failure))}"]
 
 
-def _told(difference: Difference) -> str:
+def _reported(difference: Difference) -> str:
     return plain(f"{difference.field}: {difference.one} there, {difference.other} here")
 
 

@@ -15,9 +15,9 @@ from ...base.project import Project
 from ...base.shape import plain, shown
 from ...base.text import flatten, some
 from ...config.params import PARAMS
-from ...core.errors import Failure, Refused
+from ...core.errors import RunError, UserError
 from ...start import trainings
-from ..series import Asked, Made, environment, kept
+from ..series import Made, Requested, environment, kept
 from ..workcopy import WorkCopy, work_copy
 from .bisect import Verdict
 from .suspects import Setup, Side
@@ -45,13 +45,13 @@ def resolve(project: Project, name: str) -> str:
     """The digest of the commit that a name means in the user's repository.
 
     Raises:
-        Refused: there is no such commit.
+        UserError: there is no such commit.
     """
     words = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     try:
         return git_text(project.root, *words)
     except GitFailed:
-        raise Refused(f"{shown(name)}: no such commit in this repository; git log lists those there are") from None
+        raise UserError(f"{shown(name)}: no such commit in this repository; git log lists those there are") from None
 
 
 class There:
@@ -90,7 +90,7 @@ def cloned(project: Project, folder: Path) -> Iterator["Clone"]:
     """A work copy of the user's repository in a folder, which is gone afterwards.
 
     Raises:
-        Refused: the project is in no repository.
+        UserError: the project is in no repository.
     """
     with work_copy(project, folder, "so there are no commits; git init begins one") as copy:
         yield Clone(copy, project.package.relative_to(project.root))
@@ -118,8 +118,8 @@ class Clone:
                 self._copy.git("checkout", "--quiet", of, "--", f":(literal){path}")
             else:
                 (self.project.package / name).unlink(missing_ok=True)
-        if not self.project.machinery.is_dir():
-            raise Failure(f"commit {commit[:12]}: it has no {self._package}/{self.project.machinery.name}")
+        if not self.project.library.is_dir():
+            raise RunError(f"commit {commit[:12]}: it has no {self._package}/{self.project.library.name}")
 
     def differing(self, a: str, b: str) -> list[str]:
         """The files of the package, without those that no run reads, in which two commits differ."""
@@ -153,7 +153,7 @@ class Clone:
             Failure: it does not train.
         """
         config = {**setup.config, **places, "data.prepared": str(self.project.root / "data" / "prepared")}
-        asked = Asked("bisect", ranks=setup.ranks, variables=setup.variables, number=number)
+        requested = Requested("bisect", ranks=setup.ranks, variables=setup.variables, number=number)
         wanted = {
             "code": self._read(), "config": config, "ranks": setup.ranks,
             "variables": dict(setup.variables), "number": number,
@@ -166,18 +166,18 @@ class Clone:
                 trainings.run(self.project, trainings.command(self.project, ".prepare", {}))
                 self._prepared = data
             words = trainings.command(self.project, ".train", {}, "--out", run, ranks=setup.ranks)
-            trainings.run(self.project, words, environ=environment(self.project, asked))
+            trainings.run(self.project, words, environ=environment(self.project, requested))
 
-        return kept(folder / digest(wanted)[:16], asked, wanted, train)[0]
+        return kept(folder / digest(wanted)[:16], requested, wanted, train)[0]
 
     def first_bad(self, good: str, bad: str, files: Sequence[str], trial: Callable[[str], Verdict]) -> list[Commit]:
         """The first commit from which on trials differ, by git bisect; several where it cannot tell them apart.
 
         Raises:
-            Refused: `good` does not come before `bad`.
+            UserError: `good` does not come before `bad`.
         """
         if not self._copy.holds("merge-base", "--is-ancestor", good, bad):
-            raise Refused(
+            raise UserError(
                 f"commit {good[:12]} does not come before {bad[:12]}, so no commit between them is searched for"
             )
         words = {Verdict.EQUAL: "good", Verdict.DIFFERS: "bad", Verdict.UNRESOLVED: "skip"}
@@ -192,9 +192,9 @@ class Clone:
             found = [said.partition(FIRST)[0].split()[-1]]
         else:
             found = [line for line in said.split("\n") if len(line) == 40 and line.isalnum()]
-        return [self._told(commit) for commit in found]
+        return [self._reported(commit) for commit in found]
 
-    def _told(self, commit: str) -> Commit:
+    def _reported(self, commit: str) -> Commit:
         words = ("show", "--no-show-signature", "--name-only", "--no-renames", "-m", "--first-parent", "-z")
         date_and_subject, *names = self._copy.git(*words, "--format=%aI%n%s", commit).split("\0")
         date, _, subject = date_and_subject.partition("\n")

@@ -15,13 +15,13 @@ from ...base.shape import plain
 from ...base.text import differences, flatten, named
 from ...config.params import load
 from ...config.settings import Settings
-from ...core.errors import Failure, Refused
-from ...core.flags import SWITCHES, applicable
+from ...core.errors import RunError, UserError
+from ...core.flags import FLAGS, applicable
 from ...core.options import Determinism
 from ...record.names import TRACE
 from ...record.receipt import Receipt, read
 from ..replay import ENVIRONMENT_KEYS
-from ..series import Asked, Made, Series
+from ..series import Made, Requested, Series
 from ..sources import located
 from ..verify import shortened
 from .bisect import Verdict
@@ -52,7 +52,7 @@ class Here:
     def make(self, setup: Setup, number: int) -> Made:
         """Train here."""
         settings = {key: value for key, value in setup.config.items() if key in OWN or self._base.get(key) != value}
-        return self._series.one(Asked("bisect", settings, setup.ranks, setup.variables, number))
+        return self._series.one(Requested("bisect", settings, setup.ranks, setup.variables, number))
 
     def first_bad(self, setup: Setup, good: str, bad: str, files: Sequence[str], trial: Judge) -> list[Commit]:
         """None: there is one state of the code."""
@@ -87,16 +87,16 @@ class Named:
 
 
 @contextmanager
-def asked(
+def requested(
     project: Project, schema: type[Settings], words: Named, uri: Callable[[], str]
 ) -> Iterator[tuple[Maker, Question]]:
     """Who makes the trainings, and the question to it.
 
     Raises:
-        Refused: what is named cannot be had, or another bisect works here.
+        UserError: what is named cannot be had, or another bisect works here.
     """
     if len(words.runs) not in (0, 2) or bool(words.runs) == bool(words.a or words.b or words.commits):
-        raise Refused(f"{len(words.runs)} runs, {len(words.a)} --a and {len(words.b)} --b seen; {USAGE}")
+        raise UserError(f"{len(words.runs)} runs, {len(words.a)} --a and {len(words.b)} --b seen; {USAGE}")
     with ExitStack() as stack:
         stack.enter_context(_alone(project))
         if words.runs:
@@ -117,7 +117,7 @@ def _alone(project: Project) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Refused(f"{path.parent}: another bisect works there; wait for its end") from None
+            raise UserError(f"{path.parent}: another bisect works there; wait for its end") from None
         yield
 
 
@@ -138,7 +138,7 @@ def _of_commits(project: Project, schema: type[Settings], words: Named, stack: E
     assert words.commits
     good, bad = (resolve(project, name) for name in words.commits)
     if good == bad:
-        raise Refused(f"--commits {plain(' '.join(words.commits))}: both are commit {good[:12]}; name two")
+        raise UserError(f"--commits {plain(' '.join(words.commits))}: both are commit {good[:12]}; name two")
     here = load(schema)
     shorten = () if words.long else here.verify.shorten
     clone = stack.enter_context(cloned(project, project.root / FOLDER / "tree"))
@@ -163,10 +163,10 @@ def _of_runs(
     receipts = [read(path) for path in paths]
     for name, receipt in zip(words.runs, receipts, strict=True):
         if lacking := [key for key in ENVIRONMENT_KEYS if key not in receipt.stated["config"]]:
-            raise Refused(f"{plain(name)}: its config has no key {lacking[0]}: no run wrote it")
+            raise UserError(f"{plain(name)}: its config has no key {lacking[0]}: no run wrote it")
     datas = [each.stated["parts"]["data"] for each in receipts]
     if datas[0] != datas[1]:
-        raise Refused(
+        raise UserError(
             f"{plain(' and '.join(words.runs))}: trained on other data, which cannot be exchanged one by one. Prepare "
             f"both and name the folders: --a data.prepared=FOLDER --b data.prepared=FOLDER"
         )
@@ -181,7 +181,7 @@ def _of_runs(
     for name, receipt in zip(words.runs, receipts, strict=True):
         code = receipt.stated["code"]
         if not code["commit"] or code["patch"]:
-            raise Refused(
+            raise UserError(
                 f"{plain(name)}: not what the project would make ({other}), and its code is in no commit. Restore "
                 f"what it was made from, or make the run again from a commit"
             )
@@ -204,7 +204,7 @@ def _other(
     try:
         config = load(schema, overrides=overrides)
         here = content_address(project, config, manifest.require_prepared(config.data), ranks)
-    except Failure as failure:
+    except RunError as failure:
         return plain(str(failure))
     found = differences(stated, here.preimage)
     return plain(named(found[:1], "there", "here")) if found else None
@@ -231,11 +231,11 @@ def _ranks(path: Path, receipt: Receipt) -> int:
 
 
 def _variables(receipt: Receipt) -> Mapping[str, str]:
-    """The variables of switches that the run left off; no other is taken from a record."""
+    """The variables of flags that the run left off; no other is taken from a record."""
     stated = receipt.stated
     config = stated["config"]
-    held = {switch.name for switch in applicable(Determinism(cpu=config[CPU], relax=tuple(config[RELAX])))}
-    names = {switch.name for switch in SWITCHES if switch.setting} - held
+    held = {flag.name for flag in applicable(Determinism(cpu=config[CPU], relax=tuple(config[RELAX])))}
+    names = {flag.name for flag in FLAGS if flag.setting} - held
     found = stated["environment"]["preimage"].get("variables", {})
     return {
         name: value for name, value in found.items() if name in names and isinstance(value, str) and value.isprintable()
@@ -247,7 +247,7 @@ def _require_keys(name: str, receipt: Receipt, found: Side) -> None:
     named_there = flatten(receipt.stated["preimage"]["config"]).keys() - {*PLACES}
     known = found.config.keys() - found.neutral - {"seed", *ENVIRONMENT_KEYS, *PLACES}
     if strange := sorted(named_there ^ known):
-        raise Refused(
+        raise UserError(
             f"{plain(name)}: its config and the content address of its commit's code differ in the key {strange[0]!r}: "
             f"no run of that code wrote it"
         )

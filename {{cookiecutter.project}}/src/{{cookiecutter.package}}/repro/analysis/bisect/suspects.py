@@ -9,8 +9,8 @@ from typing import Any
 from ...base.shape import plain, shown
 from ...base.text import flatten, short
 from ...config.settings import Settings
-from ...core.errors import Refused
-from ...core.flags import SWITCHES, applicable, is_portable, missing_variables
+from ...core.errors import UserError
+from ...core.flags import FLAGS, applicable, is_portable, missing_variables
 from ...core.options import Determinism
 from ..series import ALONE
 
@@ -28,7 +28,7 @@ WHY_DDP = "with parallel.reduce=ddp the bits depend on the world size"
 class Kind(enum.Enum):
     """The sort of a suspect."""
 
-    KEY, SWITCH, RANKS, VARIABLE, FILE = "key", "switch", "ranks", "variable", "file"
+    KEY, FLAG, RANKS, VARIABLE, FILE = "key", "flag", "ranks", "variable", "file"
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,19 @@ class Side:
 
     @property
     def determinism(self) -> Determinism:
-        """Which switches hold."""
+        """Which flags hold."""
         return Determinism(cpu=self.config[CPU], relax=tuple(self.config[RELAX]))
 
     @property
     def relaxed(self) -> set[str]:
-        """The switches that are left off, by name."""
+        """The flags that are left off, by name."""
         names = set(self.config[RELAX])
-        return {switch.name for switch in SWITCHES if {"all", switch.name} & names}
+        return {flag.name for flag in FLAGS if {"all", flag.name} & names}
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """Something in which A and B differ. `name` is for display; `key` names the key, switch, variable or file."""
+    """Something in which A and B differ. `name` is for display; `key` names the key, flag, variable or file."""
 
     name: str
     kind: Kind
@@ -93,14 +93,14 @@ def split(words: Iterable[str]) -> Words:
     """Tell `KEY=VALUE` words from `ranks=N`, `threads=N` and `env.NAME=VALUE`; a later word wins.
 
     Raises:
-        Refused: one of the latter is wrong.
+        UserError: one of the latter is wrong.
     """
     kept, ranks, variables = [], 1, dict[str, str]()
     for word in words:
         key, separator, value = word.partition("=")
         if key in (RANKS, THREADS):
             if not re.fullmatch(r"[1-9][0-9]{0,3}", value):
-                raise Refused(f"{key}: {shown(value)} given, a whole number from 1 to 9999 wanted")
+                raise UserError(f"{key}: {shown(value)} given, a whole number from 1 to 9999 wanted")
             if key == RANKS:
                 ranks = int(value)
             else:
@@ -108,7 +108,7 @@ def split(words: Iterable[str]) -> Words:
         elif key.startswith(VARIABLE):
             name = key.removeprefix(VARIABLE)
             if not separator or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-                raise Refused(f"{shown(word)}: wanted env.NAME=VALUE, for example env.OMP_NUM_THREADS=2")
+                raise UserError(f"{shown(word)}: wanted env.NAME=VALUE, for example env.OMP_NUM_THREADS=2")
             variables[name] = value
         else:
             kept.append(word)
@@ -119,7 +119,7 @@ def side(config: Settings, ranks: int, variables: Mapping[str, str]) -> Side:
     """The side of a config.
 
     Raises:
-        Refused: as `checked`.
+        UserError: as `checked`.
     """
     return checked(Side(config.flat(), neutral(config), ranks, variables))
 
@@ -134,7 +134,7 @@ def checked(given: Side) -> Side:
     """The same side.
 
     Raises:
-        Refused: more ranks than micro-batches, an unknown switch, or a variable that a switch sets otherwise.
+        UserError: more ranks than micro-batches, an unknown flag, or a variable that a flag sets otherwise.
     """
     require_ranks(given.config, given.ranks)
     missing_variables(given.determinism, given.variables, replaces=False)  # a side asks for them
@@ -145,7 +145,7 @@ def require_ranks(config: Mapping[str, Any], ranks: int) -> None:
     """Refuse more ranks than micro-batches."""
     micro_batches = config["parallel.micro_batches"]
     if ranks > micro_batches:
-        raise Refused(f"ranks={ranks} given, at most parallel.micro_batches={micro_batches} wanted: each runs one")
+        raise UserError(f"ranks={ranks} given, at most parallel.micro_batches={micro_batches} wanted: each runs one")
 
 
 def is_own(key: str) -> bool:
@@ -161,18 +161,18 @@ def suspects(a: Side, b: Side, files: Iterable[str] = ()) -> list[Suspect]:
         if a.config.get(key) != b.config.get(key) and key != RELAX and not is_own(key)
     ]
     portable = is_portable(a.determinism) or is_portable(b.determinism)
-    for switch in SWITCHES:
-        here, there = (switch.name in each.relaxed for each in (a, b))
-        if here != there and (portable or not switch.portable):
+    for flag in FLAGS:
+        here, there = (flag.name in each.relaxed for each in (a, b))
+        if here != there and (portable or not flag.portable):
             words = {True: "relaxed", False: "strict"}
-            found.append(Suspect(f"switch {switch.name}", Kind.SWITCH, switch.name, words[here], words[there]))
+            found.append(Suspect(f"flag {flag.name}", Kind.FLAG, flag.name, words[here], words[there]))
     if a.ranks != b.ranks:
         found.append(Suspect(RANKS, Kind.RANKS, RANKS, a.ranks, b.ranks))
     for name in sorted(a.variables.keys() | b.variables.keys()):
         values = a.variables.get(name), b.variables.get(name)
         if values[0] != values[1]:
-            told = THREADS if name == THREADS_OF else f"{VARIABLE}{name}"
-            found.append(Suspect(told, Kind.VARIABLE, name, *values))
+            message = THREADS if name == THREADS_OF else f"{VARIABLE}{name}"
+            found.append(Suspect(message, Kind.VARIABLE, name, *values))
     commits = [f"as in {(each.commit or '')[:12]}" for each in (a, b)]
     found += [Suspect(f"file {plain(name)}", Kind.FILE, name, *commits) for name in files]
     return found
@@ -182,7 +182,7 @@ def composed(a: Side, b: Side, all_of_them: Sequence[Suspect], kept: Iterable[st
     """B, with A's values for the suspects of these names.
 
     Raises:
-        Refused: it has more ranks than micro-batches.
+        UserError: it has more ranks than micro-batches.
     """
     kept = frozenset(kept)
     config = dict(b.config)
@@ -193,7 +193,7 @@ def composed(a: Side, b: Side, all_of_them: Sequence[Suspect], kept: Iterable[st
         if each.kind is Kind.KEY:
             config.pop(each.key, None)
             config |= {each.key: a.config[each.key]} if each.key in a.config else {}
-        elif each.kind is Kind.SWITCH:
+        elif each.kind is Kind.FLAG:
             relaxed = relaxed - {each.key} if each.a == "strict" else relaxed | {each.key}
         elif each.kind is Kind.RANKS:
             ranks = a.ranks
@@ -203,8 +203,8 @@ def composed(a: Side, b: Side, all_of_them: Sequence[Suspect], kept: Iterable[st
         else:
             files.add(each.key)
     config[RELAX] = sorted(relaxed)
-    held = {switch.name for switch in applicable(Determinism(cpu=config[CPU], relax=tuple(config[RELAX])))}
-    # a variable that a switch holds has no say
+    held = {flag.name for flag in applicable(Determinism(cpu=config[CPU], relax=tuple(config[RELAX])))}
+    # a variable that a flag holds has no say
     free = {name: value for name, value in variables.items() if name not in held}
     require_ranks(config, ranks)
     config |= {key: value for key, value in OWN.items() if key in config}  # another commit may lack one
@@ -215,7 +215,7 @@ def field_of(suspect: Suspect) -> str:
     """Its field in the content address or the numeric environment."""
     names = {
         Kind.KEY: "seed" if suspect.key == "seed" else f"config.{suspect.key}",
-        Kind.SWITCH: f"switches.{suspect.key}",
+        Kind.FLAG: f"flags.{suspect.key}",
         Kind.RANKS: "world_size",
         Kind.VARIABLE: f"variables.{suspect.key}",
         Kind.FILE: f"code.{suspect.key}",

@@ -13,7 +13,7 @@ from ...address.locks import LOCKS, pins_in
 from ...address.manifest import sha256_file
 from ...base.git import git, git_text
 from ...base.project import Project
-from ...core.errors import Failure, Refused
+from ...core.errors import RunError, UserError
 from ...record import names
 from ...record.receipt import Receipt, read
 from ...record.view import FILES, is_stated
@@ -58,14 +58,14 @@ def bundled(project: Project, runs: Sequence[Path], report: str, with_weights: b
     """The archive. `report` is the page of `repro report` on the runs.
 
     Raises:
-        Refused: a run is not finished, its files are not those of its receipt, it was made outside git, or the runs
+        UserError: a run is not finished, its files are not those of its receipt, it was made outside git, or the runs
             are of two commits.
         Failure: a receipt was altered, or its locks cannot be had.
     """
     receipts = [_sound(run, with_weights) for run in runs]
     states = {(str(each.stated["code"]["commit"]), each.stated["parts"]["lock"]) for each in receipts}
     if len(states) > 1:
-        raise Refused(f"runs of {len(states)} commits or locks seen, of one wanted: bundle them one by one")
+        raise UserError(f"runs of {len(states)} commits or locks seen, of one wanted: bundle them one by one")
     ((commit, _),) = states
     about = _about(project, commit)
     files: dict[str, bytes | Path] = {
@@ -93,14 +93,14 @@ def _sha256(content: bytes | Path) -> str:
 def _sound(run: Path, with_weights: bool) -> Receipt:
     """The receipt of a run whose files are those that it states."""
     if not run.is_dir():
-        raise Refused(f"{run}: no run directory; a finished run is bundled with its records")
+        raise UserError(f"{run}: no run directory; a finished run is bundled with its records")
     receipt = read(run)
     _ = receipt.patch  # it is the one that the receipt names
     wanted = [name for name in FILES if (with_weights or name != names.WEIGHTS) and _states(receipt, name)]
     if others := [name for name in wanted if not is_stated(receipt, name)]:
-        raise Refused(f"{run / others[0]}: not as {names.RECEIPT} beside it states: altered or lost. Train again")
+        raise UserError(f"{run / others[0]}: not as {names.RECEIPT} beside it states: altered or lost. Train again")
     if not receipt.stated["code"]["commit"]:
-        raise Refused(
+        raise UserError(
             f"{run}: made outside git, so that nobody could make it again; commit the project and train again"
         )
     return receipt
@@ -112,13 +112,13 @@ def _states(receipt: Receipt, name: str) -> bool:
 
 def _about(project: Project, commit: str) -> About:
     """From pyproject.toml and git, as they were at the commit."""
-    told = tomllib.loads(_shown(project, commit, "pyproject.toml").decode())["project"]
-    authors = [str(each.get("name") or each.get("email")) for each in told.get("authors", [])]
+    message = tomllib.loads(_shown(project, commit, "pyproject.toml").decode())["project"]
+    authors = [str(each.get("name") or each.get("email")) for each in message.get("authors", [])]
     date = git_text(project.root, "show", "--no-patch", "--format=%cs", commit)
-    url = str(told.get("urls", {}).get("Repository", "")) or f"urn:git:{commit}"
-    given = told.get("license", "")
+    url = str(message.get("urls", {}).get("Repository", "")) or f"urn:git:{commit}"
+    given = message.get("license", "")
     terms = given if isinstance(given, str) else str(given.get("text", ""))
-    name, version, description = (str(told.get(key, "")) for key in ("name", "version", "description"))
+    name, version, description = (str(message.get(key, "")) for key in ("name", "version", "description"))
     return About(name, version, description, authors, terms, url, commit, date)
 
 
@@ -150,7 +150,7 @@ def _locks(project: Project, receipts: Sequence[Receipt], commit: str) -> dict[s
         seen = [*_tracked(project, commit, path), *([here.read_bytes()] if here.is_file() else [])]
         held = [content for content in seen if _fits(content, wanted)]
         if not held:
-            raise Failure(f"{path}: neither commit {commit} nor the work tree has it as the run had it")
+            raise RunError(f"{path}: neither commit {commit} nor the work tree has it as the run had it")
         found[path] = held[0]
     return found
 
@@ -163,7 +163,7 @@ def _fits(lock: bytes, wanted: set[tuple[str, str]]) -> bool:
 
 def _tracked(project: Project, commit: str, name: str) -> list[bytes]:
     """The content of a file at a commit; nothing where the commit lacks it."""
-    with suppress(Failure):
+    with suppress(RunError):
         return [_shown(project, commit, name)]
     return []
 

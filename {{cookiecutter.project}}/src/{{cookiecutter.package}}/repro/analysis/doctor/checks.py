@@ -17,10 +17,10 @@ from urllib.error import HTTPError
 
 from ...address import address, manifest
 from ...address.locks import LOCKS
-from ...address.release import machinery
+from ...address.release import library
 from ...base.redact import without_credentials
 from ...base.text import some
-from ...core.errors import Failure
+from ...core.errors import RunError
 from ...record.code_state import changes, code_state
 from ...record.signature import require_key
 from ...start import trainings
@@ -52,9 +52,9 @@ def git(context: Context) -> Found:
     return Found(State.OK, f"{commit}, nothing uncommitted")
 
 
-def machinery_as_released(context: Context) -> Found:
+def library_as_released(context: Context) -> Found:
     """Whether `repro/` is as the template wrote it."""
-    here = machinery(context.project)
+    here = library(context.project)
     if here.modified:
         fix = "its promises are tested as released only: restore these files, or update with cruft"
         return Found(State.WARNING, f"modified: {some(here.modified)}", fix)
@@ -101,8 +101,8 @@ def prepared(context: Context) -> Found:
 # ---- environment and random numbers
 
 
-def switches_effective(context: Context) -> Found:
-    """Whether every switch has its strict value, as read back."""
+def flags_effective(context: Context) -> Found:
+    """Whether every flag has its strict value, as read back."""
     from ...core import flags
 
     flags.missing_variables(context.settings.options.determinism)  # refuses what contradicts them
@@ -110,7 +110,7 @@ def switches_effective(context: Context) -> Found:
     rows = flags.applicable(context.settings.options.determinism)
     if relaxed := context.settings.determinism.relax:
         return Found(State.WARNING, f"relaxed: {some(relaxed)}", "determinism.relax: [] keeps the bits")
-    return Found(State.OK, f"{len(rows)} switches are effective")
+    return Found(State.OK, f"{len(rows)} flags are effective")
 
 
 def arithmetic(context: Context) -> Found:
@@ -202,5 +202,5 @@ def signing(context: Context) -> Found:
         return Found(State.OK, "receipt.key is empty: receipts stay unsigned")
     require_key(key)
     if not shutil.which("ssh-keygen"):
-        raise Failure("receipt.key: ssh-keygen is not installed; it is part of OpenSSH (apt install openssh-client)")
+        raise RunError("receipt.key: ssh-keygen is not installed; it is part of OpenSSH (apt install openssh-client)")
     return Found(State.OK, f"{key}, with ssh-keygen")

@@ -1,7 +1,7 @@
 """A checklist over code, packages, data, environment, random numbers, hardware and services, before a run or in CI.
 
 A check is one row of `CHECKS`: a function of the project and its config that returns what it saw. A refusal of the
-machinery is a fault: its line already names the thing, the value wanted and the next step. Nothing is changed.
+library is a fault: its line already names the thing, the value wanted and the next step. Nothing is changed.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from typing import Any
 from ...base.project import Project
 from ...base.shape import plain
 from ...config.settings import Settings
-from ...core.errors import Failure, of_system
+from ...core.errors import RunError, of_system
 from . import checks, hardware, packages
 from .found import Context, Found, State
 
@@ -27,14 +27,14 @@ class Check:
 
 CHECKS = (
     Check("code", "git", checks.git),
-    Check("code", "machinery", checks.machinery_as_released),
+    Check("code", "library", checks.library_as_released),
     Check("code", "address", checks.code_of_the_address),
     Check("packages", "locks", checks.locks),
     Check("packages", "installed", packages.installed),
     Check("packages", "files", packages.package_files),
     Check("data", "dataset", checks.dataset),
     Check("data", "prepared", checks.prepared),
-    Check("environment", "switches", checks.switches_effective),
+    Check("environment", "flags", checks.flags_effective),
     Check("environment", "arithmetic", checks.arithmetic),
     Check("environment", "image", checks.image),
     Check("random", "generators", checks.generators),
@@ -76,7 +76,7 @@ def examine(project: Project, settings: Settings, rows: tuple[Check, ...] = CHEC
 def _look(check: Check, context: Context) -> Found:
     try:
         return check.look(context)
-    except Failure as failure:
+    except RunError as failure:
         return Found(State.FAULT, str(failure))
     except OSError as error:
         return Found(State.FAULT, str(of_system(error) or error))

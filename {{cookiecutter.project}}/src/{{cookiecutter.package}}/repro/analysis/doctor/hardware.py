@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...base.git import git_text
 from ...base.text import some
-from ...core.errors import Failure
+from ...core.errors import RunError
 from .found import Context, Found, State
 
 SPACE = 2**30  # bytes that a run should find free
@@ -93,7 +93,7 @@ def clock(context: Context) -> Found:
         seen = f"the clock of the file system is {ahead:+.0f} s from this machine's"
         return Found(State.WARNING, seen, "data.check: every_byte does not rely on dates; or set the clocks (NTP)")
     shown = ""
-    with suppress(Failure):  # no repository, or no commit
+    with suppress(RunError):  # no repository, or no commit
         shown = git_text(context.project.root, "log", "-1", "--format=%ct")
     if shown.isdecimal() and int(shown) > now + 60:
         return Found(State.FAULT, f"the last commit is {int(shown) - now:.0f} s in the future", "set the clock (NTP)")

@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from ...base.shape import shown
-from ...core.errors import Failure
+from ...core.errors import RunError
 
 
 def distance(one: Path, other: Path) -> float:
@@ -21,11 +21,11 @@ def distance(one: Path, other: Path) -> float:
     with safe_open(one, "pt") as a, safe_open(other, "pt") as b:
         names = [sorted(file.keys()) for file in (a, b)]
         if names[0] != names[1]:
-            raise Failure(f"{one} and {other}: other tensors, so the weights have no distance")
+            raise RunError(f"{one} and {other}: other tensors, so the weights have no distance")
         for name in names[0]:
             x, y = a.get_tensor(name), b.get_tensor(name)
             if x.shape != y.shape:
-                raise Failure(f"{one} and {other}: {shown(name)} has another shape, so the weights have no distance")
+                raise RunError(f"{one} and {other}: {shown(name)} has another shape, so the weights have no distance")
             if x.is_floating_point():
                 x, y = x.double(), y.double()
                 moved = math.hypot(moved, float((x - y).norm()))

@@ -19,14 +19,14 @@ from ...base.project import Project
 from ...base.shape import plain
 from ...config.params import load
 from ...config.settings import Settings
-from ...core.errors import Refused
+from ...core.errors import UserError
 from ...record.names import WEIGHTS
 from ...record.reading import metric_rows
 from ...start import trainings
 from .. import statistics
 from ..groups import LARGEST, named
 from ..results import STEPS
-from ..series import Asked, Made, Series
+from ..series import Made, Requested, Series
 from ..table import table
 from ..verify import shortened
 from .distance import distance
@@ -120,21 +120,21 @@ def noise(
     runs: int,
     short: bool,
     out: Path,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Noise:
     """Make the trainings that are not made yet, in `out`, and compare them; noise.json there holds the same.
 
     Raises:
-        Refused: fewer than 2 runs, or a key is wrong.
+        UserError: fewer than 2 runs, or a key is wrong.
         Failure: a training failed.
     """
     if runs < 2:
-        raise Refused(f"--runs {runs} seen, 2 or more wanted: one run has no spread")
-    settings, overrides = asked_for(schema, overrides, short)
+        raise UserError(f"--runs {runs} seen, 2 or more wanted: one run has no spread")
+    settings, overrides = requested_for(schema, overrides, short)
     load(schema, overrides=(*overrides, f"seed={settings.seed + runs - 1}"))  # refused now, and not after hours
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = planned(settings.seed, runs, threads)
-    series = Series(project, schema, out, overrides, tell)
+    series = Series(project, schema, out, overrides, report)
     made = dict(zip(wanted, series.make(list(wanted.values())), strict=True))
     made["seeds", 0] = made["strict", 0]
     found = compared(project, {name: [made[name, count] for count in range(runs)] for name in GROUPS}, threads)
@@ -143,30 +143,30 @@ def noise(
     return found
 
 
-def asked_for(schema: type[Settings], overrides: Sequence[str], short: bool) -> tuple[Settings, Sequence[str]]:
+def requested_for(schema: type[Settings], overrides: Sequence[str], short: bool) -> tuple[Settings, Sequence[str]]:
     """The config of the strict trainings, and the overrides that make it; `short` adds `verify.shorten`.
 
     Raises:
-        Refused: a key is wrong, or a switch is left off.
+        UserError: a key is wrong, or a flag is left off.
     """
     settings = load(schema, overrides=overrides)
     if short:
-        settings, asked, _ = shortened(schema, overrides)
-        overrides = trainings.overrides(asked)[1::2]
+        settings, requested, _ = shortened(schema, overrides)
+        overrides = trainings.overrides(requested)[1::2]
     if relaxed := settings.determinism.relax:
-        raise Refused(f"determinism.relax={json.dumps(relaxed)} seen, [] wanted: repro noise relaxes runs itself")
+        raise UserError(f"determinism.relax={json.dumps(relaxed)} seen, [] wanted: repro noise relaxes runs itself")
     return settings, overrides
 
 
-def planned(seed: int, runs: int, threads: int) -> dict[tuple[str, int], Asked]:
+def planned(seed: int, runs: int, threads: int) -> dict[tuple[str, int], Requested]:
     """The trainings by group and number, in the order in which they are made; the first of seeds is the strict one."""
-    found: dict[tuple[str, int], Asked] = {}
+    found: dict[tuple[str, int], Requested] = {}
     for count in range(runs):
         variables = {"OMP_NUM_THREADS": str(threads)}
-        found["strict", count] = Asked(f"strict {count}", number=count)
-        found["relaxed", count] = Asked(f"relaxed {count}", RELAXED, variables=variables, number=count)
+        found["strict", count] = Requested(f"strict {count}", number=count)
+        found["relaxed", count] = Requested(f"relaxed {count}", RELAXED, variables=variables, number=count)
         if count:
-            found["seeds", count] = Asked(f"seed {seed + count}", {"seed": seed + count})
+            found["seeds", count] = Requested(f"seed {seed + count}", {"seed": seed + count})
     return found
 
 
@@ -199,7 +199,7 @@ def _group(project: Project, runs: Sequence[Made], metrics: Sequence[dict[str, f
     return Group(
         [each.receipt.name for each in runs],
         [os.path.relpath(each.folder, project.root) for each in runs],
-        [each.asked.name for each in runs],
+        [each.requested.name for each in runs],
         len({each.bits for each in runs}) == 1,
         {name: spread([each[name] for each in metrics]) for name in names},
         [_apart(runs[0], each) for each in runs[1:]],

@@ -16,8 +16,8 @@ from ...base.files import exact, read_json, write_json
 from ...base.project import Project
 from ...base.shape import plain
 from ...config.settings import Settings
-from ...core.errors import Failure, Refused
-from ...core.flags import told_variables
+from ...core.errors import RunError, UserError
+from ...core.flags import stated_variables
 from ...record.names import METRICS
 from ...record.reading import metric_rows, read_record
 from ...start import trainings
@@ -27,7 +27,7 @@ from ..results import RESULTS, STEPS, accepted_change
 from ..series import ALONE
 from ..table import table
 from .distance import distance
-from .noise import LOSS, asked_for
+from .noise import LOSS, requested_for
 from .perturbed import CHANGED, CONTROL
 
 REPORT = "perturb.json"
@@ -149,15 +149,15 @@ class Perturbation:
 
 def perturbation(
     project: Project, schema: type[Settings], overrides: Sequence[str], kind: str, at: int, short: bool, out: Path,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Perturbation:  # fmt: skip
     """Make both trainings and compare them; perturb.json in `out` holds the same.
 
     Raises:
-        Refused: a key is wrong, there is no such step, there is nothing to change, or results.lock accepts nothing.
+        UserError: a key is wrong, there is no such step, there is nothing to change, or results.lock accepts nothing.
         Failure: a training failed.
     """
-    settings, overrides = asked_for(schema, overrides, short)
+    settings, overrides = requested_for(schema, overrides, short)
     key, accepted = accepted_change(project)
     (project.root / out).mkdir(parents=True, exist_ok=True)
     # removed at the end: an honest run gives another outcome than the first of them
@@ -165,7 +165,7 @@ def perturbation(
         folders = Path(folder, kind), Path(folder, CONTROL)
         for place, name in zip(folders, (f"{kind} changed at step {at}", "nothing changed"), strict=True):
             train(project, settings, overrides, place, at)
-            tell(f"{name}: done")
+            report(f"{name}: done")
         found = compared(*folders, kind, at, key, accepted)
     write_json(project.root / out / REPORT, found.record())
     return found
@@ -175,17 +175,17 @@ def train(project: Project, settings: Settings, overrides: Sequence[str], folder
     """Make a training in a new folder, whose name is the kind of change.
 
     Raises:
-        Refused: the training refused what it was given.
+        UserError: the training refused what it was given.
         Failure: it failed.
     """
     folder.mkdir(parents=True)
     own, given = (folder, folder.name, str(at)), trainings.sets(overrides)
     words = trainings.command(project, trainings.PERTURBED, ALONE, *own, "--out", folder / "run", *given)
-    environ = trainings.environment(project, switches=False)
+    environ = trainings.environment(project, flags=False)
     try:
-        trainings.run(project, words, environ=environ | told_variables(settings.options.determinism, environ))
+        trainings.run(project, words, environ=environ | stated_variables(settings.options.determinism, environ))
     except trainings.Ended as ended:
-        kind = Refused if ended.code == Refused.exit_code else Failure
+        kind = UserError if ended.code == UserError.exit_code else RunError
         raise kind(ended.last or f"the training ended with {ended.code}") from None
 
 

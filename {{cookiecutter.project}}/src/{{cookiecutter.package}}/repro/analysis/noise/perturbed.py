@@ -2,7 +2,7 @@
 
     python -m <package>.repro.analysis.noise.perturbed FOLDER KIND AT ARGUMENTS
 
-`repro noise --perturb` starts it; ARGUMENTS are those of `train`. It is the owner's own training with all its switches.
+`repro noise --perturb` starts it; ARGUMENTS are those of `train`. It is the owner's own training with all its flags.
 KIND `none` changes nothing: then the weights are those of the honest training. FOLDER gets the weights and a report.
 It violates its content address on purpose, so it writes no receipt, and no checkpoint from which one could come.
 """
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ...base.files import write_json
 from ...core.batch import tensors_of
-from ...core.errors import Refused
+from ...core.errors import UserError
 from ...core.loop import Tamper
 from ...core.observer import Observer, View
 from ...core.shards import whole
@@ -44,12 +44,12 @@ def nudge(tensor: Tensor) -> dict[str, Any]:
     """Add one ULP to the finite element of largest magnitude, the first of equal ones, and say which it was.
 
     Raises:
-        Refused: no element is finite.
+        UserError: no element is finite.
     """
     with torch.no_grad():
         flat = tensor.detach().to("cpu", copy=True).flatten()
         if not flat.isfinite().any():
-            raise Refused(f"--perturb: a tensor of shape {tuple(tensor.shape)} has no finite element to change")
+            raise UserError(f"--perturb: a tensor of shape {tuple(tensor.shape)} has no finite element to change")
         sizes = flat.abs().where(flat.isfinite(), -1)
         place = int((sizes == sizes.max()).nonzero()[0])
         before = flat[place]
@@ -94,7 +94,7 @@ class Probes(Observer):
         if not self._probes:
             if self._at >= view.of:
                 said = f"at most {view.of - 1} wanted: the run has {view.of} steps, counted from 0"
-                raise Refused(f"--at {self._at} seen, {said}")
+                raise UserError(f"--at {self._at} seen, {said}")
             self._probes = probes(self._at, view.of)
             self._report.add(steps=view.of, probes=self._probes, changed=None)
 
@@ -130,7 +130,7 @@ class Change(Tamper):
             if tensor.is_floating_point() and tensor.numel():
                 self._report.changed(f"tensor {number} of the batch", tensor)
                 return batch
-        raise Refused("--perturb batch: no tensor of the batch holds floating-point numbers; take weight or gradient")
+        raise UserError("--perturb batch: no tensor of the batch holds floating-point numbers; take weight or gradient")
 
     def gradients(self, step: int, model: nn.Module) -> None:
         """Change a gradient."""
@@ -145,7 +145,7 @@ def _first(model: nn.Module, kind: str) -> tuple[str, nn.Parameter]:
         held = parameter.grad if kind == "gradient" else parameter
         if held is not None and held.is_floating_point() and held.numel():
             return name, parameter
-    raise Refused(f"--perturb {kind}: no parameter of the model has one of floating-point numbers")
+    raise UserError(f"--perturb {kind}: no parameter of the model has one of floating-point numbers")
 
 
 def _run(package: str, folder: str, kind: str, at: str, *arguments: str) -> None:

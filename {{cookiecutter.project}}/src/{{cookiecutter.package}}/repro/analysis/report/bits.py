@@ -63,7 +63,7 @@ def _why(one: RunView, other: RunView) -> str:
     if None in environments:
         return "The numeric environment of one is unknown."
     if not promises(str(one.environment.get("class"))):
-        return "Switches were left off, or environments mixed, so no bits are promised."
+        return "Flags were left off, or environments mixed, so no bits are promised."
     if environments[0] == environments[1]:
         return "Content address and numeric environment are the same, so this breaks the contract."
     preimages = [run.environment.get("preimage", {}) for run in (one, other)]

@@ -74,13 +74,13 @@ def gaps(run: RunView, name: str) -> str:
         "infinite": np.isinf(curve.values),
         "too large to draw": np.isfinite(curve.values) & (np.abs(curve.values) > plots.LARGEST),
     }
-    told = [
+    message = [
         f"{int(where.sum())} of {len(where)} values {'is' if where.sum() == 1 else 'are'} {kind}, "
         f"first at step {int(curve.steps[where][0])}"
         for kind, where in kinds.items()
         if where.any()
     ]
-    return f"{run.name}: {'; '.join(told)}: gaps in its line." if told else ""
+    return f"{run.name}: {'; '.join(message)}: gaps in its line." if message else ""
 
 
 def _phases(ranks: Sequence[Rank]) -> list[str]:
@@ -93,8 +93,8 @@ def times(runs: Sequence[RunView]) -> dict[str, Any]:
     phases = _phases([rank for run in runs for rank in run.ranks])
     for run in [run for run in runs if run.ranks]:
         medians = {rank.number: [_median(rank, phase) for phase in phases] for rank in run.ranks}
-        told = "; ".join(f"rank {name}: {', '.join(_named(phases, of))}" for name, of in [*medians.items()][:FOLDED])
-        alt = f"Seconds of each phase by rank and step, {run.name}. Medians: {told}"
+        message = "; ".join(f"rank {name}: {', '.join(_named(phases, of))}" for name, of in [*medians.items()][:FOLDED])
+        alt = f"Seconds of each phase by rank and step, {run.name}. Medians: {message}"
         unread = sum(rank.unread for rank in run.ranks)
         lost = f"Lines of the trace that cannot be read: {unread}." if unread else ""
         found.append(Picture(plots.heat(run.ranks, phases), run.name, lost, alt))

@@ -44,20 +44,20 @@ class Noise(Form):
 
 
 class Spent(Form):
-    """What a switch costs."""
+    """What a flag costs."""
 
     strict: Number
     relaxed: Number
     cost_pct: Number
     low: Number
     high: Number
-    told_from_zero: bool
+    differs_from_zero: bool
 
 
-class Switch(Form):
-    """A switch and its costs."""
+class Flag(Form):
+    """A flag and its costs."""
 
-    switch: str
+    flag: str
     seconds: Spent | None
     memory: Spent | None = None
 
@@ -66,7 +66,7 @@ class Cost(Form):
     """What `repro cost` prints."""
 
     device: str
-    rows: list[Switch]
+    rows: list[Flag]
     determinism_cost_pct: Number
 
 
@@ -84,7 +84,7 @@ def read(path: Path | None, form: Any, verb: str) -> Any:
     """What a verb wrote with --json; None where no file is given.
 
     Raises:
-        Refused: it is missing, or of another form.
+        UserError: it is missing, or of another form.
     """
     return read_json(path, form, f"A file is wanted as `repro {verb} --json` prints it") if path else None
 
@@ -139,10 +139,10 @@ def costs(cost: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     pictures, tables = [], {}
     for quantity, unit in (("seconds", _seconds), ("memory", size)):
-        rows = [(row["switch"], row[quantity]) for row in cost["rows"] if row.get(quantity)]
-        drawn = [Bar(short(name), *ends, of["told_from_zero"]) for name, of in rows if (ends := _ends(of))]
+        rows = [(row["flag"], row[quantity]) for row in cost["rows"] if row.get(quantity)]
+        drawn = [Bar(short(name), *ends, of["differs_from_zero"]) for name, of in rows if (ends := _ends(of))]
         if drawn:
-            alt = f"Cost of each switch in {quantity}: " + "; ".join(f"{bar.name} {bar.value:+.3g} %" for bar in drawn)
+            alt = f"Cost of each flag in {quantity}: " + "; ".join(f"{bar.name} {bar.value:+.3g} %" for bar in drawn)
             note = "The thin line is the interval." + ("" if all(bar.sure for bar in drawn) else HOLLOW)
             image = plots.bars(drawn, f"{quantity} of strict above relaxed, in percent")
             pictures.append(Picture(image, f"Cost in {quantity}", note, alt))
@@ -151,7 +151,7 @@ def costs(cost: Mapping[str, Any] | None) -> dict[str, Any] | None:
                 name,
                 *(unit(of[part]) for part in SIDES),
                 *(_percent(of[part]) for part in ENDS),
-                SURE[of["told_from_zero"]],
+                SURE[of["differs_from_zero"]],
             ]
             for name, of in rows
         ]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from ...base.files import durable
 from ...base.shape import plain
-from ...core.errors import Refused
+from ...core.errors import UserError
 from ...record import names
 from ...record.reading import read_record
 from ...record.view import RunView
 from ...tracking import tracking
-from ..sources import asked, located
+from ..sources import located, requested
 from . import public
 from .report import Extras, report
 
@@ -20,10 +20,10 @@ def publish(given: Sequence[str], uri: Callable[[], str], extras: Extras, out: P
     """Write the report on runs, named as the user names them, and say where it is; with `log`, in MLflow, too.
 
     Raises:
-        Refused: a run is not to be found, is given twice, or was altered so that nothing of it can be read.
+        UserError: a run is not to be found, is given twice, or was altered so that nothing of it can be read.
     """
     if out.suffix != ".html":
-        raise Refused(f"--out {plain(str(out))}: a name that ends with .html wanted; a record is never written over")
+        raise UserError(f"--out {plain(str(out))}: a name that ends with .html wanted; a record is never written over")
     page, runs = paged(given, uri, extras)
     out.parent.mkdir(parents=True, exist_ok=True)
     with durable(out) as beside:
@@ -37,7 +37,7 @@ def paged(given: Sequence[str], uri: Callable[[], str], extras: Extras) -> tuple
     """The page on runs, and the runs.
 
     Raises:
-        Refused: see `publish`.
+        UserError: see `publish`.
     """
     with ExitStack() as stack:
         paths = [stack.enter_context(located(name, uri)) for name in given]
@@ -54,7 +54,7 @@ def _require_different(given: Sequence[str], runs: Sequence[RunView]) -> None:
     for place, name in enumerate(given):
         if known[place] in known[:place]:
             first = given[known.index(known[place])]
-            raise Refused(f"{plain(f'{first} and {name}')}: the same run given twice; give each run once")
+            raise UserError(f"{plain(f'{first} and {name}')}: the same run given twice; give each run once")
 
 
 def _logged(name: str, run: RunView, uri: Callable[[], str], page: Path) -> str:
@@ -66,7 +66,7 @@ def _logged(name: str, run: RunView, uri: Callable[[], str], page: Path) -> str:
         return f"{plain(name)}: not in MLflow, the page was not added"
     else:
         identity, at = state["run"], tracking.address_of(read_record(run.path, names.RUN)["tracking"]["uri"])
-    with asked(identity):
+    with requested(identity):
         from mlflow import MlflowClient
 
         MlflowClient(at).log_artifact(identity, str(page))

@@ -1,0 +1,50 @@
+"""Train all cases of brought.py in one process, or as one rank, each into a folder of its own.
+
+    bringing.py <package> MODE FOLDER KEY=VALUE …
+
+MODE is `whole`, or `stopped`: then each training ends after its second step, as by SIGTERM. One that was stopped in
+FOLDER goes on from there. Rank 0 writes FOLDER/whole.json: the digests of the weights and of the trace of each case,
+or the line with which it was refused.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+
+from brought import CASES, STEPS, Numbers
+
+
+def main(package: str, mode: str, folder: Path, overrides: list[str]) -> None:
+    """Train all cases."""
+    project = import_module(package).PROJECT
+    run_of, params, errors = (
+        import_module(f"{package}.repro.{name}") for name in ("run", "config.params", "core.errors")
+    )
+    config = params.load(import_module(f"{package}.config").Config, overrides=overrides)
+    digests = {}
+    for number, (name, make) in enumerate(CASES.items()):
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # each has a process group of its own
+        try:
+            with suppress(errors.Preempted), run_of.Run(project, config, folder / name) as run:
+                case = make()
+                for step in run.steps(case.model, case.optimizers, Numbers(), steps=STEPS, state=case.state):
+                    loss = step.backward(case.loss)
+                    case.update(step, loss)
+                    run._stop.came = mode == "stopped" and step.number == 1  # all that the handler does
+                run.finish()
+        except errors.UserError as refused:
+            digests[name] = [str(refused)]
+            continue
+        if mode == "whole" and run.world.is_main:
+            files = [folder / name / file for file in ("model.safetensors", "trace/steps.bin")]
+            digests[name] = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    if mode == "whole" and run.world.is_main:
+        (folder / "whole.json").write_text(json.dumps(digests))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4:])

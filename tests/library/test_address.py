@@ -1,0 +1,509 @@
+"""The content address: every ingredient that asks for other numbers changes it, and nothing else does."""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import PACKAGE, PROJECT, python
+from project import PROJECT as OURS
+from project.config import Config
+from project.repro.address import address, manifest, pins
+from project.repro.address.address import ContentAddress, code, content_address, core, digest, locks
+from project.repro.base.project import Project
+from project.repro.base.text import flatten
+from project.repro.config.params import load
+from project.repro.core.errors import UserError
+from ruamel.yaml import YAML
+
+# Legal values for every key of params.yaml, as --set takes them: the first that is not the key's own stands
+# for a change. A new key needs a row here: in the first table if a change of it may change bits, in the
+# second if it is marked NEUTRAL or ENVIRONMENT.
+ADDRESSED = {
+    "seed": ("1", "2"),
+    "model.name": ("transformer", "convnet"),
+    "model.width": ("64", "8"),
+    "model.depth": ("2", "4"),
+    "model.dropout": ("0.2", "0.3"),
+    "data.sha256": ("0" * 64,),
+    "data.test_percent": ("30", "10"),
+    "train.epochs": ("31", "32"),
+    "train.shift": ("2", "3"),
+    "train.learning_rate": ("0.005", "0.006"),
+    "train.weight_decay": ("0.02", "0.03"),
+    "train.warmup": ("0.1", "0.2"),
+    "train.decay": ("0.5", "0.4"),
+    "train.clip_norm": ("2.0", "3.0"),
+    "train.nonfinite": ("skip", "stop"),
+    "train.evaluate_batch": ("128", "64"),
+    "parallel.global_batch": ("1280", "2560"),
+    "parallel.micro_batches": ("1", "2"),
+    "parallel.reduce": ("ddp", "tree"),
+    "compute.precision": ("bfloat16", "float32"),
+    "compute.compile": ("true", "false"),
+    "unhashed.modules": ("[one]", "[another]"),
+    "unhashed.files": ("[one]", "[another]"),
+}
+OUTSIDE = {
+    "device": ("cpu", "cuda"),
+    "data.raw": ("elsewhere.csv.gz",),
+    "data.check": ("every_byte",),
+    "data.prepared": ("elsewhere",),
+    "train.evaluate_every": ("7", "8"),
+    "determinism.cpu": ("native", "portable"),
+    "determinism.relax": ("[all]", "[]"),
+    "checkpoint.every": ("7", "8"),
+    "checkpoint.keep": ("7", "8"),
+    "checkpoint.on_error": ("continue", "stop"),
+    "integrity.compare_every": ("7", "8"),
+    "integrity.recompute_every": ("7", "8"),
+    "parallel.shard": ("full", "optimizer"),
+    "parallel.replicas": ("2", "4"),
+    "parallel.timeout_seconds": ("7", "8"),
+    "trace.level": ("tensor", "off"),
+    "trace.values": ("7", "8"),
+    "record.finished": ("refuse", "replace"),
+    "receipt.key": ("~/.ssh/id_ed25519",),
+    "loader.workers": ("2", "3"),
+    "tracking.enabled": ("false", "true"),
+    "tracking.uri": ("http://127.0.0.1:5000", ""),
+    "tracking.experiment": ("another",),
+    "tracking.model": ("false", "true"),
+    "tracking.system_seconds": ("10", "0"),
+    "tracking.wait_seconds": ("1", "2"),
+    "verify.shorten": ("[train.epochs=3]", "[]"),
+    "verify.vary": ("[checkpoint.every=7]", "[]"),
+}
+
+
+def address_of(*overrides: str, world_size: int = 1, data: dict[str, Any] | None = None) -> ContentAddress:
+    config = load(Config, PROJECT / "params.yaml", overrides)
+    return content_address(OURS, config, data or {"files": []}, world_size)
+
+
+def changed(key: str) -> str:
+    """An override that gives the key another value."""
+    now = load(Config, PROJECT / "params.yaml").flat()
+    for value in (ADDRESSED | OUTSIDE)[key]:
+        if load(Config, PROJECT / "params.yaml", [f"{key}={value}"]).flat()[key] != now[key]:
+            return f"{key}={value}"
+    raise AssertionError(f"{key}: no other value in its row")
+
+
+def test_every_key_has_a_row_in_one_table(config: Config):
+    assert sorted([*ADDRESSED, *OUTSIDE]) == sorted(config.flat())
+
+
+def test_an_override_changes_its_key_only(config: Config):
+    for key in ADDRESSED | OUTSIDE:
+        other = load(Config, PROJECT / "params.yaml", [changed(key)])
+        assert [name for name, now in other.flat().items() if now != config.flat()[name]] == [key]
+
+
+@pytest.mark.parametrize("key", ADDRESSED)
+def test_key_that_asks_for_other_numbers_changes_the_address(key: str):
+    before, after = address_of(), address_of(changed(key))
+    part = "seed" if key == "seed" else "config"
+    assert after.digest != before.digest
+    assert {name for name in before.parts if before.parts[name] != after.parts[name]} == {part}
+
+
+@pytest.mark.parametrize("key", OUTSIDE)
+def test_neutral_or_environment_key_does_not_change_the_address(key: str):
+    assert address_of(changed(key)) == address_of()
+
+
+def test_params_yaml_marks_the_keys_that_stay_outside():
+    marked, section = set(), ""
+    for line in (PROJECT / "params.yaml").read_text().splitlines():
+        key, colon, _ = line.partition(":")
+        if not colon or key.startswith("#"):
+            continue
+        if not key.startswith(" "):
+            section, whole = key, False
+        name = key if key == section else f"{section}.{key.strip()}"
+        if "# [neutral]" in line or "# [environment]" in line:
+            whole = key == section
+            marked.add(name)
+        elif whole:
+            marked.add(name)
+    sections = {key.partition(".")[0] for key in OUTSIDE if "." in key}
+    assert marked - sections == set(OUTSIDE) & standing(yaml_of(PROJECT / "params.yaml"))
+
+
+# ---- neutral keys of the library have defaults
+
+
+def yaml_of(path: Path) -> dict[str, Any]:
+    return dict(YAML(typ="safe").load(path.read_text()))
+
+
+def standing(tree: dict[str, Any]) -> set[str]:
+    """The keys that stand in a file."""
+    return set(flatten(tree))
+
+
+OWNERS = {"train.evaluate_every", "data.raw"}  # neutral keys without a default: the owner's, and where the data lie
+NEUTRALS = sorted(
+    key for key in OUTSIDE if key.partition(".")[0] not in ("device", "determinism") and key not in OWNERS
+)
+
+
+def without(tree: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """A config without these keys, and without sections that hold nothing more."""
+    kept: dict[str, Any] = {}
+    for key, value in flatten(tree).items():
+        if key not in keys:
+            *sections, name = key.split(".")
+            inner = kept
+            for section in sections:
+                inner = inner.setdefault(section, {})
+            inner[name] = value
+    return kept
+
+
+def written(folder: Path, tree: dict[str, Any]) -> Path:
+    (folder / "params.yaml").write_text(json.dumps(tree))  # JSON is YAML
+    return folder / "params.yaml"
+
+
+def test_params_without_any_neutral_key_has_the_same_address(tmp_path: Path):
+    """So that a release with a new one breaks no project."""
+    config = load(Config, written(tmp_path, without(yaml_of(PROJECT / "params.yaml"), NEUTRALS)))
+    assert content_address(OURS, config, {"files": []}, 1) == address_of()
+    assert config.data.prepared == "data/prepared" and config.verify.shorten == ()
+
+
+@pytest.mark.parametrize(
+    "key", sorted({"seed", "device", "data.sha256", "parallel.reduce", "compute.compile", *OWNERS})
+)
+def test_key_without_a_default_must_stand_in_the_file(key: str, tmp_path: Path):
+    path = written(tmp_path, without(yaml_of(PROJECT / "params.yaml"), {key}))
+    with pytest.raises(UserError, match=f"{key}: missing; add the key"):
+        load(Config, path)
+
+
+@pytest.mark.parametrize("key", NEUTRALS)
+def test_neutral_key_that_the_file_lacks_is_overridden_all_the_same(key: str, tmp_path: Path):
+    path, value = written(tmp_path, without(yaml_of(PROJECT / "params.yaml"), NEUTRALS)), changed(key)
+    assert load(Config, path, [value]).flat()[key] == load(Config, PROJECT / "params.yaml", [value]).flat()[key]
+
+
+def test_readme_has_the_keys_that_the_file_lacks_with_their_defaults(config: Config):
+    rows = re.findall(r"(?m)^\| `([a-z_]+\.[a-z_]+)` \| `(.*?)` \| ", (PROJECT / "README.md").read_text())
+    lacking = config.flat().keys() - standing(yaml_of(PROJECT / "params.yaml"))
+    message = {key: YAML(typ="safe").load(default) for key, default in rows if key in config.flat()}
+    assert lacking and message == {key: config.flat()[key] for key in lacking}
+
+
+# ---- world size
+
+
+def test_world_size_enters_with_stock_ddp_only():
+    assert address_of(world_size=1) == address_of(world_size=4)
+    stock = [address_of("parallel.reduce=ddp", world_size=size) for size in (1, 2, 4)]
+    assert len({each.digest for each in stock}) == 3
+    assert "world_size" in stock[0].parts and "world_size" not in address_of().parts
+
+
+# ---- data
+
+
+def test_data_changes_its_own_part_only():
+    entry = {"path": "a.npy", "size": 1, "sha256": "0" * 64}
+    before, after = address_of(data={"files": [entry]}), address_of(data={"files": [entry | {"size": 2}]})
+    assert {name for name in before.parts if before.parts[name] != after.parts[name]} == {"data"}
+
+
+# ---- code
+
+
+@pytest.fixture
+def renamed(tmp_path: Path) -> Project:
+    """A copy of the package under another name, in a project of its own."""
+    source = PROJECT / "src" / PACKAGE
+    ignored = shutil.ignore_patterns("__pycache__")
+    return Project(Path(shutil.copytree(source, tmp_path / "src" / "renamed", ignore=ignored)))
+
+
+def test_name_of_the_package_does_not_change_the_code(renamed: Project):
+    assert code(renamed) == code(OURS)
+
+
+@pytest.mark.parametrize("name", ["train.py", "model.py", "data.py", "repro/core/accumulate.py", "repro/core/step.py"])
+def test_a_comment_in_the_code_of_a_run_changes_the_address(renamed: Project, name: str):
+    with (renamed.package / name).open("a") as file:
+        file.write("# a remark\n")
+    before, after = code(OURS), code(renamed)
+    assert {each for each in before if before[each] != after[each]} == {name}
+    assert digest(before) != digest(after)
+
+
+NEW = "losses.py", "losses.pyc", "words.txt", "table.csv", "kernels/sum.cu", "repro/core/new.py", "repro/core/a.cu"
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_new_file_of_any_kind_changes_the_code(renamed: Project, name: str):
+    (renamed.package / name).parent.mkdir(exist_ok=True)
+    (renamed.package / name).write_text("")
+    assert set(code(renamed)) - set(code(OURS)) == {name}
+
+
+@pytest.mark.parametrize(
+    "name", ["repro/analysis/results.py", "repro/cli.py", "repro/analysis/new.py", "repro/library.sha256"]
+)
+def test_what_no_run_imports_does_not_change_the_code(renamed: Project, name: str):
+    with (renamed.package / name).open("a") as file:
+        file.write("# a remark\n")
+    assert code(renamed) == code(OURS)
+
+
+LIBRARY = sorted(path.relative_to(OURS.library).as_posix() for path in OURS.library.rglob("*.py"))
+CORE = [name for name in LIBRARY if address.in_core(name)]
+
+
+def test_core_is_what_decides_bits():
+    """And no more than half of the library; an edit of each module on its own side is told."""
+    assert {"core/step.py", "core/accumulate.py", "core/seeds.py", "core/flags.py"} <= set(CORE)
+    assert not {"run.py", "tracking/tracking.py", "address/address.py", "checkpoint/checkpoint.py"} & set(CORE)
+    assert 20 < len(CORE) < len(LIBRARY) / 2
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_edit_of_a_module_changes_the_address_only_in_core(renamed: Project, name: str):
+    """A planted line in each module of the library."""
+    with (renamed.library / name).open("a") as file:
+        file.write("planted = 1\n")
+    before, after = core(code(OURS)), core(code(renamed))
+    assert {f"core/{each}" for each in after if before.get(each) != after[each]} == ({name} & set(CORE))
+    assert (code(renamed) != code(OURS)) == (name in CORE)
+
+
+def test_files_of_core_are_named_from_its_folder(renamed: Project):
+    """So the library may be moved within a package, or out of it."""
+    assert {f"core/{name}" for name in core(code(renamed))} == {*CORE}
+
+
+@pytest.mark.parametrize("name", ["model.py~", ".model.py.swp", ".hidden/model.py", "__pycache__/gone.pyc"])
+def test_what_editors_and_python_leave_behind_does_not_change_the_code(renamed: Project, name: str):
+    (renamed.package / name).parent.mkdir(exist_ok=True)
+    (renamed.package / name).write_text("# a remark\n")
+    assert code(renamed) == code(OURS)
+
+
+def test_folder_that_is_a_link_is_refused(renamed: Project, tmp_path: Path):
+    """Python imports from it, and DVC does not look inside."""
+    (tmp_path / "shared").mkdir()
+    (renamed.package / "shared").symlink_to(tmp_path / "shared")
+    with pytest.raises(UserError, match="shared: a link to a folder, whose changes DVC would not see"):
+        code(renamed)
+
+
+def test_file_that_is_a_link_counts_with_its_content(renamed: Project, tmp_path: Path):
+    (tmp_path / "losses.py").write_text("one")
+    (renamed.package / "losses.py").symlink_to(tmp_path / "losses.py")
+    before = code(renamed)
+    (tmp_path / "losses.py").write_text("two")
+    assert code(renamed)["losses.py"] != before["losses.py"]
+
+
+def test_no_run_imports_what_is_left_out():
+    loaded = f"import sys, {PACKAGE}.train; print(*sorted(sys.modules))"
+    names = python("-c", loaded).stdout.split()
+    inside = {name.removeprefix(f"{PACKAGE}.") for name in names if name.startswith(f"{PACKAGE}.")}
+    assert {"train", "data", "model", "repro.run", "repro.core.accumulate"} <= inside
+    outside = [entry.removesuffix(".py").rstrip("/").replace("/", ".") for entry in address.OUTSIDE_THE_RUN]
+    assert not [name for name in inside if name.startswith(tuple(outside))]
+
+
+# ---- locks
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Project:
+    """A project with copies of the locks."""
+    shutil.copytree(PROJECT / "requirements", tmp_path / "requirements")
+    shutil.copy(PROJECT / "pyproject.toml", tmp_path)
+    return Project(tmp_path / "src" / "package")
+
+
+SOURCES = {name: (OURS.package / name).read_bytes() for name in address.addressed(OURS) if name.endswith(".py")}
+
+
+def pinned(project: Project, **added: str) -> dict[str, str]:
+    """The pins of a project with this code, and with more files."""
+    return pins.pins(project.root, SOURCES | {f"{name}.py": text.encode() for name, text in added.items()})
+
+
+def bump(project: Project, package: str, *locks: str) -> None:
+    """Pin the next version of a package in these locks, or in all that have it."""
+    paths = [project.root / "requirements" / f"{name}.txt" for name in locks]
+    found = 0
+    for path in paths or (project.root / "requirements").glob("*.txt"):
+        text, count = re.subn(rf"(?m)^({package}==[^ +]*)", r"\1.1", path.read_text())
+        path.write_text(text)
+        found += count
+    assert found
+
+
+def test_pins_are_those_of_what_the_code_imports_and_all_that_this_needs():
+    held = pinned(OURS)
+    assert {"torch", "numpy", "safetensors", "pydantic", "pydantic_core", "sympy", "mpmath"} <= held.keys()
+    assert not {"rich", "click", "ruff", "dvc", "mlflow_skinny", "pytest", "scipy", "triton"} & held.keys()
+    assert not [name for name in held if name.startswith("nvidia")] and "+" not in held["torch"]
+
+
+@pytest.mark.parametrize("package", ["torch", "numpy", "sympy", "pydantic-core"])
+def test_bump_of_what_decides_bits_changes_its_pin_only(locked: Project, package: str):
+    before = pinned(locked)
+    bump(locked, package)
+    after = pinned(locked)
+    assert {name for name in before if before[name] != after[name]} == {package.replace("-", "_")}
+
+
+@pytest.mark.parametrize(
+    "package", ["ruff", "pytest", "dvc", "mlflow", "mlflow-skinny", "mypy", "rich", "nvidia-nccl-cu13"]
+)
+def test_bump_of_what_decides_no_bit_changes_nothing(locked: Project, package: str):
+    before = pinned(locked)
+    bump(locked, package)
+    assert pinned(locked) == before
+
+
+def test_locks_of_cpu_and_cuda_give_one_address(locked: Project):
+    """Each alone has more than both; what only torch's CUDA build brings is no part."""
+    before = pinned(locked)
+    for lock in ("train-cuda.txt", "torch-cpu.txt"):
+        text = (locked.root / "requirements" / lock).read_text()
+        (locked.root / "requirements" / lock).unlink()
+        if lock == "train-cuda.txt":
+            assert pinned(locked) == before
+        (locked.root / "requirements" / lock).write_text(text)
+    (locked.root / "requirements" / "train-cpu.txt").unlink()
+    (locked.root / "requirements" / "torch-cpu.txt").unlink()
+    assert pinned(locked).items() >= before.items()
+
+
+def test_locks_with_two_versions_of_what_decides_bits_are_refused(locked: Project):
+    bump(locked, "numpy", "train-cuda")
+    with pytest.raises(
+        UserError, match=r"numpy: 2\.4\.6 for cpu, 2\.4\.6\.1 for cuda in requirements/train-.*make lock"
+    ):
+        pinned(locked)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import scipy.stats",
+        "from scipy import stats",
+        "def f():\n    import scipy",
+        "importlib.import_module('scipy.stats')",
+    ],
+)
+def test_package_that_another_lock_has_is_no_part_of_a_training(locked: Project, line: str):
+    """Else a bump of what reports need could change bits."""
+    with pytest.raises(UserError) as refused:
+        pinned(locked, losses=line)
+    said = "scipy: imported by losses.py, but pinned in requirements/run.txt only, which is not what a training loads. "
+    assert str(refused.value) == said + "Add it to dependencies in pyproject.toml and run make lock"
+    assert pins.pins(locked.root, SOURCES | {"losses.py": line.encode()}, ("scipy",)) == pinned(locked)
+
+
+def test_package_that_the_code_imports_enters_with_what_it_needs(locked: Project):
+    added = pinned(locked, losses="from rich import print").keys() - pinned(locked).keys()
+    assert added == {"rich", "markdown_it_py", "mdurl", "pygments"}
+    assert pinned(locked, losses="from ruamel.yaml import YAML").keys() - pinned(locked).keys() == {"ruamel_yaml"}
+
+
+def test_package_that_pyproject_asks_for_enters_though_nobody_imports_it(locked: Project):
+    """It may be loaded by name, or by another package that works in another way where it is there."""
+    before = pinned(locked)
+    path = locked.root / "pyproject.toml"
+    path.write_text(path.read_text().replace('"torch>', '"Mdurl", "torch>'))
+    assert pinned(locked).keys() - before.keys() == {"mdurl"}
+
+
+@pytest.mark.parametrize("line", ["import nobody.has_this", "from . import model", "import json, os.path", "broken ("])
+def test_import_of_no_package_changes_nothing(locked: Project, line: str):
+    assert pinned(locked, losses=line) == pinned(locked)
+
+
+def test_extras_bring_what_they_ask_for():
+    lines = ["a[x,y]>=1; python_version < '3'", "b ; extra == 'Fast'", "c; (sys_platform == 'x') and extra == 'slow'"]
+    assert dict(pins._needed(lines, {"fast"})) == {"a": {"x", "y"}, "b": set()}
+
+
+def test_locked_package_that_is_not_installed_is_refused(locked: Project):
+    for name in ("train-cpu.txt", "train-cuda.txt"):
+        with (locked.root / "requirements" / name).open("a") as lock:
+            lock.write("not-here==1.0\n")
+    path = locked.root / "pyproject.toml"
+    path.write_text(path.read_text().replace('"torch>', '"not-here", "torch>'))
+    with pytest.raises(UserError, match="not_here: locked in requirements, but not installed here: make setup"):
+        pinned(locked)
+    assert pins.pins(locked.root, SOURCES, ("all",))["not_here"] == "1.0"
+
+
+def test_comments_in_a_lock_change_nothing(locked: Project):
+    before = locks(locked)
+    for name in before:
+        path = locked.root / "requirements" / name
+        path.write_text("# a heading\n\n" + path.read_text().replace("# via", "# via another-name\n    # via"))
+    assert locks(locked) == before == locks(OURS)
+
+
+@pytest.mark.parametrize(("old", "new"), [("numpy==2", "numpy==1"), ("--hash=sha256:", "--hash=sha256:0")])
+def test_a_pin_or_a_hash_changes_what_a_stage_depends_on(locked: Project, old: str, new: str):
+    before, path = locks(locked), locked.root / "requirements" / "train-cpu.txt"
+    path.write_text(path.read_text().replace(old, new))
+    assert locks(locked) != before
+
+
+def test_project_without_locks_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="no lock seen, torch-cpu"):
+        pins.pins(tmp_path, {})
+
+
+# ---- the digest
+
+
+def test_digest_is_that_of_canonical_json():
+    value = {"b": [1.0, 1e-7, -0.0, 1e21], "a": {"ü": None, "€": True}, "": "\u2028\n"}
+    text = '{"":"\u2028\\n","a":{"ü":null,"€":true},"b":[1,1e-7,0,1e+21]}'
+    assert digest(value) == hashlib.sha256(text.encode()).hexdigest()
+    assert digest(value) == digest(dict(reversed(value.items())))
+
+
+def test_value_that_json_cannot_hold_exactly_is_refused():
+    """No config reaches this: its numbers have bounds."""
+    with pytest.raises(UserError, match="canonical JSON cannot hold a value exactly"):
+        digest({"value": 2**60})
+
+
+def test_address_json_proves_itself():
+    record = address_of().record()
+    again = json.loads(json.dumps(record))
+    assert digest(again["preimage"]) == record["address"]
+    assert {name: digest(part) for name, part in again["preimage"].items()} == record["parts"]
+    assert set(record["parts"]) == {"config", "code", "core", "data", "lock", "seed"}
+
+
+def test_renamed_project_has_the_same_address(renamed: Project, prepared: Path, config: Config):
+    elsewhere = renamed.root
+    shutil.copytree(PROJECT / "requirements", elsewhere / "requirements")
+    params = (PROJECT / "params.yaml").read_text()
+    (elsewhere / "params.yaml").write_text(
+        params.replace(f'"{config.tracking.experiment}"', '"another"').replace("# ", "# remark: ")
+    )
+    done = python(
+        *("-m", renamed.name, "address", "--set", f"data.prepared={prepared}"),
+        cwd=elsewhere,
+        env={"PYTHONPATH": str(renamed.root / "src")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == content_address(OURS, config, manifest.read(prepared), 1).record()

@@ -1,0 +1,279 @@
+"""`repro bisect` with trainings: planted causes are named, exactly those, and innocent differences are not."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clone import git, project_in
+from conftest import PACKAGE, PROJECT, python
+from project import PROJECT as OURS
+from project.config import Config
+from project.repro.analysis.bisect import cause, sides
+from project.repro.analysis.bisect.cause import EQUAL, FOUND, NOT_FOUND, Answer, bisected
+from project.repro.analysis.bisect.commits import cloned
+from project.repro.analysis.bisect.sides import Named, requested
+from project.repro.base.project import Project
+from project.repro.core.errors import RunError
+from project.repro.start import trainings
+from test_replay import state
+from warm import Warm
+
+SMALL = ("train.epochs=1", "model.width=8", "model.depth=1", "parallel.global_batch=256")
+INNOCENT = ("loader.workers=1", "checkpoint.every=3", "train.evaluate_every=1", "integrity.compare_every=2")
+HERE, ZEROS = Path(__file__).parent, "0" * 64
+
+
+@dataclass
+class Bisect:
+    """Bisects with warm trainings, which are kept for all tests; what the last one told, and how many it trained."""
+
+    folder: Path
+    common: tuple[str, ...]
+    fault: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    message: list[str] = field(default_factory=list)
+    trained: int = 0
+
+    def __call__(
+        self, a: Sequence[str] = (), b: Sequence[str] = (), project: Project = OURS, repeats: int = 2,
+        confidence: float = 0.95, runs: Sequence[str] = (), commits: tuple[str, str] | None = None,
+    ) -> Answer:  # fmt: skip
+        self.message, self.trained = [], 0
+        named = Named(runs, a, b, self.common, commits, False)
+        with requested(project, Config, named, lambda: "") as (maker, question):
+            return bisected(maker, question, self.message.append, confidence, repeats)
+
+    def run(
+        self, project: Project, words: list[str], ends: Sequence[int] = (0,), environ: Mapping[str, str] | None = None
+    ) -> str:
+        """What `trainings.run` does, warm."""
+        if "config" in words:
+            return python(*words[1:], cwd=project.root, env=trainings.environment(project)).stdout
+        place = next(number for number, word in enumerate(words) if word.startswith(f"{PACKAGE}."))
+        module, arguments = words[place].removeprefix(f"{PACKAGE}."), words[place + 1 :]
+        ranks = [int(word.partition("=")[2]) for word in words if word.startswith("--nproc-per-node=")]
+        before, script = [], None
+        if project != OURS:
+            before, script = [str(project.root), PACKAGE, module], HERE / "elsewhere.py"
+        elif self.fault:
+            before, script = [*self.fault, str(self.folder), PACKAGE], HERE / "faulty.py"
+        files = {"out": self.folder / "out", "err": self.folder / "err"}
+        files["err"].write_text("")
+        self.trained += module == "train"
+        if Warm(*before, *arguments, **files, ranks=ranks[0] if ranks else None, script=script, env=self.env).wait():
+            raise RunError(files["err"].read_text())
+        return ""
+
+
+@pytest.fixture(scope="module")
+def kept(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Bisect:
+    return Bisect(tmp_path_factory.mktemp("bisect"), (*SMALL, f"data.prepared={prepared}"))
+
+
+@pytest.fixture
+def bisect(kept: Bisect, monkeypatch: pytest.MonkeyPatch) -> Bisect:
+    monkeypatch.setattr(trainings, "run", kept.run)
+    monkeypatch.setattr(sides, "FOLDER", kept.folder)
+    monkeypatch.chdir(PROJECT)
+    return kept
+
+
+def named(answer: Answer) -> list[tuple[Any, ...]]:
+    return [(each["suspect"], each["a"], each["b"]) for each in answer.cause]
+
+
+@pytest.mark.long
+def test_neutral_differences_are_nothing_to_bisect(bisect: Bisect):
+    answer = bisect(b=[*INNOCENT, "ranks=2"])
+    assert answer.verdict == EQUAL and answer.exit_code == 0 and answer.cause == () and answer.trials == ()
+    assert answer.reason.startswith("nothing to bisect: EQUAL, weights ")
+    assert answer.notes == ["a cause that shows in one run of 3 only needs --repeats 8, 2 were made"]
+    assert bisect.message[0] == f"5 suspects: {', '.join(sorted(word.partition('=')[0] for word in INNOCENT))}, ranks"
+
+
+def test_one_cause_among_innocent_differences_is_named(bisect: Bisect):
+    answer = bisect(a=["train.shift=1"], b=["train.shift=0", *INNOCENT])
+    assert answer.verdict == FOUND and answer.exit_code == 0
+    assert named(answer) == [("train.shift", 1, 0)] and answer.place == "step 0, batch"
+    assert [f"  train.shift: 1 | 0: {answer.cause[0]['why']}"] == [*answer.lines()][1:2]
+    facts = json.loads(json.dumps(answer.record(), allow_nan=False))
+    assert facts["cause"] == [
+        {"suspect": "train.shift", "a": 1, "b": 0, "why": "other numbers were asked for", "with": []}
+    ]
+    verdicts = {tuple(trial["kept"]): trial["bits"] for trial in facts["trials"]}
+    assert verdicts["train.shift",] == "EQUAL" and len(verdicts) == len(facts["trials"])
+    assert verdicts[tuple(word.partition("=")[0] for word in sorted(INNOCENT))] == "DIFFERS"
+    assert facts["commit"] is None and all(trial["repeats"] == 1 for trial in facts["trials"])
+    # once more: every training is found again, and the answer is the same
+    assert bisect(a=["train.shift=1"], b=["train.shift=0", *INNOCENT]).cause == answer.cause and bisect.trained == 0
+    # a training that was altered meanwhile is made anew
+    requested_for = {path.parent: json.loads(path.read_text())["config"] for path in bisect.folder.glob("*/asked.json")}
+    made = [folder for folder, config in requested_for.items() if config["train.shift"] == 0]
+    weights = made[0] / "run" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+    assert bisect(a=["train.shift=1"], b=["train.shift=0", *INNOCENT]).cause == answer.cause and bisect.trained == 1
+
+
+@pytest.mark.long
+def test_two_causes_at_once_are_both_named_and_a_combination_that_is_refused_is_gone_around(bisect: Bisect):
+    """Two ranks are too many for one micro-batch."""
+    b = ["model.dropout=0.3", "seed=7", "parallel.micro_batches=1"]
+    answer = bisect(a=["ranks=2"], b=b)
+    assert answer.verdict == FOUND
+    assert {name for name, *_ in named(answer)} == {"model.dropout", "seed", "parallel.micro_batches"}
+    assert all(not each["with"] for each in answer.cause)
+    assert "unresolved" in {trial["bits"] for trial in answer.record()["trials"]}
+    assert any("ranks=2 given, at most parallel.micro_batches=1 wanted" in line for line in bisect.message)
+
+
+@pytest.mark.long
+def test_cause_that_shows_in_one_run_of_three_is_named(bisect: Bisect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cause, "FLAKY", 3)
+    monkeypatch.setattr(sides, "FOLDER", tmp_path / "bisect")
+    monkeypatch.setattr(bisect, "fault", ("now_and_then", "0"))
+    monkeypatch.setattr(bisect, "env", {"OTHER": str(tmp_path / "runs")})
+    answer = bisect(b=["model.dropout=0.1000001", "loader.workers=1"], repeats=3, confidence=0.7)
+    assert named(answer) == [("model.dropout", 0.1, 0.1000001)], answer
+    assert any(line.startswith("B does not repeat: ") and "after 3 equal runs" in line for line in bisect.message)
+    assert max(trial.repeats for trial in answer.trials) >= 3
+    other = bisect(a=["model.dropout=0.2"], b=["model.dropout=0.2"], repeats=3)
+    assert other.verdict == NOT_FOUND and other.exit_code == 1
+    assert other.reason == "the same settings do not repeat, neither in A nor in B"
+
+
+@pytest.mark.long
+def test_recorded_runs_come_again_and_their_cause_is_named(bisect: Bisect, tmp_path: Path):
+    """Two runs that differ in the seed, and in a neutral key; then the record of one that nobody can make again."""
+    for name, words in (("a", ["seed=3"]), ("b", ["seed=4", "checkpoint.every=2"])):
+        texts = [word for text in (*bisect.common, "tracking.enabled=false", *words) for word in ("--set", text)]
+        bisect.run(OURS, trainings.command(OURS, ".train", {}, "--out", tmp_path / name, *texts))
+    runs = [str(tmp_path / name) for name in "ab"]
+    answer = bisect(runs=runs)
+    assert named(answer) == [("seed", 3, 4)] and answer.place and answer.place.startswith("step 0, batch")
+    assert bisect.message[0] == "2 suspects: checkpoint.every, seed"
+    assert bisect(runs=[runs[0], runs[0]]).verdict == EQUAL
+
+
+def test_record_whose_bits_do_not_come_again_is_told(bisect: Bisect, tmp_path: Path):
+    """The receipt states other weights, as of a run on another machine."""
+    import rfc8785
+
+    made = next(bisect.folder.glob("*/run"))
+    shutil.copytree(made, tmp_path / "run")
+    path = tmp_path / "run" / "receipt.json"
+    stated = json.loads(path.read_bytes())
+    stated["subject"][0]["digest"]["sha256"] = ZEROS
+    path.write_bytes(rfc8785.dumps(stated))
+    answer = bisect(runs=[str(tmp_path / "run"), str(made)])
+    assert answer.verdict == NOT_FOUND and answer.exit_code == 1
+    assert answer.reason.startswith(
+        f"A is not reproduced here, so no trial can be compared with it: weights {'0' * 64} "
+    )
+    assert answer.reason.endswith(cause.UNRECORDED)
+
+
+# ---- a culprit in the code
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A project with commits, by what they are."""
+
+    root: Path
+    commits: Mapping[str, str]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """Five commits: one of them changes bits, and uncommitted work lies on top."""
+    root = tmp_path_factory.mktemp("repository") / "project"
+    for part in ("src", "requirements", "data/raw"):
+        shutil.copytree(PROJECT / part, root / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("params.yaml", "dvc.yaml", "pyproject.toml", ".gitignore"):
+        shutil.copyfile(PROJECT / name, root / name)
+    package, commits = root / "src" / PACKAGE, dict[str, str]()
+
+    def commit(name: str) -> None:
+        git(root, "add", ".")
+        git(root, "commit", "--quiet", "--message", f"{name}\a of the model")
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
+        commits[name] = done.stdout.strip()
+
+    git(root, "init", "--quiet")
+    commit("start")
+    for name, file, old, new in (
+        ("comment", "model.py", "class Block(", "# a remark\nclass Block("),
+        ("culprit", "model.py", "nn.Dropout(dropout)", "nn.Dropout(dropout / 2)"),
+        ("other file", "data.py", '"""Yours: ', '"""Ours: '),
+        ("later", "model.py", "# a remark\n", "# another remark\n"),
+    ):
+        path = package / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+        commit(name)
+    (package / "model.py").write_text("uncommitted, and no Python\n")
+    (root / "left.txt").write_text("not in git\n")
+    return Repository(root, commits)
+
+
+@pytest.mark.long
+def test_commit_that_changed_bits_is_named_and_the_work_tree_left_alone(
+    bisect: Bisect, repository: Repository, monkeypatch: pytest.MonkeyPatch
+):
+    root, commits = repository.root, repository.commits
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(sides, "FOLDER", Path("build", "bisect"))
+    before = state(root)
+    answer = bisect(project=project_in(root), commits=("HEAD~4", "HEAD"))
+    assert state(root) == before and not (root / "build" / "bisect" / "tree").exists()
+    assert [each["suspect"] for each in answer.cause] == ["file model.py"], answer
+    assert [commit.digest for commit in answer.commits] == [commits["culprit"]]
+    line = next(line for line in answer.lines() if line.startswith("commit "))
+    assert line.startswith(f"commit {commits['culprit'][:12]} (") and "culprit\\x07 of the model: " in line
+    assert line.endswith(f"src/{PACKAGE}/model.py") and answer.record()["commit"] == commits["culprit"]
+
+
+@pytest.mark.long
+def test_runs_recorded_at_two_commits_lead_to_the_commit(
+    bisect: Bisect, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Neither is what the project would make as it stands."""
+    monkeypatch.chdir(repository.root)
+    project, (raw,) = project_in(repository.root), (repository.root / "data" / "raw").glob("*.gz")
+    words = ("tracking.enabled=false", f"data.raw={raw}", *SMALL)
+    texts = [word for text in words for word in ("--set", text)]
+    with cloned(project, tmp_path / "tree") as clone:
+        for name in ("start", "later"):
+            clone.check_out(repository.commits[name])
+            bisect.run(clone.project, trainings.command(clone.project, ".prepare", {}, *texts[:4]))
+            bisect.run(clone.project, trainings.command(clone.project, ".train", {}, "--out", tmp_path / name, *texts))
+    answer = bisect(runs=[str(tmp_path / "later"), str(tmp_path / "start")], project=project)
+    assert [each["suspect"] for each in answer.cause] == ["file model.py"], answer
+    assert not answer.commits and "does not come before" in answer.notes[0]
+    answer = bisect(runs=[str(tmp_path / "start"), str(tmp_path / "later")], project=project)
+    assert [commit.digest for commit in answer.commits] == [repository.commits["culprit"]]
+
+
+@pytest.mark.long
+def test_interrupted_bisect_of_commits_leaves_the_repository_as_it_was(repository: Repository, tmp_path: Path):
+    from server import until
+
+    root = repository.root
+    shutil.rmtree(root / "build", ignore_errors=True)
+    (root / "src" / PACKAGE / "model.py").write_text("")  # the command itself must start
+    before = state(root)
+    words = ["-m", PACKAGE, "bisect", "--commits", "HEAD~4", "HEAD", "--set", "train.epochs=1"]
+    process = trainings.start(project_in(root), [sys.executable, *words], tmp_path / "log")
+    until(lambda: process.poll() is not None or list((root / "build").glob("bisect/tree/data/prepared/*")))
+    assert process.poll() is None, "it ended by itself"
+    process.send_signal(signal.SIGINT)
+    assert process.wait() != 0
+    assert state(root) == before and not (root / "build" / "bisect" / "tree").exists()

@@ -1,0 +1,72 @@
+"""Whatever people bring gives the same bits on any world size, sharded, and after a stop; the rest is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brought import CASES
+from warm import PACKAGE, Warm
+
+SCRIPT = Path(__file__).with_name("bringing.py")
+BROKEN = "depends_on_the_rank"
+# What cannot be sharded, and a word of the line that says so.
+WHOLE = {"Adafactor": "on parts of it differ", "several_optimizers": "Muon"}
+CALLED_OTHERWISE = {
+    "two_networks_that_take_turns": "do not implement forward",
+    "average_of_the_weights": "of a weight that is sharded",
+    "several_losses": "of a weight that is sharded",
+    "contrast_of_two_views": "call each unit once",
+}
+REFUSED = {"2 ranks, optimizer": WHOLE, "3 ranks, full": WHOLE | CALLED_OTHERWISE}
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def digests(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The digests of each case: on 1, 2 and 3 ranks, the last after a stop on 1; and sharded."""
+    keys = f"data.prepared={prepared}", "tracking.enabled=false", "trace.level=step"
+
+    def train(folder: Path, mode: str, ranks: int | None, shard: str = "none") -> dict[str, Any]:
+        message, sharded = folder.with_suffix(".err"), f"parallel.shard={shard}"
+        training = Warm(
+            PACKAGE, mode, str(folder), *keys, sharded, out=message, err=message, ranks=ranks, script=SCRIPT
+        )
+        assert training.wait() == 0, message.read_text()
+        return json.loads((folder / "whole.json").read_text()) if mode == "whole" else {}
+
+    base = tmp_path_factory.mktemp("brought")
+    train(base / "stopped", "stopped", None)
+    shutil.copytree(base / "stopped", base / "resumed")
+    return {
+        "1 rank": train(base / "one", "whole", None),
+        "2 ranks": train(base / "two", "whole", 2),
+        "resumed on 3 ranks": train(base / "resumed", "whole", 3),
+        "2 ranks, optimizer": train(base / "optimizer", "whole", 2, "optimizer"),
+        "3 ranks, full": train(base / "full", "whole", 3, "full"),
+    }
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name != BROKEN])
+def test_brought_keeps_its_bits(case: str, digests: dict[str, dict[str, Any]]):
+    kept = [found[case] for way, found in digests.items() if case not in REFUSED.get(way, {})]
+    assert len(kept) >= 3 and len({json.dumps(each) for each in kept}) == 1 and len(kept[0]) == 2
+
+
+@pytest.mark.parametrize("way", REFUSED)
+def test_what_cannot_be_sharded_is_refused_in_a_line(way: str, digests: dict[str, dict[str, Any]]):
+    for case, words in REFUSED[way].items():
+        (line,) = digests[way][case]
+        assert words in line, line
+
+
+def test_one_that_depends_on_the_rank_is_seen(digests: dict[str, dict[str, Any]]):
+    whole = [found for way, found in digests.items() if way not in REFUSED]
+    assert len({json.dumps(found[BROKEN]) for found in whole}) == 3
+
+
+def test_cases_differ(digests: dict[str, dict[str, Any]]):
+    """So no case stands for another one."""
+    weights = [weights for weights, _ in digests["1 rank"].values()]
+    assert len({*weights}) == len(CASES)

@@ -1,0 +1,386 @@
+"""Planted faults, each of which `repro diff` must place exactly and give its cause; and runs that are equal."""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attempt import Crash, inside
+from conftest import PACKAGE, PROJECT, Trained, python, trained, training
+from faulty import Faulty
+from handmade import HEX, write
+from pages import page
+from project import PROJECT as OURS
+from project import data as data_module
+from project import train as train_module
+from project.config import Config
+from project.model import build
+from project.repro.address import manifest
+from project.repro.address.manifest import sha256_file
+from project.repro.analysis.diff import Place, causes, first_place, load, report
+from project.repro.base.files import read_json
+from project.repro.checkpoint import checkpoint, saver
+from project.repro.config.settings import Checkpoint
+from project.repro.core import step as step_module
+from project.repro.core.errors import UserError
+from project.repro.core.sampling import Plan
+from project.repro.core.seeds import derive
+from project.repro.core.snapshot import Snapshot
+from project.repro.record import receipt
+from project.repro.record.chain import STEP
+from project.repro.record.view import RunView
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+SETTINGS = "tracking.enabled=false", "trace.level=tensor"
+Train = Callable[..., Path]
+
+
+def compare(one: Path, other: Path) -> tuple[Place, list[str]]:
+    """Where two runs part, and the causes."""
+    sides = load(one), load(other)
+    place = first_place(*sides)
+    assert place, "taken for equal"
+    return place, causes(place, *sides)
+
+
+@pytest.fixture
+def train(config: Config, prepared: Path, tmp_path: Path) -> Train:
+    """A function that trains for one epoch in this process, at level `tensor`, and returns the run directory."""
+
+    def train(name: str, workers: int = 0, level: str = "tensor", **update: Any) -> Path:
+        settings = inside(config, prepared, workers)
+        settings = settings.model_copy(update={"trace": settings.trace.model_copy(update={"level": level}), **update})
+        train_module.train(settings, tmp_path / name)
+        return tmp_path / name
+
+    return train
+
+
+def done(ended: Trained) -> Path:
+    """The run directory of a training that came to its end."""
+    assert ended.done.returncode == 0, ended.done.stderr
+    return ended.out
+
+
+@pytest.fixture(scope="module")
+def clean(config: Config, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without a fault, in a process of its own."""
+    out = tmp_path_factory.mktemp("clean") / "run"
+    return done(trained(out, prepared, *SETTINGS))
+
+
+def faulty(out: Path, prepared: Path, fault: str, at: int, ranks: int, **env: str) -> Path:
+    """A run of several ranks with a fault."""
+    ran = Faulty(PACKAGE, out, fault, at, ranks, *SETTINGS, f"data.prepared={prepared}", **env)
+    assert ran.code == 0, ran.message
+    return ran.out
+
+
+def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The `repro` command."""
+    return python("-m", PACKAGE, *arguments)
+
+
+# ---- equal
+
+
+def test_equal_runs_are_called_equal(clean: Path, prepared: Path, tmp_path: Path):
+    again = faulty(tmp_path, prepared, "nothing", 0, 3)
+    equal, lines = report(load(clean), load(again))
+    root = json.loads((clean / "run.json").read_text())["tags"]["repro.trace"]
+    weights = sha256_file(clean / "model.safetensors")
+    said = f"have equal bits in all 23 steps, trace root {root}, weights {weights} and metrics"
+    assert equal and lines == [f"EQUAL: {clean} and {again} {said}"]
+    message = command("diff", clean, again)
+    assert (message.returncode, message.stdout.splitlines()) == (0, lines)
+
+
+def test_run_that_ends_early_is_equal_as_far_as_it_goes(clean: Path, tmp_path: Path):
+    shutil.copytree(clean, tmp_path / "short")
+    for name, row in (("steps.bin", 64), ("tensors.bin", (clean / "trace" / "tensors.bin").stat().st_size // 23)):
+        os.truncate(tmp_path / "short" / "trace" / name, 9 * row)
+    equal, (line,) = report(load(clean), load(tmp_path / "short"))
+    assert not equal and line.startswith("UNKNOWN: ") and "short: trace/steps.bin: not as the receipt states" in line
+    (tmp_path / "short" / "receipt.json").unlink()  # it has not come to its end
+    equal, (line,) = report(load(clean), load(tmp_path / "short"))
+    assert not equal and line.startswith("EQUAL SO FAR: ")
+    assert line.endswith(f"have equal bits for 9 steps: {clean} has 23, {tmp_path / 'short'} has 9")
+
+
+def test_folder_without_a_run_is_refused(clean: Path, tmp_path: Path):
+    message = command("diff", clean, tmp_path)
+    assert (
+        message.returncode == 2 and "address.json: missing; a run directory, or a receipt, is wanted" in message.stderr
+    )
+    assert len(message.stderr.splitlines()) == 1
+
+
+# ---- what the receipts state, and no step of a trace holds
+
+
+def stating(change: dict[str, Any], folder: Path, traced: bool = True) -> Path:
+    """A run made by hand: `change` is what `handmade.write` is given."""
+    run = write(folder, **change)
+    if not traced:
+        shutil.rmtree(run / "trace")
+    return run
+
+
+BEST = {"weights": "1" * 64}
+# Runs compared with one of 12 steps: how each is written, whether it has a trace, the verdict, and words of it.
+STATED: dict[str, tuple[dict[str, Any], bool, str, str]] = {
+    "the same": ({}, True, "EQUAL", "equal bits in all 12 steps, trace root "),
+    "kept weights": (BEST, True, "DIFFERENT", "equal bits in all 12 steps, trace root "),
+    "its receipt alone": (BEST, False, "DIFFERENT", "then other final weights: "),
+    "other metrics": ({"metrics": {"accuracy": 0.5}}, True, "DIFFERENT", "other metrics: accuracy: 0.975 |"),
+    "no number": ({"metrics": {"accuracy": math.nan}}, True, "DIFFERENT", "other metrics: accuracy: 0.975 | nan"),
+    "not finished": ({"status": "RUNNING"}, True, "EQUAL SO FAR", "not finished, so that no receipt"),
+    "without a trace": ({"rows": []}, False, "EQUAL", f"have equal weights {HEX} and metrics; no trace of both"),
+    "kept, without a trace": (BEST | {"rows": []}, False, "DIFFERENT", "different weights, and no trace of both"),
+}
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_what_a_receipt_states_is_compared_and_a_report_says_the_same(name: str, tmp_path: Path, in_a_folder: None):
+    change, traced, word, words = STATED[name]
+    one, other = write(Path("one")), stating(change, Path("other"), traced)
+    equal, lines = report(load(one), load(other))
+    assert lines[0].startswith(f"{word}: one and other ") and words in lines[0] and equal == (word == "EQUAL")
+    assert f"2 runs: {word}" in (found := page(one, other).text) and lines[0].removeprefix(f"{word}: ") in found
+
+
+def test_weights_changed_after_the_last_step_are_found_with_their_likely_cause(clean: Path, tmp_path: Path):
+    """A loop that keeps the best weights in a variable, and puts them back at its end; one run was resumed."""
+    one, other = clean, Path(shutil.copytree(clean, tmp_path / "kept"))
+    with safe_open(other / "model.safetensors", "pt") as file:
+        kept = {name: file.get_tensor(name) * 2 for name in file.keys()}  # noqa: SIM118
+    save_file(kept, other / "model.safetensors")
+    assert "kept: model.safetensors: not as the receipt states" in command("diff", one, other).stdout
+    (record := other / "run.json").write_text(json.dumps(read_json(record) | {"resumed": [7]}))
+    weights = sha256_file(other / "model.safetensors")
+    receipt.write(other, receipt.statement(OURS, other, weights, load(other).root))
+    done = command("diff", one, other)
+    lost = "was resumed after step 7: what its loop kept for itself was lost, if state= does not name it"
+    first, second = f"{sha256_file(one / 'model.safetensors')} | {weights}", done.stdout.splitlines()[2]
+    assert done.returncode == 1 and f", then other final weights: {first}\n" in done.stdout
+    assert second == f"  {other} {lost}"
+
+
+def test_run_with_neither_a_trace_nor_a_receipt_is_refused(tmp_path: Path, in_a_folder: None):
+    run = stating({"status": "RUNNING"}, Path("run"), traced=False)
+    with pytest.raises(UserError, match=r"neither a step of a trace .* nor a receipt seen: nothing to compare"):
+        load(run)
+
+
+# ---- what was asked for
+
+
+def test_another_seed(train: Train):
+    one, other = train("one"), train("other", seed=1)
+    place, found = compare(one, other)
+    assert (place.step, place.phase) == (0, "batch")
+    assert found == ["seed: 0 | 1: every random number is derived from the seed"]
+    message = command("diff", one, other)
+    assert message.returncode == 1
+    assert message.stdout.splitlines()[0] == f"DIFFERENT: {one} and {other} first differ at step 0, batch"
+    assert "seed: 0 | 1" in message.stdout
+
+
+def test_one_sample_altered(train: Train, config: Config, prepared: Path, tmp_path: Path):
+    shutil.copytree(prepared, tmp_path / "data")
+    images = np.load(tmp_path / "data" / "train-images.npy")
+    images[700, 3, 3] += 1
+    np.save(tmp_path / "data" / "train-images.npy", images)
+    manifest.write(tmp_path / "data", requested=config.data)
+    altered = config.data.model_copy(update={"prepared": str(tmp_path / "data")})
+    place, found = compare(train("one"), train("other", data=altered))
+    plan = Plan(len(images), config.parallel.global_batch, config.parallel.micro_batches, config.seed)
+    steps = [
+        s
+        for s in range(plan.steps(1))
+        for micro_batch in range(plan.micro_batches)
+        if (0, 700) in plan.keys(s, micro_batch)
+    ]
+    assert steps == [place.step] and place.phase == "batch"
+    assert len(found) == 1 and found[0].startswith("data.train-images.npy: ")
+    assert found[0].endswith(": the batch is made of other data")
+
+
+def test_changed_optimizer_epsilon(clean: Path, prepared: Path, tmp_path: Path):
+    other = tmp_path / "other"
+    for part in ("src", "requirements"):
+        shutil.copytree(PROJECT / part, other / part)
+    source = other / "src" / PACKAGE / "train.py"
+    source.write_text(source.read_text().replace("fused=True)", "fused=True, eps=1e-6)"))
+    place, found = compare(clean, faulty(tmp_path, prepared, "code", 0, 1, OTHER=str(other)))
+    assert (place.step, place.phase) == (0, "weights") and place.tensors
+    assert len(found) == 1 and found[0].startswith("code.train.py: ")
+    assert found[0].endswith(": this code holds the optimizer and its settings")
+
+
+# ---- what it ran on
+
+
+@pytest.mark.long
+def test_switch_off(prepared: Path, tmp_path: Path):
+    network = "model.name=transformer"
+    outs = tmp_path / "on", tmp_path / "off"
+    done(trained(outs[0], prepared, *SETTINGS, network))
+    relaxed = training(outs[1], prepared, *SETTINGS, network, "determinism.relax=[MKL_CBWR]")
+    assert python("-m", f"{PACKAGE}.train", *relaxed, env={"MKL_CBWR": None}).returncode == 0
+    place, found = compare(*outs)
+    assert place.step == 0 and place.phase in ("output", "gradient") and place.tensors
+    assert found[0].startswith("flags.MKL_CBWR: 3 | ")
+    assert found[0].endswith(": MKL takes another path for each maker and model of CPU")
+
+
+@pytest.mark.long
+def test_another_thread_count(prepared: Path, tmp_path: Path):
+    network = "model.name=transformer"
+    outs = tmp_path / "one", tmp_path / "two"
+    done(trained(outs[0], prepared, *SETTINGS, network))
+    relaxed = training(outs[1], prepared, *SETTINGS, network, "determinism.relax=[OMP_NUM_THREADS,MKL_NUM_THREADS]")
+    threads = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+    assert python("-m", f"{PACKAGE}.train", *relaxed, env=threads).returncode == 0
+    place, found = compare(*outs)
+    assert place.step == 0 and place.tensors
+    assert any(text.startswith("flags.OMP_NUM_THREADS: 1 | 2: the thread count decides") for text in found[:2])
+
+
+# ---- what nobody recorded
+
+
+def test_augmentation_with_an_unseeded_generator(train: Train, monkeypatch: pytest.MonkeyPatch):
+    item = data_module.Digits.__getitem__
+
+    def noisy(self: data_module.Digits, index: int) -> Any:
+        image, label = item(self, index)
+        return image + (os.urandom(1)[0] / 2550 if self.shift and index == 321 else 0), label
+
+    monkeypatch.setattr(data_module.Digits, "__getitem__", noisy)
+    place, found = compare(train("one"), train("other"))
+    config_plan = Plan(1438, 64, 8, 0)
+    (step,) = (s for s in range(23) for micro_batch in range(8) if (0, 321) in config_plan.keys(s, micro_batch))
+    assert (place.step, place.phase) == (step, "batch")
+    assert len(found) == 1 and "randomness that nobody seeds" in found[0]
+
+
+def test_dropout_not_reseeded(train: Train, config: Config, monkeypatch: pytest.MonkeyPatch):
+    one, left_out = train("one", workers=1), derive(config.seed, "micro-batch", 5, 3)
+    seed = step_module.seed_everything
+
+    def forgetful(number: int) -> None:
+        if number != left_out:
+            seed(number)
+
+    monkeypatch.setattr(step_module, "seed_everything", forgetful)
+    place, found = compare(one, train("other", workers=1))
+    assert (place.step, place.phase) == (5, "output")
+    assert isinstance(build(config).get_submodule(place.tensors[0]), torch.nn.Dropout)
+    assert len(found) == 1 and "not seeded per micro-batch" in found[0]
+
+
+def test_bit_flipped_in_a_gradient_of_one_rank(clean: Path, prepared: Path, tmp_path: Path):
+    # the 18th gradient of rank 1, which runs micro-batches 4 to 7: step 4
+    place, found = compare(clean, faulty(tmp_path, prepared, "gradient", 1, 2))
+    assert place == Place(4, "gradient", ("head.weight",), place.of)
+    assert len(found) == 1 and "integrity.recompute_every finds hardware" in found[0]
+
+
+def test_resume_from_a_wrong_step(train: Train, monkeypatch: pytest.MonkeyPatch):
+    one, taken, newest = train("one", level="step"), saver.look, checkpoint.newest
+
+    def crash(step: int, *rest: Any) -> Snapshot:
+        if step > 12:
+            raise Crash
+        return taken(step, *rest)
+
+    def one_late(*arguments: Any) -> Any:
+        snapshot = newest(*arguments)
+        return dataclasses.replace(snapshot, step=snapshot.step + 1)
+
+    every = {"checkpoint": Checkpoint(every=4, keep=1, on_error="stop")}
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(saver, "look", crash)
+        train("other", level="step", **every)
+    other = one.parent / "other"
+    record = other / "run.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"status": "RUNNING"}))
+    os.truncate(other / "trace" / "steps.bin", 13 * 64)  # else the run itself finds that its steps differ
+    rows = (other / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (other / "metrics.jsonl").write_text("".join(rows[:13]))
+    monkeypatch.setattr(checkpoint, "newest", one_late)
+    place, found = compare(one, train("other", level="step", **every))
+    assert (place.step, place.phase) == (13, "loss")
+    assert found[0].endswith("other was resumed just before step 13: it went on from another state")
+
+
+def handmade(name: str, **parts: Any) -> RunView:
+    """A run that lies nowhere, with these parts."""
+    run = RunView(Path("nowhere"), name)
+    vars(run).update(parts)
+    return run
+
+
+def test_gradients_are_named_from_the_one_that_the_backward_pass_comes_by_first():
+    columns = "gradient first", "gradient last", "weights first"
+    fields = np.dtype([*((name, "<u8") for name in columns), ("link", "V24")])
+    steps = np.zeros(1, np.dtype([*((name, STEP[name]) for name in STEP.names or ()), ("link", "V24")]))
+
+    def run(name: str, number: int) -> RunView:
+        row, tensors = steps.copy(), np.zeros(1, fields)
+        row["gradient"] = number
+        for column in columns:
+            tensors[column] = number
+        for chain in (row, tensors):
+            chain["link"] = bytes([number]) * 24
+        return handmade(name, steps=row, tensors=tensors, columns=columns)
+
+    assert first_place(run("one", 1), run("other", 2)) == Place(0, "gradient", ("last", "first"), 2)
+
+
+# ---- receipts
+
+
+def test_receipts_are_compared_by_their_roots(clean: Path, train: Train):
+    other = train("other", seed=1)
+    one, another = clean / "receipt.json", other / "receipt.json"
+    root = json.loads((clean / "run.json").read_text())["tags"]["repro.trace"]
+    equal, lines = report(load(one), load(clean))
+    assert equal and f"in all 23 steps, trace root {root}, weights " in lines[0]
+    equal, lines = report(load(one), load(another))
+    assert not equal and lines[0].startswith(f"DIFFERENT: {one} and {another} have different trace roots: {root} | ")
+    assert "  seed: 0 | 1: every random number is derived from the seed" in lines
+
+
+# ---- ranking
+
+
+def side(name: str, **fields: Any) -> RunView:
+    """A run with these fields in its content address."""
+    return handmade(name, addressed=fields)
+
+
+LIKELIEST = {
+    "batch": "code.data.py",
+    "loss": "code.model.py",
+    "gradient": "code.repro/core/accumulate.py",
+    "weights": "config.train.clip_norm",
+}
+
+
+@pytest.mark.parametrize("phase", LIKELIEST)
+def test_causes_come_likeliest_first_for_the_phase(phase: str):
+    fields = (*LIKELIEST.values(), "code.repro/run.py")
+    one, other = ({field: f"{field}{which}" for field in fields} for which in (1, 2))
+    found = causes(Place(3, phase, (), 0), side("one", **one), side("other", **other))
+    assert len(found) == len(fields) and found[0].startswith(f"{LIKELIEST[phase]}: ")

@@ -1,0 +1,185 @@
+"""A dataset that is a folder and needs no preparation is checked, trained on, kept by DVC and replayed as any other.
+
+The digits, a file each, in a folder per class; `prepare.py` and `data.py` are written as "Make it yours" says.
+"""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from clone import command, git, project_in
+from conftest import PACKAGE, PROJECT, python
+from project.config import Config
+from project.data import parse
+from project.repro.address import hashing, manifest
+from project.repro.address.manifest import sha256_file
+from project.repro.record.receipt import read
+
+RAW = "data/raw/digits"
+pytestmark = pytest.mark.long
+PREPARE = '''
+    """The folder is used as it is."""
+    manifest.require_raw(config)
+    manifest.write(Path(config.prepared), asked=config, raw=True)
+
+
+'''
+LOAD = '''
+class Images:
+    """An image is read when it is asked for."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files = files
+
+    def __getitem__(self, index: int) -> NDArray[np.uint8]:
+        return np.load(self.files[index])
+
+
+def load(config: Config) -> tuple[Digits, Digits]:
+    """Every fifth image is for the test."""
+    files = sorted(Path(config.data.raw).glob("*/*.npy"))
+
+    def split(chosen: list[Path], shift: int) -> Digits:
+        return Digits(Images(chosen), np.array([int(file.parent.name) for file in chosen]), shift)
+
+    return split([f for n, f in enumerate(files) if n % 5], config.train.shift), split(files[::5], 0)
+'''
+
+
+def edit(path: Path, *changes: tuple[str, str]) -> None:
+    text = path.read_text()
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path.write_text(text)
+
+
+def between(path: Path, start: str, end: str, text: str) -> None:
+    """Put a text in the place of that from `start`, which stays, to `end`."""
+    before, _, rest = path.read_text().partition(start)
+    path.write_text(before + start + text + (end + rest.partition(end)[2] if end else ""))
+
+
+@pytest.fixture(scope="module")
+def project(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This project with the folder for a dataset, committed, and prepared through DVC."""
+    folder = tmp_path_factory.mktemp("clone")
+    for part in ("src", "requirements", ".dvc"):
+        shutil.copytree(PROJECT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "cache", "tmp"))
+    for name in ("params.yaml", "results.lock", "dvc.yaml", "pyproject.toml", ".gitignore", ".dvcignore"):
+        shutil.copyfile(PROJECT / name, folder / name)
+    images, labels = parse(PROJECT / config.data.raw)
+    for number in range(200):
+        place = folder / RAW / str(labels[number])
+        place.mkdir(parents=True, exist_ok=True)
+        np.save(place / f"{number:03}.npy", images[number])
+
+    source = folder / "src" / PACKAGE
+    between(
+        source / "prepare.py",
+        "def prepare(config: Data, out: Path) -> None:",
+        'if __name__ == "__main__":\n    launch.call',
+        PREPARE,
+    )
+    text = (source / "data.py").read_text()
+    (source / "data.py").write_text(text[: text.index("def load(")] + LOAD.lstrip())
+    edit(folder / "params.yaml", ("raw: data/raw/digits.csv.gz", f"raw: {RAW}"), ("enabled: true ", "enabled: false "))
+    edit(folder / "params.yaml", ("epochs: 30 ", "epochs: 2 "), ("  workers: 0 ", "  workers: 1 "))
+    printed = command(folder, PACKAGE, "hash-data").stdout.strip()
+    edit(folder / "params.yaml", (f"sha256: {config.data.sha256}", f"sha256: {printed}"))
+    git(folder, "init", "--quiet")
+    dvc(folder, "add", "--quiet", RAW)
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--message", "start")
+    dvc(folder, "repro")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--message", "the first run")
+    return folder
+
+
+def dvc(folder: Path, *words: str) -> str:
+    done = python("-m", "dvc", *words, cwd=folder, env={"PYTHONPATH": str(folder / "src")})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def stage(project: Path, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return command(project, f"{PACKAGE}.{name}", *words)
+
+
+def test_bits_do_not_depend_on_ranks(project: Path):
+    done = stage(project, "train", "--ranks", "3", "--out", "three")
+    assert done.returncode == 0, done.stderr
+    one, three = (project / out / "model.safetensors" for out in ("artifacts", "three"))
+    assert sha256_file(one) == sha256_file(three)
+    assert "Data and pipelines are up to date." in dvc(project, "repro")
+    done = command(project, PACKAGE, "check")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_address_holds_one_hash_of_the_folder(project: Path):
+    receipt = read(project / "artifacts").stated
+    wanted = manifest.digest(hashing.entries(project / RAW))
+    assert receipt["preimage"]["data"] == {"asked": {"sha256": wanted, "test_percent": 20}, "files": [], "raw": True}
+    assert receipt["preimage"]["config"]["data"]["sha256"] == wanted
+
+
+@pytest.fixture
+def copy(project: Path, tmp_path: Path) -> Path:
+    """A copy to plant faults in."""
+    return Path(shutil.copytree(project, tmp_path / "copy", symlinks=True))
+
+
+def test_altered_file_is_refused_by_name_everywhere(copy: Path):
+    """It was altered after the preparation; one rank tells it for all."""
+    assert command(copy, PACKAGE, "check-data").returncode == 0
+    (file,) = (copy / RAW).glob("*/007.npy")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.unlink()  # DVC may have made it a link into its cache
+    file.write_bytes(data)
+    message = f"{file.relative_to(copy)}: SHA-256 {sha256_file(file)} ({len(data)} bytes) seen, "
+    for done in (
+        stage(copy, "train", "--ranks", "3", "--out", "again"),
+        stage(copy, "prepare"),
+        stage(copy, "evaluate"),
+        command(copy, PACKAGE, "check-data"),
+        command(copy, PACKAGE, "check"),
+    ):
+        lines = [line for line in done.stderr.splitlines() if line.startswith(message)]
+        assert done.returncode in (1, 2) and len(lines) == 1 and "met by" not in lines[0], done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (copy / "again").exists()
+
+
+def test_readme_shows_this_preparation():
+    shown = (PROJECT / "README.md").read_text()
+    assert "\n".join(line for line in PREPARE.splitlines() if "(" in line) in shown
+
+
+def test_folder_that_the_manifest_does_not_name_is_not_read(copy: Path):
+    """The control: nobody would have checked it."""
+    edit(copy / "src" / PACKAGE / "prepare.py", (", raw=True", ""))
+    assert stage(copy, "prepare").returncode == 0
+    done = stage(copy, "train", "--out", "again")
+    assert done.returncode == 2 and f"{RAW}/" in done.stderr and "not in the content address" in done.stderr
+
+
+def test_run_is_replayed_with_the_folder_from_dvc(copy: Path):
+    shutil.rmtree(copy / RAW)
+    done = command(copy, PACKAGE, "replay", "artifacts", "--ranks", "2")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert f"{RAW}: missing or other data here; asking DVC for it" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("REPRODUCED: weights ")
+
+
+def test_users_own_folder_serves_a_replay(project: Path, tmp_path: Path):
+    from project.repro.analysis import replay
+
+    stated = read(project / "artifacts").stated
+    wanted = stated["preimage"]["config"]["data"]["sha256"]
+    message: list[str] = []
+    found = replay._raw(project_in(project), stated["config"], wanted, project_in(tmp_path), message.append)
+    assert found == project / RAW and not message

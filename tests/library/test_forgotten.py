@@ -1,0 +1,497 @@
+"""What one forgets when one writes a loop of one's own: each slip ends the run at once, with a line that names it.
+
+Whole loops stand in loops.py, those with a slip in slips.py.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from attempt import inside
+from loops import STEPS, WHOLE, Loop, Parts, draws, each_step, good, plain
+from project import PROJECT
+from project.config import Config
+from project.repro.base.files import read_json
+from project.repro.checkpoint.final import load_weights
+from project.repro.core import accumulate, flags
+from project.repro.core.accumulate import Accumulation
+from project.repro.core.buffers import Buffers
+from project.repro.core.ddp import DDP
+from project.repro.core.errors import UserError
+from project.repro.core.loop import Loop as TrainingLoop
+from project.repro.core.ranks import World
+from project.repro.core.step import Step
+from project.repro.core.summing import gradients_of
+from project.repro.guards.unsaved import UnsavedState
+from project.repro.record import names
+from project.repro.run import Run, alone
+from project.repro.start import launch
+from slips import GAVE_NONE, SLIPS, backward_twice, bare_model, second_optimizer
+from states import parallel_of
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+pytestmark = pytest.mark.usefixtures("as_a_stage")
+REDUCERS = "tree", "ddp"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a stage ended."""
+
+    code: int
+    message: str
+    out: Path
+
+    def rows(self) -> list[tuple[int, dict[str, float]]]:
+        """What it logged."""
+        rows = map(json.loads, (self.out / names.METRIC_ROWS).read_text().splitlines())
+        return [(row["step"], row["metrics"]) for row in rows]
+
+
+@pytest.fixture
+def attempt(config: Config, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """A function that runs a loop as the stage `train` runs its own."""
+
+    def attempt(loop: Loop, reduce: str = "tree", workers: int = 0, out: str = "run", **keys: Any) -> Ended:
+        requested = inside(config, prepared, workers)
+        requested = requested.model_copy(
+            update={"parallel": requested.parallel.model_copy(update={"reduce": reduce}), **keys}
+        )
+
+        def stage(config: Config, out: Path) -> None:
+            with Run(PROJECT, config, out) as run:
+                loop(run, Parts(run))
+
+        capsys.readouterr()
+        code = 0
+        try:
+            launch.call(PROJECT, stage, requested, tmp_path / out)
+        except SystemExit as ended:
+            code = ended.code
+        return Ended(code, capsys.readouterr().err, tmp_path / out)
+
+    return attempt
+
+
+@pytest.mark.parametrize("reduce", REDUCERS)
+@pytest.mark.parametrize("loop", WHOLE, ids=lambda loop: loop.__name__)
+def test_whole_loop_is_not_refused(loop: Loop, reduce: str, attempt: Callable[..., Ended]):
+    ended = attempt(loop, reduce)
+    assert (ended.code, ended.message) == (0, "")
+    assert json.loads((ended.out / names.METRICS).read_text())["steps"] == STEPS
+
+
+def test_metrics_may_be_tensors_and_stay_whole_numbers_where_they_are(attempt: Callable[..., Ended]):
+    metrics = json.loads((attempt(plain).out / names.METRICS).read_text())
+    assert {name: type(value) for name, value in metrics.items()} == {"loss": float, "samples": int, "steps": int}
+
+
+@pytest.mark.parametrize("reduce", REDUCERS)
+@pytest.mark.parametrize(("loop", "told"), SLIPS.values(), ids=SLIPS)
+def test_slip_is_refused_in_a_line_that_names_it(loop: Loop, message: str, reduce: str, attempt: Callable[..., Ended]):
+    ended = attempt(loop, reduce)
+    assert ended.code == 2
+    assert ended.message.startswith(message) and ended.message.count("\n") == 1, ended.message
+
+
+def test_bare_model_is_refused_where_the_network_is_another(attempt: Callable[..., Ended]):
+    ended = attempt(bare_model, "ddp")
+    assert ended.code == 2 and ended.message.startswith(GAVE_NONE) and ended.message.count("\n") == 1
+    assert attempt(bare_model, "tree", out="other").code == 0  # where it is the same
+
+
+def stopped(body: Callable[[Step, Parts], None]) -> Loop:
+    """The loop of this body, with SIGTERM in its second step."""
+
+    def loop(run: Run, parts: Parts) -> None:
+        for step in parts.steps(run):
+            body(step, parts)
+            run._stop.came = step.number == 1  # all that the handler does
+
+    return loop
+
+
+def test_slip_after_a_resume_costs_nothing_that_was_saved(attempt: Callable[..., Ended]):
+    """The run goes on where it was, once the slip is mended."""
+    assert attempt(stopped(good)).code == 143
+    for loop in (backward_twice, second_optimizer):
+        ended = attempt(loop)
+        assert ended.code == 2
+        assert [path.name[:9] for path in (ended.out / names.CHECKPOINTS).iterdir()] == ["000000002"]
+    ended, alone = attempt(plain), attempt(plain, out="alone")
+    assert ended.code == alone.code == 0
+    assert (ended.out / names.WEIGHTS).read_bytes() == (alone.out / names.WEIGHTS).read_bytes()
+
+
+# ---- what the library does in place of the one who forgets: it seeds what is drawn outside the loss function
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The numbers that a loop draws: in one process, as rank 0 of two, and interrupted and resumed."""
+
+    alone: Any
+    rank: Any
+    resumed: Any
+
+
+@pytest.fixture
+def drawn(attempt: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> Callable[[], Drawn]:
+    """A function that lets the same loop draw in these three ways."""
+
+    def drawn() -> Drawn:
+        alone = attempt(each_step(draws), out="alone").rows()
+        assert attempt(stopped(draws), out="resumed").code == 143
+        resumed = attempt(each_step(draws), out="resumed").rows()
+        with monkeypatch.context() as patch:
+            patch.setattr(accumulate, "blocks", lambda leaves, ranks: [range(leaves // 2)])
+            patch.setattr(Buffers, "odd", lambda buffers: [])  # the other rank's counts are missing
+            return Drawn(alone, attempt(each_step(draws), out="rank").rows(), resumed)
+
+    return drawn
+
+
+def test_numbers_that_the_loop_draws_do_not_depend_on_rank_or_kill(drawn: Callable[[], Drawn]):
+    numbers = drawn()
+    assert numbers.alone == numbers.rank == numbers.resumed
+    assert len({value for _, row in numbers.alone[:STEPS] for value in row.values()}) == 3 * STEPS
+
+
+def test_numbers_that_the_loop_draws_would_depend_on_both(drawn: Callable[[], Drawn], monkeypatch: pytest.MonkeyPatch):
+    seed = TrainingLoop.seed
+
+    def micro_batches_only(loop: TrainingLoop, step: int, micro_batch: int) -> None:
+        if micro_batch < loop.plan.micro_batches:
+            seed(loop, step, micro_batch)
+
+    monkeypatch.setattr(TrainingLoop, "seed", micro_batches_only)
+    numbers = drawn()
+    assert numbers.alone != numbers.rank and numbers.alone != numbers.resumed
+
+
+def test_model_made_before_the_run_follows_from_the_seed(config: Config, prepared: Path, tmp_path: Path):
+    made = []
+
+    def stage(config: Config, out: Path) -> None:
+        made.append(nn.Linear(4, 4).weight)
+
+    for seed in (0, 0, 1):
+        torch.manual_seed(len(made))
+        launch.call(PROJECT, stage, inside(config, prepared).model_copy(update={"seed": seed}), tmp_path)
+    assert torch.equal(made[0], made[1]) and not torch.equal(made[0], made[2])
+
+
+# ---- flags that the code changes after they were set and recorded
+
+CHANGES: dict[str, Callable[[], object]] = {
+    "OMP_NUM_THREADS": lambda: torch.set_num_threads(2),
+    "deterministic_debug_mode": lambda: torch.use_deterministic_algorithms(False),
+    "backends.cudnn.benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "float32_matmul_precision": lambda: torch.set_float32_matmul_precision("high"),
+    "fp32_precision": lambda: setattr(torch.backends.mkldnn.conv, "fp32_precision", "bf16"),
+    "backends.cudnn.allow_tf32": lambda: setattr(torch.backends.cudnn.conv, "fp32_precision", "tf32"),
+    "jit_profiling_mode": lambda: torch._C._jit_set_profiling_mode(True),
+}
+MOMENTS = {"before step 0": 0, "at a checkpoint": 1, "after the last step": STEPS}  # how many steps are saved at most
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """One thread again, which no variable can bring back."""
+    yield
+    torch.set_num_threads(1)
+
+
+def changing(name: str, moment: str) -> Loop:
+    """The loop in which a flag is changed at this moment."""
+
+    def loop(run: Run, parts: Parts) -> None:
+        def change(now: str) -> None:
+            if now == moment:
+                CHANGES[name]()
+
+        change("before step 0")
+        for step in parts.steps(run):
+            assert moment != "before step 0", "a step was made"
+            if step.number == 1:
+                change("at a checkpoint")
+            good(step, parts)
+        change("after the last step")
+        run.finish()
+
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("name", "moment"), [*((name, "before step 0") for name in CHANGES), *(("OMP_NUM_THREADS", at) for at in MOMENTS)]
+)
+def test_switch_that_the_code_changes_ends_the_run_by_name(
+    name: str, moment: str, attempt: Callable[..., Ended], config: Config, threads: None
+):
+    ended = attempt(changing(name, moment), checkpoint=config.checkpoint.model_copy(update={"every": 1}))
+    assert ended.code == 2
+    message = ended.message.splitlines()
+    assert f"flag {name}: " in ended.message and all(
+        "changed it after the run began: remove" in line for line in message
+    )
+    saved = [path.name[:9] for path in (ended.out / names.CHECKPOINTS).glob("0*")]
+    assert max(map(int, saved), default=0) <= MOMENTS[moment] and not (ended.out / names.WEIGHTS).exists()
+
+
+def test_relaxed_switch_is_held_to_what_was_recorded(attempt: Callable[..., Ended], config: Config, threads: None):
+    relaxed = config.determinism.model_copy(update={"relax": ("OMP_NUM_THREADS", "MKL_NUM_THREADS")})
+    assert attempt(changing("OMP_NUM_THREADS", "before step 0"), determinism=relaxed).code == 2
+    ended = attempt(plain, determinism=relaxed, out="begun so")  # it stands in the record: two threads
+    assert ended.code == 0
+    assert read_json(ended.out / names.ENVIRONMENT)["preimage"]["flags"]["OMP_NUM_THREADS"] == 2
+
+
+def test_evaluation_with_a_changed_switch_is_refused(
+    config: Config, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], threads: None
+):
+    for change, code in ((lambda: None, 0), (lambda: torch.set_num_threads(2), 2)):
+
+        def stage(config: Config, out: Path, change: Callable[[], None] = change) -> None:
+            alone(config)
+            change()
+
+        try:
+            launch.call(PROJECT, stage, inside(config, prepared), tmp_path)
+        except SystemExit as ended:
+            assert ended.code == code and "flag OMP_NUM_THREADS: 2 is effective" in capsys.readouterr().err
+        else:
+            assert code == 0
+
+
+# ---- code that torch.jit compiles: for the calls and shapes that one process has met, where no flag forbids it
+
+
+def scripted(run: Run, parts: Parts, stop: bool = False) -> None:
+    """A loop whose model calls what torch.jit compiles; nothing is compiled at its begin, as in another process."""
+
+    def gelu(x: Tensor) -> Tensor:
+        return x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
+
+    class Gelu(nn.Module):
+        function = staticmethod(torch.jit.script(gelu))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.function(x)
+
+    parts.model.insert(1, Gelu())
+    for step in parts.steps(run):
+        good(step, parts)
+        step.log(gradient=parts.model[0].weight.grad.double().sum())
+        run._stop.came = stop and step.number == 0
+    run.finish()
+
+
+@pytest.mark.parametrize("switched", [True, False])
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_jit_compiles_nothing_that_depends_on_earlier_calls(
+    switched: bool, attempt: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+):
+    rows = [row for row in flags.FLAGS if row.name.startswith("jit_")]
+    if not switched:
+        monkeypatch.setattr(flags, "FLAGS", [row for row in flags.FLAGS if row not in rows])
+        for row in rows:
+            row.write(True)
+    alone = attempt(scripted, "ddp", out="alone")
+    assert alone.code == 0 and attempt(partial(scripted, stop=True), "ddp").code == 143
+    resumed = attempt(scripted, "ddp")
+    assert ((alone.code, alone.rows()) == (resumed.code, resumed.rows())) == switched
+
+
+# ---- state besides the model's and the optimizer's
+
+
+class Count(nn.Module):
+    """A layer that counts its calls: in a buffer that no state_dict holds, or in an attribute."""
+
+    def __init__(self, hidden: bool) -> None:
+        super().__init__()
+        self.hidden, self.calls = hidden, 0
+        self.register_buffer("count", torch.zeros(()), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.hidden:
+            self.calls += 1
+        elif self.training:
+            self.count += 1
+        return inputs if self.hidden else inputs * (1 + self.count)
+
+
+class Scaled(nn.Module):
+    """A layer with state that is neither a parameter nor a buffer, in torch's own way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: dict[str, Any] = {"exponent": 0, "shift": torch.zeros(1)}
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * 2.0 ** self.state["exponent"] + self.state["shift"]
+
+    def get_extra_state(self) -> Any:
+        return self.state
+
+    def set_extra_state(self, state: Any) -> None:
+        self.state = state
+
+
+def with_state(run: Run, parts: Parts, stop: bool = False) -> None:
+    """An average of the weights, a schedule of torch's, a counting layer, extra state and a mode; each decides bits."""
+    parts.model.append(Count(hidden=False))
+    parts.model.append(Scaled())
+    average = AveragedModel(parts.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    schedule = torch.optim.lr_scheduler.StepLR(parts.optimizer, 1, gamma=0.5)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(parts.optimizer, patience=0, threshold=1e9)
+    state = {"average": average, "schedule": schedule, "plateau": plateau}
+    for step in run.steps(parts.model, parts.optimizer, parts.dataset, steps=STEPS, state=state):
+        good(step, parts)
+        schedule.step()
+        plateau.step(1.0)
+        average.update_parameters(parts.model)
+        if step.number == 0:
+            parts.model[1].eval()
+            average.module[2].eval()
+            parts.model[5].state = {"exponent": -1, "shift": torch.full((1,), 0.25)}
+        step.log(
+            teacher=average.module(torch.ones(2, 4)).sum(),
+            average=average.module[0].weight.detach().sum(),
+            rate=schedule.get_last_lr()[0],
+            count=parts.model[4].count,
+        )
+        run._stop.came = stop and step.number == 0
+    run.finish()
+
+
+def test_state_of_the_loop_survives_a_stop(attempt: Callable[..., Ended]):
+    alone, first = attempt(with_state, out="alone"), attempt(partial(with_state, stop=True))
+    assert (alone.code, first.code) == (0, 143) and len(first.rows()) == 1
+    resumed = attempt(with_state)
+    assert resumed.code == 0 and resumed.rows() == alone.rows()
+    assert (resumed.out / names.WEIGHTS).read_bytes() == (alone.out / names.WEIGHTS).read_bytes()
+    assert alone.rows()[-2][1]["count"] == STEPS
+    # an evaluation finds in the file what the run ended with
+    model = nn.Sequential(*Parts(SimpleNamespace(world=ALONE)).model, Count(hidden=False), Scaled())
+    load_weights(model, resumed.out)
+    assert model[5].state["exponent"] == -1 and model[5].state["shift"].item() == 0.25
+    with pytest.raises(UserError, match=r"other weights than params\.yaml describes"):
+        load_weights(model[:5], resumed.out)
+
+
+@pytest.mark.parametrize("state", [{}, {"average": None}, {"averages": torch.optim.SGD([torch.ones(1)])}])
+def test_other_state_than_the_checkpoint_has_is_refused(state: dict[str, Any], attempt: Callable[..., Ended]):
+    def other(run: Run, parts: Parts) -> None:
+        for step in run.steps(parts.model, parts.optimizer, parts.dataset, steps=STEPS, state=state):
+            good(step, parts)
+        run.finish()
+
+    def held(run: Run, parts: Parts) -> None:
+        mine = {"average": AveragedModel(parts.model)}
+        for step in run.steps(parts.model, parts.optimizer, parts.dataset, steps=STEPS, state=mine):
+            good(step, parts)
+            run._stop.came = True
+        run.finish()
+
+    assert attempt(held).code == 143
+    ended = attempt(other)
+    assert ended.code == 2
+    named = ", ".join(state) or "none"
+    wanted = (
+        f"the checkpoint holds these objects of the loop: average; run.steps(state=...) names: {named}"
+        if state != {"average": None}
+        else "run.steps(state=...): average is a NoneType"
+    )
+    assert ended.message.startswith(wanted) and ended.message.count("\n") == 1, ended.message
+
+
+def test_attribute_that_changes_from_step_to_step_is_told(attempt: Callable[..., Ended]):
+    def counting(run: Run, parts: Parts) -> None:
+        parts.model.append(Count(hidden=True))
+        plain(run, parts)
+
+    ended = attempt(counting)
+    assert ended.code == 0
+    assert ended.message.startswith("step 1: 4.calls: changed in a step, and no checkpoint holds it.")
+    assert ended.message.count("\n") == 1
+
+
+class Lazy(nn.Module):
+    """A module that makes a table at its first call, and notes of each call its own output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.table = nn.LSTM(4, 4), None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.ones(4)
+        self.seen = self.layer(inputs)[0] * self.table
+        return self.seen
+
+
+def test_attributes_that_are_no_state_are_not_told():
+    model, lines = Lazy(), []
+    hidden, optimizer = UnsavedState(model, print), torch.optim.SGD(model.parameters(), lr=1.0)
+    for _ in range(3):
+        model(torch.rand(2, 4)).sum().backward()
+        optimizer.step()
+        lines.append(hidden.look())
+    assert lines == [None] * 3
+
+
+# ---- below the loop: micro-batches and sums, for those who call them themselves
+
+ALONE = World(0, 1, torch.device("cpu"))
+MICRO_BATCHES = 4
+
+
+@pytest.fixture(params=REDUCERS)
+def gradients(request: pytest.FixtureRequest) -> Iterator[Accumulation | DDP]:
+    """Each way of summing the gradients of a small model over four micro-batches."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    settings = parallel_of(MICRO_BATCHES, reduce=request.param)
+    yield gradients_of(nn.Linear(4, 1), settings, ALONE)
+    dist.destroy_process_group()
+
+
+def loss(gradients: Accumulation | DDP) -> Tensor:
+    return gradients.module(torch.ones(1, 4)).sum()
+
+
+@pytest.mark.parametrize(
+    ("times", "told"),  # how often each micro-batch is added; after fewer than all the loop is left
+    [
+        ((1, 1, 1, 1), None),
+        ((1, 1, 0, 1), r"^micro-batch 2 was never added: call add\(\) for each one, before the next$"),
+        ((1, 1), r"^micro-batch 2 was never added"),
+        ((2, 1, 1, 1), r"^micro-batch 0 was added twice: add the loss of each micro-batch once$"),
+    ],
+)
+def test_each_micro_batch_is_added_once(times: tuple[int, ...], message: str | None, gradients: Accumulation | DDP):
+    with pytest.raises(UserError, match=message) if message else nullcontext():
+        for _ in range(2):
+            for micro_batch in gradients.micro_batches():
+                for _ in range(times[micro_batch]):
+                    gradients.add(partial(loss, gradients))
+                if micro_batch + 1 == len(times) < MICRO_BATCHES:
+                    break
+            if message is None or len(times) < MICRO_BATCHES:
+                gradients.reduce()
+
+
+def test_sum_that_is_never_reduced_is_refused(gradients: Accumulation | DDP):
+    for _ in gradients.micro_batches():
+        gradients.add(partial(loss, gradients))
+    with pytest.raises(UserError, match=r"^gradients were added but never reduced: call reduce"):
+        next(gradients.micro_batches())

@@ -1,0 +1,204 @@
+"""Trainings that begin with torch loaded: forks that are as new processes, but for the libraries."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from clone import project_in
+from conftest import PACKAGE
+from project import PROJECT
+from project.repro.analysis import verify
+from project.repro.analysis.verify import ONCE, WAYS, Way, starting
+from project.repro.base.project import Project
+from project.repro.config.settings import Determinism
+from project.repro.core.errors import RunError
+from project.repro.start import trainings
+from project.repro.start.warm import Warm
+from server import until, until_gone
+
+# Says how it was started, or meets the other ranks, fails, waits. It stands where the project's own code does.
+MODULE = """
+import json, os, signal, sys, time
+import {package}.model
+torch = sys.modules["torch"]
+
+def meet():
+    torch.distributed.init_process_group("gloo")
+    total = torch.ones(1)
+    torch.distributed.all_reduce(total)
+    said = [os.environ["RANK"], os.environ["LOCAL_RANK"], os.environ["WORLD_SIZE"], total.item()]
+    os.write(1, f"{json.dumps(said)}\\n".encode())  # at once, or the lines of two ranks may be one
+
+def say():
+    mine = sorted(name for name in sys.modules if name.startswith("{package}.repro.analysis"))
+    group, tasks = os.getpgrp() == os.getpid(), len(os.listdir("/proc/self/task"))
+    places = sorted(name for name in os.environ if name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    print(json.dumps([sys.argv[1:], sys.orig_argv[1:], __name__, mine, group, tasks, places, sys.stdin.read()]))
+
+def fail():
+    rank = int(os.environ["RANK"])
+    if rank:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        time.sleep(3600)
+    sys.exit(2)
+
+def refuse():
+    from {package}.repro.core import errors
+    if os.environ["RANK"] == "0":
+        time.sleep(3600)
+    errors.PATIENCE = 0
+    errors.UserError("why").tell()
+    sys.exit(2)
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def wait():
+    os.write(1, f"{os.getpid()}\\n".encode())
+    time.sleep(3600)
+
+globals()[sys.argv[1]]()
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project whose package holds that module."""
+    root = tmp_path_factory.mktemp("project")
+    shutil.copytree(PROJECT.root / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    return project_in(root)
+
+
+@pytest.fixture(scope="module")
+def warm(project: Project) -> Iterator[Warm]:
+    with Warm(project, trainings.environment(project)) as warm:
+        yield warm
+
+
+@pytest.fixture
+def module(project: Project) -> str:
+    """The name of the module."""
+    (project.package / "forked.py").write_text(MODULE.replace("{package}", PACKAGE))
+    return f"{PACKAGE}.forked"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Where a fork prints."""
+    (tmp_path / "log").touch()
+    return tmp_path / "log"
+
+
+def test_fork_is_started_as_a_process_of_its_own(warm: Warm, module: str, log: Path):
+    log.write_text("before\n")
+    assert warm.start(module, ["say", "--out", "a b"], log).wait() == 0
+    before, said = log.read_text().splitlines()
+    words = ["say", "--out", "a b"]
+    alone = [words, ["-m", module, *words], "__main__", [], True, 1, [], ""]
+    assert before == "before" and json.loads(said) == alone
+
+
+def test_code_is_that_of_the_moment_of_the_fork(warm: Warm, module: str, project: Project, tmp_path: Path):
+    for said in ("one", "another"):
+        (project.package / "forked.py").write_text(f"print({said!r})\n# {said}")
+        assert warm.start(module, [], tmp_path / said).wait() == 0
+        assert (tmp_path / said).read_text() == f"{said}\n"
+
+
+def test_ranks_meet_at_a_port_of_their_own(warm: Warm, module: str, tmp_path: Path):
+    trainings = [warm.start(module, ["meet"], tmp_path / name, ranks=2) for name in "ab"]
+    assert [training.wait() for training in trainings] == [0, 0]
+    for name in "ab":
+        ranks = sorted(map(json.loads, (tmp_path / name).read_text().splitlines()))
+        assert ranks == [["0", "0", "2", 2.0], ["1", "1", "2", 2.0]]
+
+
+def test_rank_that_fails_ends_the_others_and_its_code_counts(warm: Warm, module: str, log: Path):
+    assert warm.start(module, ["fail"], log, ranks=3).wait() == 2
+
+
+def test_rank_that_ends_before_the_first_has_spoken_says_why(warm: Warm, module: str, log: Path):
+    for _ in range(2):  # each training says it anew
+        assert warm.start(module, ["refuse"], log, ranks=3).wait() == 2
+    assert log.read_text() == "why\nwhy\n"
+
+
+def test_fork_that_dies_is_told_by_its_signal(warm: Warm, module: str, log: Path):
+    assert warm.start(module, ["die"], log).wait() == -signal.SIGKILL
+    assert warm.start(module, ["say"], log).wait() == 0  # the others are none the worse
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_group_is_ended_at_once(warm: Warm, module: str, ranks: int, log: Path):
+    forks = warm.start(module, ["wait"], log, ranks=ranks)
+    until(lambda: log.read_text().count("\n") == ranks or forks.poll())
+    assert forks.poll() is None
+    os.killpg(forks.pid, signal.SIGKILL)
+    assert forks.wait() == -signal.SIGKILL
+
+
+LAB = """
+import sys, time
+from pathlib import Path
+from {package} import PROJECT
+from {package}.repro.start import trainings
+from {package}.repro.start.warm import Warm
+with Warm(PROJECT, trainings.environment(PROJECT)) as warm:
+    warm.start("{package}.forked", ["wait"], log := Path(sys.argv[1]))
+    while not log.read_text():
+        time.sleep(0.01)
+    {then}
+"""
+
+
+@pytest.mark.parametrize("then", ["time.sleep(3600)", "raise KeyboardInterrupt"])
+def test_fork_ends_with_who_asked_for_it(then: str, module: str, project: Project, log: Path):
+    code = LAB.replace("{package}", PACKAGE).replace("{then}", then)
+    environ = trainings.environment(project)
+    lab = subprocess.Popen([sys.executable, "-c", code, str(log)], env=environ, stderr=subprocess.DEVNULL)
+    pid = int(until(log.read_text))
+    lab.send_signal(signal.SIGKILL) if "sleep" in then else None
+    lab.wait()
+    until_gone(pid)
+
+
+def test_process_that_cannot_load_torch_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    environ = trainings.environment(PROJECT)
+    environ["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environ["PYTHONPATH"]])
+    message = r"^the process that loads torch ended with 1: see above$"
+    with Warm(PROJECT, environ) as warm, pytest.raises(RunError, match=message):
+        warm.start(f"{PACKAGE}.train", [], tmp_path / "log")
+    assert "no torch here" in capfd.readouterr().err
+
+
+# ---- which ways are forks
+
+FORKED = {way.name for way in WAYS} - {"2 ranks"}
+
+
+@pytest.mark.parametrize(("cpu", "forked"), [("portable", FORKED), ("native", {w.name for w in WAYS if w.ranks == 1})])
+def test_way_is_a_fork_unless_it_must_begin_as_users_begin(
+    cpu: str, forked: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Without a flag that fixes the threads, torchrun gives its ranks other ones than one process has."""
+    monkeypatch.setattr(verify, "FOLDER", tmp_path)
+    for name in [*os.environ]:
+        if name.endswith("_NUM_THREADS"):
+            monkeypatch.delenv(name)
+    seen: dict[str, str] = {}
+    way: list[Way] = []
+    monkeypatch.setattr(trainings, "start", lambda *given: seen.update({way[-1].name: "started"}))
+    monkeypatch.setattr(Warm, "start", lambda *given: seen.update({way[-1].name: "forked"}))
+    with starting(PROJECT, Determinism(cpu=cpu, relax=())) as start:
+        for each in (ONCE, *WAYS):
+            way.append(each)
+            start(each, {})
+    assert {name for name, how in seen.items() if how == "forked"} == forked
+    assert len(seen) == 1 + len(WAYS)

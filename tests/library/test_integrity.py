@@ -1,0 +1,217 @@
+"""While they train: a rank that drifts and hardware that miscalculates are caught and named."""
+
+import hashlib
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import PACKAGE
+from faulty import FLIPPED_AFTER, Faulty, flip
+from project.config import Config
+from project.model import MODELS
+from project.repro.core.accumulate import Accumulation
+from project.repro.core.errors import Disagreement
+from project.repro.core.loop import Loop
+from project.repro.core.optimizers import Optimizers
+from project.repro.core.ranks import World
+from project.repro.core.sampling import Plan
+from project.repro.core.seeds import seed_everything
+from project.repro.core.step import Step
+from states import parallel_of
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+HOST = [socket.gethostname(), "cpu"]
+AT = " ".join(HOST)
+Run = Callable[..., Faulty]
+
+
+@pytest.fixture
+def run(tmp_path: Path, prepared: Path) -> Run:
+    """A function that trains with one rank at fault, for about 20 steps."""
+
+    def start(fault: str, at: int, ranks: int, *settings: str, **options: Any) -> Faulty:
+        sets = "tracking.enabled=false", f"data.prepared={prepared}", *settings
+        return Faulty(PACKAGE, tmp_path / f"{fault}{len(list(tmp_path.iterdir()))}", fault, at, ranks, *sets, **options)
+
+    return start
+
+
+# ---- weights that differ between ranks
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_flipped_bit_in_one_ranks_weights_is_caught_and_blamed(run: Run, at: int):
+    ran = run("weights", at, 3, "integrity.compare_every=5")
+    caught = next(step for step in range(FLIPPED_AFTER, FLIPPED_AFTER + 5) if step % 5 == 0)
+    assert ran.codes == {0: "4", 1: "4", 2: "4"}, ran.message
+    assert f"step {caught}: the ranks' weights differ" in ran.message
+    others = {0: "1-2", 2: "0-1"}[at]
+    assert [line[2:] for line in ran.lines("head.weight")] == [[others, *HOST], [str(at), *HOST]]
+    assert f"against the majority: rank {at} on {AT}" in ran.message
+    assert ran.steps() == caught and not (ran.out / "model.safetensors").exists()
+
+
+def test_weights_are_compared_at_the_end_whatever_the_interval(run: Run):
+    ran = run("weights", 1, 2, "integrity.compare_every=1000")
+    assert ran.codes == {0: "4", 1: "4"}, ran.message
+    assert not (ran.out / "model.safetensors").exists()
+
+
+def test_of_two_ranks_neither_is_blamed(run: Run):
+    ran = run("weights", 1, 2, "integrity.compare_every=1")
+    assert ran.codes == {0: "4", 1: "4"}, ran.message
+    assert f"step {FLIPPED_AFTER}: the ranks' weights differ" in ran.message
+    assert len(ran.lines("head.weight")) == 2 and "no rank is blamed" in ran.message
+    assert "against the majority" not in ran.message
+
+
+@pytest.mark.long
+def test_table_is_shown_while_the_record_is_uploaded(run: Run):
+    """Tracking ends seconds after the other ranks have, and torchrun waits for nobody. The server is down."""
+    tracked = "tracking.enabled=true", "tracking.uri=http://127.0.0.1:1", "tracking.wait_seconds=5"
+    ran = run("weights", 1, 2, "integrity.compare_every=1", *tracked, grace=0)
+    assert ran.codes == {0: "4", 1: "4"}, ran.message
+    assert len(ran.lines("head.weight")) == 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["convnet", "transformer"])
+def test_comparing_and_recomputing_change_no_bit(run: Run, model: str):
+    def weights(ranks: int, every: int) -> str:
+        integrity = f"integrity.compare_every={every}", f"integrity.recompute_every={every}"
+        ran = run("nothing", 0, ranks, f"model.name={model}", *integrity)
+        assert ran.code == 0, ran.message
+        return hashlib.sha256((ran.out / "model.safetensors").read_bytes()).hexdigest()
+
+    assert weights(2, every=1) == weights(1, every=0)
+
+
+@pytest.mark.long
+def test_shards_of_replicas_are_compared(run: Run):
+    ran = run("weights", 3, 4, "integrity.compare_every=1", "parallel.shard=full", "parallel.replicas=2")
+    assert ran.codes == dict.fromkeys(range(4), "4"), ran.message
+    assert (
+        f"step {FLIPPED_AFTER}: the replicas' weights differ" in ran.message
+        and "(met by rank 1, 3 of 4)" in ran.message
+    )
+    assert len(ran.lines("head.weight")) == 2, ran.message
+
+
+# ---- gradients computed twice
+
+
+def test_wrong_gradient_of_a_rank_is_caught_and_named(run: Run):
+    ran = run("gradient", 1, 2, "integrity.recompute_every=1")
+    assert ran.codes[1] == "4", ran.message
+    assert f"rank 1: micro-batch 4: computed twice on {AT}, the gradient differs in head.weight: " in ran.message
+    assert ran.steps() == 4 and not (ran.out / "model.safetensors").exists()
+
+
+@pytest.mark.long
+def test_wrong_gradient_is_caught_where_weights_are_sharded(run: Run):
+    ran = run("output_gradient", 1, 2, "integrity.recompute_every=1", "parallel.shard=full")
+    assert ran.codes[1] == "4", ran.message
+    assert (
+        f"rank 1: micro-batch 5: computed twice on {AT}, the gradient differs in" in ran.message
+        and "head.weight" in ran.message
+    )
+    assert ran.steps() == 4 and not (ran.out / "model.safetensors").exists()
+
+
+MICRO_BATCHES = 4
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+class Rig:
+    """Some steps of a model on one rank; its micro-batches draw dropout from their seed."""
+
+    def __init__(self, name: str = "convnet") -> None:
+        seed_everything(0)
+        self.model = MODELS[name](16, 2, 0.5)
+        settings = parallel_of(MICRO_BATCHES)
+        self.gradients = Accumulation(self.model, settings, ALONE)
+
+    def loss(self, seed: int | None) -> Tensor:
+        generator = torch.Generator().manual_seed(seed or 0)
+        images = torch.rand(8, 1, 8, 8, generator=generator)
+        if seed is not None:
+            seed_everything(seed)
+        return F.cross_entropy(self.model(images), torch.arange(8))
+
+    def step(self, rechecked: int | None, seeded: bool = True) -> list[Tensor]:
+        """All gradients, buffers and the loss."""
+        for micro_batch in self.gradients.micro_batches(rechecked):
+            self.gradients.add(partial(self.loss, micro_batch if seeded else None))
+        loss = self.gradients.reduce()
+        return [loss, *(p.grad for p in self.model.parameters()), *self.model.buffers()]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_computing_twice_gives_the_bits_of_computing_once(name: str):
+    once, twice = Rig(name), Rig(name)
+    for rechecked in range(MICRO_BATCHES):
+        for one, other in zip(once.step(None), twice.step(rechecked), strict=True):
+            assert torch.equal(one, other)
+
+
+def faulty_on(call: int, module: nn.Module) -> None:
+    """Flip the last bit of the gradient of the module's weight, the `call`-th time that it is computed."""
+    calls = 0
+
+    def wrong(gradient: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        gradient = gradient.clone()
+        if calls == call:
+            flip(gradient, bit=0)
+        return gradient
+
+    module.weight.register_hook(wrong)
+
+
+@pytest.mark.parametrize("micro_batch", range(MICRO_BATCHES))
+@pytest.mark.parametrize("computation", [1, 2])
+def test_wrong_bit_is_caught_in_either_computation_of_any_micro_batch(micro_batch: int, computation: int):
+    rig = Rig()
+    faulty_on(micro_batch + computation, rig.model.features[3])
+    with pytest.raises(Disagreement) as caught:
+        rig.step(micro_batch)
+    assert caught.value.exit_code == 4 and caught.value.local
+    assert str(caught.value).startswith(
+        f"micro-batch {micro_batch}: computed twice on {AT}, the gradient differs in features.3.weight: "
+    )
+
+
+def test_what_is_computed_once_is_not_compared():
+    rig = Rig()
+    faulty_on(2, rig.model.head)
+    rig.step(None)
+    rig.step(MICRO_BATCHES - 1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_computation_that_does_not_repeat_is_caught(name: str):
+    rig = Rig(name)
+    seed_everything(1)
+    with pytest.raises(Disagreement, match="or an operation is not repeatable"):
+        rig.step(2, seeded=False)
+
+
+def test_every_micro_batch_has_its_turn_to_be_computed_twice(config: Config):
+    def turns(every: int, steps: int = 24) -> list[tuple[int, int]]:
+        integrity = config.integrity.model_copy(update={"recompute_every": every})
+        requested, model = config.model_copy(update={"integrity": integrity}), nn.Linear(1, 1)
+        plan = Plan(1000, config.parallel.global_batch, config.parallel.micro_batches, config.seed)
+        optimizer = Optimizers(torch.optim.SGD(model.parameters()), model)
+        loop = Loop(requested.options, ALONE, plan, steps, model, optimizer, {})
+        every_step = [(number, Step(loop, number)) for number in range(steps)]
+        return [(n, micro_batch) for n, step in every_step if (micro_batch := step._rechecked()) is not None]
+
+    assert turns(0) == []
+    assert turns(3) == [(3 * n, n % config.parallel.micro_batches) for n in range(8)]
+    assert turns(1) == [(n, n % config.parallel.micro_batches) for n in range(24)]

@@ -1,0 +1,109 @@
+"""`make repro` shows what runs and what the stages say, and nothing that a user cannot use."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from clone import git, project_in
+from conftest import PACKAGE, python
+from project.repro.analysis import outputs
+
+STAGES = """
+stages:
+  first:
+    cmd: cat data > first && echo first has spoken
+    deps: [data]
+    outs: [first]
+  second:
+    cmd: "%s"
+    deps: [first]
+    outs: [second]
+"""
+ADVICE = "To track the changes with git", "core.autostage", "dvc push"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A git repository with two stages of DVC."""
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc" / "config").write_text("[core]\n    analytics = false\n    check_update = false\n")
+    (tmp_path / "data").write_text("1")
+    write(tmp_path, "cp first second")
+    return tmp_path
+
+
+def write(project: Path, command: str) -> None:
+    """Have the second stage run this command."""
+    (project / "dvc.yaml").write_text(STAGES % command)
+
+
+def repro(project: Path) -> subprocess.CompletedProcess[str]:
+    """What `make repro` calls."""
+    return python("-m", f"{PACKAGE}.repro.analysis.pipeline", cwd=project)
+
+
+def test_stages_are_named_and_nothing_else_is_said(project: Path):
+    done = repro(project)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "Running stage 'first':",
+        "> cat data > first && echo first has spoken",
+        "first has spoken",
+        "Running stage 'second':",
+        "> cp first second",
+    ]
+    assert (project / "dvc.lock").is_file()
+    again = repro(project)
+    assert (again.returncode, again.stdout, again.stderr) == (0, "nothing has changed since dvc.lock\n", "")
+
+
+def test_outputs_are_compared_as_dvc_stores_them(project: Path):
+    """Files and folders, which may be links into DVC's cache."""
+    link = "mkdir -p second/deep && cp first second/deep/b && echo 2 > second/c"
+    write(project, link)
+    with (project / ".dvc" / "config").open("a") as config:
+        config.write("[cache]\n    type = symlink\n")
+    assert repro(project).returncode == 0 and (project / "second" / "c").is_symlink()
+    git(project, "add", ".")
+    git(project, "commit", "--quiet", "--message", "made")
+    ours = project_in(project)
+    said = "the outputs are those of the committed dvc.lock"
+    assert outputs.committed(ours, outputs.stages(ours)) == (True, said)
+    (project / "second" / "c").unlink()
+    (project / "second" / "c").write_text("3")
+    holds, message = outputs.committed(ours, outputs.stages(ours))
+    assert not holds and message.startswith("the outputs are not those of the committed dvc.lock: second: missing, alt")
+
+
+@pytest.mark.long
+def test_dvc_alone_says_more(project: Path):
+    """Else there would be no reason for a call of our own."""
+    done = python("-m", "dvc", "repro", cwd=project)
+    assert done.returncode == 0 and all(words in done.stdout for words in ADVICE)
+
+
+@pytest.mark.parametrize("code", [2, 143])
+def test_stage_that_fails_has_the_last_word_and_gives_the_exit_code(code: int, project: Path):
+    write(project, f"echo no such data >&2; exit {code}")
+    done = repro(project)
+    assert (done.returncode, done.stderr) == (code, "no such data\n")
+    assert done.stdout.splitlines()[-1].startswith("> echo no such data")
+
+
+def test_stage_that_dies_without_a_word_is_named(project: Path):
+    write(project, "kill -KILL $$")
+    done = repro(project)
+    assert done.returncode == 137
+    assert "failed to reproduce 'second'" in done.stderr.splitlines()[-1]
+
+
+def test_what_dvc_itself_refuses_is_told(project: Path):
+    (project / "data").unlink()
+    done = repro(project)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and "failed to reproduce 'first'" in line and str(project / "data") in line
+    (project / "dvc.yaml").write_text("stages: 7\n")
+    done = repro(project)
+    assert done.returncode == 1 and "dvc.yaml" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,344 @@
+"""A recorded run is made again from its receipt: its commit, its uncommitted code, its data, its config."""
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clone import command, git, project_in
+from conftest import PACKAGE, python
+from project import PROJECT as OURS
+from project.repro.address.address import digest
+from project.repro.address.manifest import sha256_file
+from project.repro.address.release import library
+from project.repro.analysis import replay as replay_module
+from project.repro.analysis import sources
+from project.repro.analysis.trust import Trust, require_trusted
+from project.repro.base.project import Project
+from project.repro.core.errors import RunError, UserError
+from project.repro.record import names
+from project.repro.record.receipt import Receipt, read
+
+CLASS = "cpu-portable/torch-1.2.3"
+
+
+def state(project: Path) -> dict[str, Any]:
+    """The user's work tree and git's view of it: each file but those that a replay may write."""
+    files = [path for path in project.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    own = [path for path in files if path.relative_to(project).parts[0] not in (".git", "build", "artifacts-replay")]
+    status = subprocess.run(["git", "status", "--porcelain"], cwd=project, capture_output=True, text=True).stdout
+    trees = subprocess.run(["git", "worktree", "list"], cwd=project, capture_output=True, text=True).stdout
+    return {"files": {str(path): (path.stat().st_mtime_ns, sha256_file(path)) for path in own}} | {
+        "status": status,
+        "trees": trees,
+        "head": (project / ".git" / "HEAD").read_text(),
+    }
+
+
+OVER = ["run", "./other/../run", "link", "run/new", ".", "run/earlier/x/.."]
+
+
+@pytest.mark.parametrize("out", OVER)
+def test_run_is_not_made_over_the_one_that_it_is_compared_with(out: str, in_a_folder: None):
+    for name in ("run", "other"):
+        Path(name).mkdir()
+        Path(name, names.RUN).touch()
+    Path("link").symlink_to("run")
+    for source in (Path("run"), Path("run", names.RECEIPT)):
+        with pytest.raises(UserError, match=r"^--out .*: the run that is compared with, or a folder in or above it"):
+            replay_module.replay(OURS, source, Path(out), None, print)
+        with pytest.raises(UserError, match="missing; the receipt of a finished run is wanted"):  # the control
+            replay_module.replay(OURS, source, Path("other"), None, print)
+
+
+def bare(folder: Path) -> Path:
+    """A worktree whose commit holds no copy of the library."""
+    (folder / "src" / PACKAGE).mkdir(parents=True)
+    return folder
+
+
+def test_commit_without_a_library_takes_this_one_where_core_is_that_of_the_run(tmp_path: Path):
+    core = library(OURS).core
+    run = {"code": {"commit": "c" * 40}, "parts": {"core": core}}
+    tree = replay_module._with_library(OURS, bare(tmp_path), run)
+    assert tree == Project(tmp_path / "src" / PACKAGE) and library(tree).core == core
+
+
+def test_release_that_can_replay_a_run_of_another_core_is_named_in_a_line(tmp_path: Path):
+    run = {"code": {"commit": "c" * 40}, "parts": {"core": "d" * 64}, "library": {"template": "0.0.7"}}
+    with pytest.raises(UserError) as refused:
+        replay_module._with_library(OURS, bare(tmp_path), run)
+    said = f"commit {'c' * 12} holds no copy of the library, and the run's core ({'d' * 16}) is not this project's ("
+    assert str(refused.value).startswith(said) and str(refused.value).endswith(
+        "): release 0.0.7 of the template can replay it"
+    )
+    assert not [*tmp_path.glob("src/*/repro")]
+
+
+def test_library_of_the_commit_is_used_where_it_holds_one(tmp_path: Path):
+    (bare(tmp_path) / "src" / PACKAGE / "repro").mkdir()
+    assert replay_module._with_library(OURS, tmp_path, {}) == Project(tmp_path / "src" / PACKAGE)
+
+
+@pytest.mark.long
+def test_receipt_of_uncommitted_code_keeps_what_a_run_reads_of_it(project: Path):
+    receipt = read(project / "artifacts")
+    assert receipt.stated["code"]["dirty"] and receipt.patch
+    patch = receipt.patch.read_text()
+    assert "WIDER = 1.25" in patch and "from .added import WIDER" in patch
+    assert "nothing that a run reads" not in patch
+
+
+def test_run_is_reproduced_on_two_ranks_and_the_work_tree_left_alone(project: Path):
+    before = state(project)
+    done = command(project, PACKAGE, "replay", "artifacts/receipt.json", "--ranks", "2")
+    assert done.returncode == 0, done.stderr + done.stdout
+    weights = sha256_file(project / "artifacts" / names.WEIGHTS)
+    assert done.stdout.startswith("library as released by template ")
+    assert done.stdout.splitlines()[-1].startswith(f"REPRODUCED: weights {weights}, trace root ")
+    assert sha256_file(project / "artifacts-replay" / names.WEIGHTS) == weights
+    assert state(project) == before and not list((project / "build").glob("replay-*"))
+
+
+@pytest.mark.long
+def test_missing_data_comes_from_dvc_and_another_run_is_told(project: Path, tmp_path: Path):
+    """A receipt that states other weights; the data lie in a remote alone, which the user's own configuration names."""
+    clone = Path(shutil.copytree(project, tmp_path / "clone"))
+    raw = next((clone / "data" / "raw").glob("*.gz"))
+    for words in (("add", raw), ("remote", "add", "--local", "--default", "kept", "../kept"), ("push",)):
+        assert python("-m", "dvc", *words, "--quiet", cwd=clone).returncode == 0
+    assert (tmp_path / "kept").is_dir() and not (clone / ".dvc" / "remote").exists()
+    shutil.rmtree(clone / ".dvc" / "cache")
+    raw.unlink()
+    run = clone / "artifacts"
+    statement = json.loads((run / names.RECEIPT).read_bytes())
+    statement["subject"][0]["digest"]["sha256"] = "0" * 64
+    statement["predicate"]["trace"] = "0" * 48
+    write(run, statement)
+    done = command(clone, PACKAGE, "replay", run / names.RECEIPT)
+    assert done.returncode == 1, done.stderr + done.stdout
+    assert "missing or other data here; asking DVC for it" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(f"DIFFERS: weights {'0' * 64} there, ")
+
+
+def write(run: Path, statement: Any) -> None:
+    import rfc8785
+
+    (run / names.RECEIPT).write_bytes(rfc8785.dumps(statement))
+
+
+@pytest.mark.long
+def test_lost_data_is_refused_with_the_hash_wanted(project: Path, tmp_path: Path):
+    clone = Path(shutil.copytree(project, tmp_path / "clone"))
+    next((clone / "data" / "raw").glob("*.gz")).unlink()
+    done = command(clone, PACKAGE, "replay")
+    wanted = read(clone / "artifacts").stated["config"]["data.sha256"]
+    assert done.returncode == 2 and f"missing; wanted SHA-256 {wanted}" in done.stderr
+    assert "Traceback" not in done.stderr and not list((clone / "build").glob("replay-*"))
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [({"commit": None}, "made outside git"), ({"commit": "0" * 40}, "not in this repository; get it with: git fetch")],
+)
+def test_code_that_is_not_to_be_had_is_refused(
+    code: dict[str, Any], reason: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    receipt = read(project / "artifacts")
+    stated = receipt.stated | {"code": receipt.stated["code"] | code}
+    monkeypatch.setattr(replay_module, "read", lambda path: replace(receipt, stated=stated))
+    with pytest.raises(UserError, match=reason):
+        replay_module.replay(project_in(project), project / "artifacts", tmp_path / "out", None, print)
+
+
+def test_lost_patch_is_told(project: Path, tmp_path: Path):
+    shutil.copyfile(project / "artifacts" / names.RECEIPT, tmp_path / names.RECEIPT)
+    done = command(project, PACKAGE, "replay", tmp_path / names.RECEIPT)
+    assert done.returncode == 1 and "the receipt is of uncommitted code" in done.stderr
+
+
+# ---- what others wrote
+
+
+@pytest.fixture(scope="module")
+def elsewhere(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project with a clean work tree: whose run in artifacts/ was of uncommitted code that it does not hold."""
+    folder = Path(shutil.copytree(project, tmp_path_factory.mktemp("elsewhere") / "project"))
+    git(folder, "checkout", "--", ".")
+    git(folder, "clean", "--force", "--", "src")
+    return folder
+
+
+SHOWN = [f"  src/{PACKAGE}/added.py: +1 -0", f"  src/{PACKAGE}/model.py: +3 -0"]
+
+
+def test_patch_that_nobody_answers_for_is_shown_and_not_run(elsewhere: Path):
+    done = command(elsewhere, PACKAGE, "replay", "--out", "artifacts-refused")
+    assert done.returncode == 2 and not (elsewhere / "artifacts-refused").exists()
+    assert done.stdout.splitlines()[-2:] == SHOWN and "not signed: " in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"artifacts/{names.PATCH}: ") and "--run-patch" in line and "--signers FILE" in line
+
+
+@pytest.mark.long
+def test_patch_is_shown_and_run_where_the_user_says_so(elsewhere: Path):
+    done = command(elsewhere, PACKAGE, "replay", "--run-patch", "--out", "artifacts-allowed")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "\n".join(SHOWN) in done.stdout and "REPRODUCED: " in done.stdout
+
+
+def test_patch_is_run_where_a_trusted_key_signed_the_receipt(elsewhere: Path, tmp_path: Path):
+    def trusting(signers: Path) -> list[str]:
+        message: list[str] = []
+        require_trusted(project_in(elsewhere), receipt.path, receipt.patch, Trust(signers), message.append)
+        return message
+
+    run = Path(shutil.copytree(elsewhere / "artifacts", tmp_path / "run"))
+    receipt = read(run)
+    for name in ("ada", "mallory"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
+        (tmp_path / f"{name}.signers").write_text(f"{name} {(tmp_path / f'{name}.pub').read_text()}")
+    with pytest.raises(UserError, match="a signature wanted"):
+        trusting(tmp_path / "ada.signers")
+    sign = ["ssh-keygen", "-q", "-Y", "sign", "-n", "repro-receipt", "-f", tmp_path / "ada", run / names.RECEIPT]
+    subprocess.run(sign, check=True)
+    message = trusting(tmp_path / "ada.signers")
+    assert message[0].endswith(": signed by ada") and message[1].splitlines()[1:] == SHOWN
+    with pytest.raises(RunError, match="signed by a key that is not among"):
+        trusting(tmp_path / "mallory.signers")
+
+
+def test_committed_code_and_that_of_the_work_tree_need_no_word(project: Path, elsewhere: Path):
+    message: list[str] = []
+    receipt = read(project / "artifacts")
+    require_trusted(project_in(project), receipt.path, receipt.patch, Trust(), message.append)
+    require_trusted(project_in(elsewhere), receipt.path, None, Trust(), message.append)
+    assert message == []
+
+
+@pytest.mark.parametrize(("section", "key"), [("receipt", "key"), ("tracking", "uri"), ("record", "finished")])
+def test_key_outside_the_content_address_is_not_taken_from_a_receipt(
+    section: str, key: str, project: Path, tmp_path: Path
+):
+    clone = Path(shutil.copytree(project, tmp_path / "clone"))
+    statement = json.loads((clone / "artifacts" / names.RECEIPT).read_bytes())
+    stated = statement["predicate"]
+    stated["preimage"]["config"][section] = {key: "of another"}
+    stated["config"][f"{section}.{key}"] = "of another"
+    stated["parts"] = {name: digest(part) for name, part in stated["preimage"].items()}
+    stated["address"] = digest(stated["preimage"])
+    write(clone / "artifacts", statement)
+    done = command(clone, PACKAGE, "replay", "--out", "artifacts-refused")
+    assert done.returncode == 2 and f"differ in the key '{section}.{key}': no run of " in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and not (clone / "artifacts-refused").exists()
+
+
+@pytest.mark.parametrize(
+    "named", ["/etc/passwd", "", ".", "../secret", "data/../../secret", "--remote=x", "a\nb", "a\0b"]
+)
+def test_data_outside_the_project_are_those_of_params_yaml(named: str, project: Path, tmp_path: Path):
+    ours, tree = project_in(project), project_in(tmp_path)
+    wanted = read(project / "artifacts").stated["config"]["data.sha256"]
+    config = {"data.raw": named}
+    assert sha256_file(replay_module._raw(ours, config, wanted, tree, print)) == wanted
+    with pytest.raises(UserError, match="nothing in this project"):
+        replay_module._raw(ours, config, "0" * 64, tree, print)
+
+
+@pytest.mark.parametrize("commit", ["--detach", "HEAD", "0" * 39, "0" * 40 + "\n"])
+def test_commit_that_is_no_commit_is_refused(commit: str, project: Path, tmp_path: Path):
+    clone = Path(shutil.copytree(project, tmp_path / "clone"))
+    statement = json.loads((clone / "artifacts" / names.RECEIPT).read_bytes())
+    statement["predicate"]["code"]["commit"] = commit
+    write(clone / "artifacts", statement)
+    done = command(clone, PACKAGE, "replay")
+    assert done.returncode == 2 and "code.commit: " in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["0" * 31, "0" * 33, "../" + "0" * 32, "-" + "0" * 31, "0" * 32 + "\n", "0" * 31 + "'"]
+)
+def test_name_that_is_no_id_asks_no_server(name: str):
+    def server() -> str:
+        raise AssertionError("it was asked")
+
+    with (
+        pytest.raises(UserError, match="no such run directory, receipt or MLflow run id"),
+        sources.located(name, server),
+    ):
+        raise AssertionError("it was found")
+
+
+def test_prepared_data_that_differ_are_named():
+    """The record is of a folder in which an older preparation's file was left."""
+    files = [{"path": name, "size": 1, "sha256": name * 64} for name in "abc"]
+    here = {"asked": {}, "files": files[:2]}
+    replay_module._require_same_data(here, here)
+    with pytest.raises(RunError) as failure:
+        replay_module._require_same_data(here | {"files": files}, here)
+    said = f"files.c: {'c' * 64} recorded, None prepared here"
+    assert str(failure.value) == f"other prepared data than those of the record: {said}"
+
+
+# ---- verdicts
+
+
+def outcome(weights: str, name: str = CLASS, accuracy: float = 0.99, trace: str | None = "t") -> Receipt:
+    metrics = {"accuracy": accuracy, "test_loss": 0.05}
+    stated = {"environment": {"class": name}, "metrics": metrics, "trace": trace}
+    return Receipt("name", Path("nowhere", names.RECEIPT), weights, stated)
+
+
+OTHER = "cuda/0123456789abcdef"
+VERDICTS = [
+    (outcome("w"), True, "REPRODUCED: weights w, trace root t"),
+    (outcome("w", OTHER), True, "REPRODUCED: weights w, trace root t"),
+    (outcome("w", accuracy=0.9999), False, "weights w as there, but other metrics: accuracy: 0.99 there, 0.9999 here"),
+    (outcome("w", OTHER, accuracy=0.9999), True, "ENVIRONMENT DIFFERS: "),
+    (outcome("w", OTHER, accuracy=0.5), False, "METRICS DIFFER: accuracy 0.5000 (expected 0.9900 +- 0.02)"),
+    (outcome("w", trace="u"), False, "DIFFERS: weights w there, w here; trace root t there, u here"),
+    (outcome("v"), False, "DIFFERS: weights w there, v here"),
+    (outcome("v", OTHER), True, f"ENVIRONMENT DIFFERS: {CLASS} there, {OTHER} here; equal bits are not guaranteed. "),
+    (outcome("v", OTHER, accuracy=0.5), False, "METRICS DIFFER: accuracy 0.5000 (expected 0.9900 +- 0.02)"),
+]
+
+
+@pytest.mark.parametrize(("again", "holds", "words"), VERDICTS)
+def test_verdict(again: Receipt, holds: bool, words: str):
+    message: list[str] = []
+    assert replay_module._compare(OURS, outcome("w"), again, Path("nowhere"), message.append) is holds
+    assert words in message[-1]
+
+
+def test_run_with_a_switch_off_breaks_no_contract():
+    message: list[str] = []
+    one, other = (outcome(weights, "relaxed/0123456789abcdef") for weights in "vw")
+    assert replay_module._compare(OURS, one, other, Path("nowhere"), message.append)
+    assert message[-1].startswith("NOT COMPARABLE: class relaxed/") and "metrics within tolerance" in message[-1]
+
+
+def test_run_without_a_trace_is_compared_by_its_weights():
+    message: list[str] = []
+    untraced = outcome("w", trace=None)
+    assert replay_module._compare(OURS, untraced, untraced, Path("nowhere"), message.append)
+    assert message == ["REPRODUCED: weights w"]
+
+
+def test_metrics_that_are_no_numbers_are_reproduced():
+    message: list[str] = []
+    one, other = (outcome("w") for _ in range(2))
+    one.stated["metrics"]["accuracy"], other.stated["metrics"]["accuracy"] = "nan", float("nan")
+    assert replay_module._compare(OURS, one, other, Path("nowhere"), message.append)
+
+
+def test_environment_variables_of_the_replay_are_its_own(project: Path):
+    """A contradiction is refused where the run is made, before it computes anything."""
+    done = python(
+        "-m", PACKAGE, "replay", "--ranks", "1", cwd=project,
+        env={"PYTHONPATH": str(project / "src"), "MKL_CBWR": "AVX2"},
+    )  # fmt: skip
+    assert done.returncode == 1 and "MKL_CBWR" in done.stderr and os.environ["MKL_CBWR"] != "AVX2"

@@ -1,0 +1,132 @@
+"""Habits of code that put bits at risk are found where they are planted, and not in their harmless twins."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from conftest import PACKAGE
+from project.repro.analysis.audit import rules
+from project.repro.analysis.audit.syntax import Source
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+
+
+LISTING, SET, SEED, DRAW, LOADER, FLAG, WARN, THREADS = (
+    "unsorted listing", "order of a set", "seed", "draw at import", "own loader", "flag", "warn_only", "threads",
+)  # fmt: skip
+LISTS = "    def f(self): return list(self.x)\n"
+RISKS = (  # the rule, a first line, a second one that is found, and a twin in which nothing is
+    (LISTING, "import os", "x = os.listdir('.')[0]", "x = sorted(os.listdir('.'))[0]"),
+    (LISTING, "from os import listdir as ls", "x = [n for n in ls('.')]", "x = sorted(n for n in ls('.') if n)"),
+    (
+        LISTING,
+        "from pathlib import Path as P",
+        "x = [*P('.').parent.iterdir()]",
+        "x = sorted([*P('.').parent.iterdir()])",
+    ),
+    (
+        LISTING,
+        "from pathlib import Path",
+        "f = lambda at: list((Path(at) / 'x').rglob('*'))",
+        "class Index:\n    def glob(self, x): return [n for n in self.glob(x)]\n\nx = list(Index().glob('*'))",
+    ),
+    (LISTING, "from glob import glob", "for x in glob('*'): print(x)", "x = len(glob('*'))"),
+    (LISTING, "import os", "x = os.listdir('.')\ny = x[0]", "x = os.listdir('.')\nx.sort()\ny = 'a' in os.listdir()"),
+    (LISTING, "import os", "with os.scandir('.') as it: x = list(it)", "with os.scandir('.') as it: x = sorted(it)"),
+    (
+        LISTING,
+        "import os",
+        "for at, _, names in os.walk('.'): print(names)",
+        "for at, folders, names in os.walk('.'):\n    folders.sort()\n    print(sorted(names))",
+    ),
+    (SET, "import torch", "x = torch.tensor(list({1, 2}))", "x = torch.tensor(sorted({1, 2}))"),
+    (SET, "n = set('ab') | {'c'}", "for x in n: print(x)", "for x in sorted(n): print(x)\ny = 'a' in n"),
+    (
+        SET,
+        "def f(x: set[str], y: list[str]):",
+        "    return [n for n in x]",
+        "    return [n for n in y], {n for n in x}, len(x)",
+    ),
+    (SET, "class A:", f"{LISTS}    def g(self): self.x = set()", f"{LISTS}    def g(self): self.x = []"),
+    (SET, "", "x = ''.join({'a', 'b'})", "def set(x): return x\nfor x in set([1]): print(x)"),
+    (SEED, "import time, torch", "torch.manual_seed(int(time.time()))", "torch.manual_seed(3)\nx = time.time()"),
+    (SEED, "import uuid as u", "seed = u.uuid4().int", "name = u.uuid4().hex"),
+    (SEED, "import numpy as np", "f = lambda: np.random.default_rng()", "f = lambda s: np.random.default_rng(s)"),
+    (SEED, "from random import Random", "x = Random()", "x = Random(3)"),
+    (
+        SEED,
+        "import torch",
+        "x = torch.Generator().seed()",
+        "x = torch.Generator().manual_seed(3)\ny = torch.initial_seed()",
+    ),
+    (SEED, "", "x = hash('a')", "class A:\n    def __hash__(self): return hash('a')"),
+    (SEED, "import os", "x = os.urandom(3)", "x = os.getpid()"),
+    (DRAW, "import torch", "x = torch.rand(3)", "def f(): return torch.rand(3)"),
+    (DRAW, "import torch", "def f(x=torch.rand(3)): pass", "f = lambda: [torch.rand(3) for _ in 'ab']"),
+    (DRAW, "from random import shuffle as mix", "x = mix([1])", "def f():\n    def g(): return mix([1])\n    return g"),
+    (DRAW, "from torch import nn", "class A: x = nn.Linear(2, 2)", "class A: x = nn.ReLU()"),
+    (
+        LOADER,
+        "from torch.utils import data",
+        "f = lambda x: data.DataLoader(x)",
+        "class DataLoader: pass\nDataLoader()",
+    ),
+    (FLAG, "from torch.backends import cudnn", "cudnn.benchmark = True", "x = cudnn.m"),
+    (FLAG, "import torch", "torch.set_num_threads(4)", "x = torch.get_num_threads()"),
+    (FLAG, "import torch.backends as b", "setattr(b.cudnn, 'm', 1)", "class A: pass\nsetattr(A(), 'm', 1)"),
+    (WARN, "f = print", "f(True, warn_only=True)", "f(True, warn_only=False)"),
+    (
+        THREADS,
+        "from concurrent import futures",
+        "f = lambda x: [*futures.as_completed(x)]",
+        "def as_completed(x): return x\nf = as_completed([])",
+    ),
+)
+
+
+def source(folder: Path, code: str) -> Source:
+    path = folder / "code.py"
+    path.write_text(dedent(code))
+    return Source(path, "code.py")
+
+
+@pytest.mark.parametrize(("rule", "first", "second", "twin"), RISKS)
+def test_rule_finds_what_is_planted_and_not_its_twin(rule: str, first: str, second: str, twin: str, tmp_path: Path):
+    found, _ = rules.found(source(tmp_path, f"{first}\n{second}"))
+    assert [(each.rule.name, each.line) for each in found] == [(rule, 2)]
+    assert rules.found(source(tmp_path, f"{first}\n{twin}")) == ([], [])
+
+
+def test_every_rule_is_tested():
+    assert {rule for rule, *_ in RISKS} == {rule.name for rule in rules.RULES}
+
+
+def test_comment_with_a_reason_silences_a_line(tmp_path: Path):
+    listing = "import os\nx = [\n    *os.listdir('.'),  # audit: fine{}\n]\n"
+    assert [len(each) for each in rules.found(source(tmp_path, listing.format(", each is deleted")))] == [0, 1]
+    assert [len(each) for each in rules.found(source(tmp_path, listing.format("")))] == [1, 0]
+    text = "import os\nx = [*os.listdir('# audit: fine, no comment')]\n"
+    assert [len(each) for each in rules.found(source(tmp_path, text))] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xef\xbb\xbfx = 1\n", b"# -*- coding: latin-1 -*-\nimport os\nx = sorted(os.listdir('\xe9'))\n"]
+)
+def test_empty_file_and_other_encodings_are_read(content: bytes, tmp_path: Path):
+    path = tmp_path / "code.py"
+    path.write_bytes(content)
+    assert rules.found(Source(path, "code.py")) == ([], [])
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*/*.py")), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_recipes_have_no_finding(path: Path):
+    assert rules.found(Source(path, path.name)) == ([], [])
+
+
+def test_rules_import_no_torch():
+    audit = f"{PACKAGE}.repro.analysis.audit"
+    code = f"import {audit}.rules, {audit}.audit, sys; sys.exit('torch' in sys.modules)"
+    assert ast.parse(code) and subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,283 @@
+"""Which samples, when, and how: the same on any number of ranks and workers, from any step on."""
+
+import itertools
+import random
+import tracemalloc
+from threading import Event
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from project.config import Config
+from project.repro.core import flags, sampling
+from project.repro.core.errors import RunError, UserError
+from project.repro.core.order import Permutation
+from project.repro.core.ranks import World
+from project.repro.core.sampling import AHEAD, MicroBatches, Plan
+from project.repro.core.seeds import derive
+from project.repro.core.tree import blocks
+from torch.utils.data import DataLoader, Dataset
+
+SAMPLES, BATCH, MICRO_BATCHES = 100, 24, 4
+
+
+def plan(seed: int = 0) -> Plan:
+    return Plan(SAMPLES, BATCH, MICRO_BATCHES, seed)
+
+
+def world(rank: int, size: int) -> World:
+    return World(rank, size, torch.device("cpu"))
+
+
+def mine(place: World) -> range:
+    """The micro-batches of a rank."""
+    return blocks(MICRO_BATCHES, place.size)[place.rank]
+
+
+def flat(plan: Plan, steps: int) -> list[sampling.Key]:
+    return [
+        key for step in range(steps) for micro_batch in range(MICRO_BATCHES) for key in plan.keys(step, micro_batch)
+    ]
+
+
+def test_every_sample_is_seen_exactly_once_per_epoch():
+    epochs = 6
+    keys = flat(plan(), plan().steps(epochs))
+    for epoch in range(epochs):
+        assert sorted(index for e, index in keys if e == epoch) == list(range(SAMPLES))
+    assert len(keys) % BATCH == 0 and len(keys) - epochs * SAMPLES < BATCH
+
+
+def test_batches_straddle_epochs_and_all_micro_batches_have_one_size():
+    first_of_next = SAMPLES // BATCH
+    epochs = [epoch for micro_batch in range(MICRO_BATCHES) for epoch, _ in plan().keys(first_of_next, micro_batch)]
+    assert set(epochs) == {0, 1} and epochs == sorted(epochs)
+    assert {len(plan().keys(s, micro_batch)) for s in range(20) for micro_batch in range(MICRO_BATCHES)} == {
+        BATCH // MICRO_BATCHES
+    }
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5, 63, 64, 100, 500])
+def test_micro_batch_holds_the_samples_of_its_positions_however_many_epochs_it_spans(samples: int):
+    one = Plan(samples, 192, 2, 5)
+    orders = [Permutation(samples, derive(5, "order", epoch)) for epoch in range(3 * 192 // samples + 1)]
+    places = [divmod(position, samples) for position in range(3 * 192)]
+    keys = [key for step in range(3) for micro_batch in range(2) for key in one.keys(step, micro_batch)]
+    assert keys == [(epoch, orders[epoch][position]) for epoch, position in places]
+    for micro_batches in ([0, 1], [1, 0], [0], [1]):
+        at_once = one.keys_of(range(1, 3), micro_batches)
+        assert at_once == [one.keys(step, micro_batch) for step in (1, 2) for micro_batch in micro_batches]
+        assert {type(number) for part in at_once for key in part for number in key} == {int}
+
+
+def test_epochs_are_shuffled_differently_and_by_the_seed():
+    def order(seed: int, epoch: int) -> list[int]:
+        return [index for e, index in flat(plan(seed), plan().steps(2)) if e == epoch]
+
+    assert order(0, 0) == order(0, 0)
+    assert len({tuple(order(seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
+
+
+@pytest.mark.parametrize("size", range(1, MICRO_BATCHES + 1))
+def test_ranks_share_out_all_micro_batches_once(size: int):
+    shares = blocks(MICRO_BATCHES, size)
+    assert sorted(itertools.chain(*shares)) == list(range(MICRO_BATCHES))
+    assert all(shares)
+
+
+def test_epoch_ends_are_counted_once_each():
+    ends = [step for step in range(plan().steps(6)) if plan().ends_epoch(step)]
+    assert ends == [-(-epoch * SAMPLES // BATCH) - 1 for epoch in range(1, 7)]
+    assert [s for s in range(plan().steps(6)) if plan().ends_epoch(s, every=3)] == [ends[2], ends[5]]
+
+
+class Drawing:
+    """A dataset whose transform draws from all three global generators, as users' transforms do."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        drawn = [float(index), random.random(), numpy.random.rand(), torch.rand(()).item()]
+        return torch.tensor(drawn, dtype=torch.float64)
+
+
+def loaded(config: Config, place: World, workers: int, start: int, stop: int) -> list[torch.Tensor]:
+    settings = config.model_copy(update={"loader": config.loader.model_copy(update={"workers": workers})})
+    return list(sampling.loader(Drawing(), plan(), settings, place, mine(place), start, stop))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_worker_count_does_not_change_a_bit(config: Config, workers: int):
+    alone = loaded(config, world(0, 1), 0, 0, 6)
+    assert torch.equal(torch.stack(alone), torch.stack(loaded(config, world(0, 1), workers, 0, 6)))
+    assert len(torch.stack(alone)[..., 1:].unique()) == 3 * 6 * BATCH  # it draws, and never the same twice
+
+
+class Reducing:
+    """A dataset whose transform adds many numbers."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.stack([torch.rand(count).sum() for count in (100_003, 1_000_003)])
+
+
+def test_item_is_made_with_one_thread_in_every_process():
+    made, stated = [], flags.effective()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            torch.manual_seed(0)
+            made.append((sampling.Seeded(Reducing(), 0)[(0, 0)], Reducing()[0]))
+            with pytest.raises(UserError):
+                sampling.Seeded(Refusing(), 0)[(0, 0)]
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(1)
+    (one, alone), (two, together) = made
+    assert torch.equal(one, two) and not torch.equal(alone, together)  # where nobody sets one thread, two add otherwise
+    assert flags.effective() == stated
+
+
+class Refusing(Dataset[Any]):
+    """Its items are refused."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        raise UserError("item: none seen, one wanted")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_failure_in_a_worker_is_told_in_its_own_line(config: Config, workers: int):
+    settings = config.model_copy(update={"loader": config.loader.model_copy(update={"workers": workers})})
+    for size in (1, 2):
+        with pytest.raises(UserError) as refused:
+            place = world(size - 1, size)
+            next(sampling.batches(sampling.loader(Refusing(), plan(), settings, place, mine(place), 0, 1), place))
+        assert str(refused.value) == "item: none seen, one wanted"
+        assert refused.value.local == (size > 1)  # another rank has other samples
+
+
+class Hanging(Refusing):
+    """Its items never come."""
+
+    def __getitem__(self, index: int) -> Any:
+        Event().wait()
+
+
+@pytest.mark.long
+def test_worker_that_hangs_is_told_in_a_line(config: Config):
+    settings = config.model_copy(
+        update={
+            "loader": config.loader.model_copy(update={"workers": 1}),
+            "parallel": config.parallel.model_copy(update={"timeout_seconds": 1}),
+        }
+    )
+    with pytest.raises(
+        RunError, match=r"^a loader worker gave nothing for 1 s; the same command goes on from the last"
+    ):
+        hanging = sampling.loader(Hanging(), plan(), settings, world(0, 1), range(MICRO_BATCHES), 0, 1)
+        next(sampling.batches(hanging, world(0, 1)))
+
+
+@pytest.mark.long
+def test_without_the_seeding_the_worker_count_shows():
+    def drawn(workers: int) -> torch.Tensor:
+        torch.manual_seed(0)
+        loader = DataLoader(Drawing(), batch_size=10, num_workers=workers, generator=torch.Generator())
+        return torch.stack(list(loader))[..., 3]
+
+    assert not torch.equal(drawn(0), drawn(1))
+
+
+def test_world_size_does_not_change_a_bit(config: Config):
+    whole = torch.stack(loaded(config, world(0, 1), 0, 0, 4)).view(4, MICRO_BATCHES, -1)
+    for size in (2, 3, 4):
+        for rank in range(size):
+            own = mine(world(rank, size))
+            part = torch.stack(loaded(config, world(rank, size), 0, 0, 4)).view(4, len(own), -1)
+            assert torch.equal(part, whole[:, own.start : own.stop])
+
+
+def test_loader_starts_anywhere(config: Config):
+    whole = loaded(config, world(0, 1), 0, 0, 9)
+    later = loaded(config, world(0, 1), 2, 5, 9)
+    assert torch.equal(torch.stack(whole[5 * MICRO_BATCHES :]), torch.stack(later))
+
+
+def test_iterating_leaves_the_global_generator_to_the_items(config: Config):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    iter(sampling.loader(Drawing(), plan(), config, world(0, 1), range(MICRO_BATCHES), 0, 1))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+# ---- a dataset of which no list would fit into memory
+
+FAR = 10**10
+MIDDLE = FAR // BATCH // 2
+STEPS = {"the first": 0, "in the middle": MIDDLE, "between two epochs": FAR // BATCH, "in a later one": 7 * MIDDLE}
+
+
+class Far:
+    """10^10 samples, each its own index."""
+
+    def __len__(self) -> int:
+        return FAR
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(index)
+
+
+def peak(samples: int) -> int:
+    """Bytes that a plan needs at most, with the samples of a step in the middle of its first epoch."""
+    tracemalloc.start()
+    far = Plan(samples, BATCH, MICRO_BATCHES, 0)
+    assert all(far.keys(samples // BATCH // 2, micro_batch) for micro_batch in range(MICRO_BATCHES))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return most
+
+
+def test_memory_does_not_grow_with_the_dataset():
+    peak(10**3)  # whatever Python makes once
+    few, many = peak(10**3), peak(FAR)
+    assert many < 100_000 and abs(many - few) < 2_000  # wider integers; an eight-byte entry for each would be 80 GB
+
+
+@pytest.mark.parametrize("start", STEPS.values(), ids=STEPS)
+def test_far_steps_hold_the_samples_of_their_positions(start: int):
+    orders = {epoch: Permutation(FAR, derive(0, "order", epoch)) for epoch in range(5)}
+    positions = [divmod(position, FAR) for position in range(start * BATCH, (start + 1) * BATCH)]
+    far = Plan(FAR, BATCH, MICRO_BATCHES, 0)
+    keys = [key for micro_batch in range(MICRO_BATCHES) for key in far.keys(start, micro_batch)]
+    assert keys == [(epoch, orders[epoch][position]) for epoch, position in positions]
+    assert len(set(keys)) == BATCH
+
+
+@pytest.mark.parametrize("start", STEPS.values(), ids=STEPS)
+def test_resumed_keys_are_those_of_a_run_that_went_on(start: int):
+    share, first = [1, 3], max(0, start - 4)  # as ranks take turns under parallel.shard=full
+    whole = list(MicroBatches(Plan(FAR, BATCH, MICRO_BATCHES, 0), share, first, start + 4))
+    resumed = list(MicroBatches(Plan(FAR, BATCH, MICRO_BATCHES, 0), share, start, start + 4))
+    assert resumed == whole[(start - first) * len(share) :] and len(resumed) == 4 * len(share)
+
+
+@pytest.mark.parametrize("start", STEPS.values(), ids=STEPS)
+def test_resuming_looks_for_the_samples_of_a_few_steps_only(start: int, config: Config, scrambled: list[int]):
+    far = Plan(FAR, BATCH, MICRO_BATCHES, config.seed)
+    every = range(MICRO_BATCHES)
+    micro_batches = iter(sampling.loader(Far(), far, config, world(0, 1), every, start, far.steps(8)))
+    step = [next(micro_batches) for _ in range(MICRO_BATCHES)]
+    assert BATCH <= len(scrambled) < 3 * AHEAD  # two walks on average, at most
+    wanted = [
+        index
+        for micro_batch in range(MICRO_BATCHES)
+        for _, index in Plan(FAR, BATCH, MICRO_BATCHES, config.seed).keys(start, micro_batch)
+    ]
+    assert torch.cat(step).tolist() == wanted

@@ -1,0 +1,226 @@
+"""Sharded weights, gradients and optimizer state: the same bits, whatever a rank holds."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Trained, trained
+from cutting import SAMPLES
+from project.repro.checkpoint.checkpoint import found
+from project.repro.core.errors import UserError
+from project.repro.core.fsdp import Full
+from project.repro.core.optimizers import Optimizers
+from project.repro.core.ranks import World
+from project.repro.core.shardable import require_elementwise, require_own, require_untied, units_of
+from project.repro.core.shards import Scattered, Shard
+from project.repro.guards.updates import Updates
+from safetensors.torch import load_file
+from states import parallel_of
+from torch import nn
+from warm import PACKAGE, Warm
+
+CPU = torch.device("cpu")
+QUIET = ("tracking.enabled=false",)
+MODELS = {
+    "convnet": ("model.name=convnet",),
+    "transformer": ("model.name=transformer", "model.depth=2"),
+    "bfloat16": ("model.name=transformer", "model.depth=2", "compute.precision=bfloat16"),
+}
+
+
+class Alone:
+    """What one process gives, made once for each model."""
+
+    def __init__(self, folder: Path, prepared: Path) -> None:
+        self._folder, self._prepared = folder, prepared
+        self._made: dict[str, Trained] = {}
+
+    def __call__(self, model: str) -> Trained:
+        """The training of this model."""
+        if model not in self._made:
+            self._made[model] = trained(self._folder / model, self._prepared, *QUIET, *MODELS[model])
+            assert self._made[model].done.returncode == 0, self._made[model].done.stderr
+        return self._made[model]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Alone:
+    return Alone(tmp_path_factory.mktemp("alone"), prepared)
+
+
+def require_same(one: Trained, other: Trained) -> None:
+    """The same weights file to the last byte, the same trace root and the same metrics."""
+    assert one.done.returncode == 0, one.done.stderr
+    assert one.weights == other.weights
+    for name in ("trace/steps.bin", "metrics.json"):
+        assert (one.out / name).read_bytes() == (other.out / name).read_bytes(), name
+    assert content(one.out) == content(other.out)
+
+
+def content(out: Path) -> str:
+    """The digest of the state in the newest checkpoint."""
+    digest: str = json.loads((found(out / "checkpoints")[-1] / "state.json").read_text())["content"]
+    return digest
+
+
+QUICK = [("full", 3, "transformer")]
+WORLDS = {"none": (4,), "optimizer": (2, 3, 4, 8), "full": (2, 3, 4, 8)}
+SLOW = [
+    pytest.param(shard, ranks, model, marks=pytest.mark.long)
+    for model in MODELS
+    for shard, worlds in WORLDS.items()
+    for ranks in worlds
+    if (shard, ranks, model) not in QUICK
+]
+
+
+@pytest.mark.parametrize(("shard", "ranks", "model"), [*QUICK, *SLOW])
+def test_shards_change_no_bit(alone: Alone, prepared: Path, tmp_path: Path, shard: str, ranks: int, model: str):
+    here = trained(tmp_path / "run", prepared, *QUIET, *MODELS[model], f"parallel.shard={shard}", ranks=ranks)
+    require_same(here, alone(model))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("ranks", "replicas"), [(4, 2), (6, 2)])
+def test_replicas_change_no_bit(alone: Alone, prepared: Path, tmp_path: Path, ranks: int, replicas: int):
+    """Two groups, of 2 and of 3 ranks, that hold the whole each."""
+    keys = (*MODELS["transformer"], "parallel.shard=full", f"parallel.replicas={replicas}", "integrity.compare_every=1")
+    here = trained(tmp_path / "run", prepared, *QUIET, *keys, ranks=ranks)
+    require_same(here, alone("transformer"))
+    newest = found(here.out / "checkpoints")[-1]
+    assert len(list(newest.glob("model-*"))) == ranks // replicas, "one replica writes"
+
+
+@pytest.mark.parametrize(("ranks", "replicas"), [(3, 2), (2, 2)])
+def test_replicas_that_ranks_do_not_make_are_refused(ranks: int, replicas: int):
+    model, settings = nn.Linear(32, 32), parallel_of(8, shard="full", replicas=replicas)
+    optimizers = Optimizers(torch.optim.SGD(model.parameters()), model)
+    with pytest.raises(UserError, match=rf"^parallel\.replicas={replicas} given with {ranks} ranks: "):
+        Full(model, settings, World(0, ranks, CPU), optimizers, ())
+
+
+CAREFUL = ("trace.level=tensor", "integrity.compare_every=1", "checkpoint.every=2")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("shard", "ranks"), [("optimizer", 2), ("full", 3)])
+def test_every_tensor_is_seen_as_it_is_where_it_lies_whole(prepared: Path, tmp_path: Path, shard: str, ranks: int):
+    """The digests of each tensor in each step; the values of one step, after which the run stops and goes on."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    for out, keys, many in (
+        (one, (), None),
+        (other, (f"parallel.shard={shard}", "integrity.recompute_every=1"), ranks),
+    ):
+        stops = trained(out, prepared, *QUIET, *CAREFUL, *keys, "trace.values=3", ranks=many)
+        assert "stopped as trace.values asks after step 4" in stops.done.stderr, stops
+        ends = trained(out, prepared, *QUIET, *CAREFUL, *keys, ranks=many)
+        assert ends.done.returncode == 0, ends
+    for name in ("model.safetensors", "trace/steps.bin", "trace/tensors.bin", "trace/tensors.json", "metrics.json"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    whole, cut = (load_file(out / "trace" / "values.safetensors") for out in (one, other))
+    names = [
+        name for name in whole if not name.startswith(("batch ", "output "))
+    ]  # those are of rank 0's micro-batches
+    assert len(names) > 20 and all(torch.equal(whole[name], cut[name]) for name in names)
+
+
+# ---- what can be sharded
+
+
+def test_group_without_parameters_has_nothing_to_try():
+    weight = nn.Parameter(torch.ones(3))
+    groups = [{"params": [weight]}, {"params": [], "lr": 0.1}]
+    require_elementwise(torch.optim.AdamW(groups, fused=True))
+    with pytest.raises(UserError, match="Adafactor does not update each element by itself"):
+        require_elementwise(torch.optim.Adafactor(groups))
+    assert torch.equal(weight, torch.ones(3)) and weight.grad is None
+
+
+def test_sharded_gradients_are_used_or_dropped_as_whole_ones():
+    weight = nn.Linear(32, 32, bias=False).weight
+    model, shard = (
+        nn.ParameterList([weight]),
+        Shard(weight.detach().view(-1)[:512], (0, 512, 1024), weight.shape, World(0, 2, CPU)),
+    )
+    optimizer = torch.optim.SGD(model.parameters())
+    optimizers = Optimizers(optimizer, model)
+    updates = Updates(model, optimizers, {})
+    (part,) = optimizers.cut({weight: shard}).values()
+    updates.ready, weight.grad, part.grad = True, Scattered(shard), torch.ones(512)
+    assert updates.forgotten
+    optimizer.zero_grad()  # how a loop leaves the weights alone
+    assert weight.grad is not None and not updates.forgotten
+    updates.close(None)
+
+
+def test_units_are_modules_inside_the_model_and_apart():
+    act = nn.ReLU()  # without weights, so it may stand in several
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), act) for _ in range(3)), nn.Linear(32, 32))
+    assert units_of(model) == list(model)
+    require_own(model, units_of(model))
+    for units in ([nn.Linear(1, 1)], [model], [model[0], model[0][0]], [model[0], model[0]]):
+        with pytest.raises(UserError, match=r"run\.steps\(units=\.\.\.\): "):
+            require_own(model, units)
+
+
+def test_weights_that_two_units_share_are_refused():
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32))
+    require_untied(model, list(model))
+    model[2].weight = model[0].weight
+    require_untied(model, [model[1]])  # both lie in the rest
+    with pytest.raises(UserError, match=r"0\.weight: shared by two units"):
+        require_untied(model, list(model))
+
+
+# ---- each part of the exactness, broken on purpose
+
+SCRIPT = Path(__file__).with_name("cutting.py")
+
+
+def cut(
+    folder: Path, prepared: Path, fault: str, ranks: int | None, shard: str = "full", *more: str
+) -> tuple[int, str, str]:
+    """Exit code, output, and the digest of the weights of a training whose sums are hard."""
+    keys = ("tracking.enabled=false", f"data.prepared={prepared}", f"parallel.global_batch={SAMPLES}")
+    keys += (f"parallel.micro_batches={SAMPLES}", f"parallel.shard={shard}", "parallel.timeout_seconds=20", *more)
+    out, message = folder / f"{shard}-{ranks}", folder / f"{shard}-{ranks}.err"
+    code = Warm(PACKAGE, fault, str(out), *keys, out=message, err=message, ranks=ranks, script=SCRIPT).wait()
+    digest = out / "weights.json"
+    return code, message.read_text(), json.loads(digest.read_text()) if digest.exists() else ""
+
+
+@pytest.mark.long
+def test_hard_sums_are_the_same_when_sharded(prepared: Path, tmp_path: Path):
+    ways = [(None, "none"), (2, "none"), (2, "optimizer"), (3, "optimizer"), (2, "full"), (3, "full")]
+    seen = [cut(tmp_path, prepared, "nothing", ranks, shard) for ranks, shard in ways]
+    assert [code for code, _, _ in seen] == [0] * len(ways), seen
+    assert len({digest for _, _, digest in seen}) == 1
+
+
+@pytest.mark.long
+def test_norm_of_the_norms_of_shards_depends_on_the_world_size(prepared: Path, tmp_path: Path):
+    two, three = (cut(tmp_path, prepared, "stock_norm", ranks) for ranks in (2, 3))
+    assert two[0] == three[0] == 0, (two, three)
+    assert two[2] != three[2]
+
+
+LINES = {
+    "odd_cuts": "parallel.shard: AdamW does not update each element by itself",
+    "torch_clips": "to clip gradients, or for their norm, call clip_grad_norm_ of repro/core/exact.py",
+}
+
+
+@pytest.mark.parametrize("fault", ["odd_cuts", pytest.param("torch_clips", marks=pytest.mark.long)])
+@pytest.mark.parametrize("shard", ["full", pytest.param("optimizer", marks=pytest.mark.long)])
+def test_fault_that_can_be_seen_is_refused_in_a_line(fault: str, shard: str, prepared: Path, tmp_path: Path):
+    code, message, digest = cut(tmp_path, prepared, fault, 2, shard)
+    assert code == 1 and not digest and LINES[fault] in message and "Traceback" not in message, (
+        message
+    )  # 2, the launcher's is 1
+
+
+@pytest.mark.long
+def test_missing_pass_never_ends_in_a_number(prepared: Path, tmp_path: Path):
+    code, message, digest = cut(tmp_path, prepared, "missing_pass", 3)
+    assert code != 0 and not digest, message

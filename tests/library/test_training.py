@@ -1,0 +1,244 @@
+"""Whole runs, as a user starts them: what must not change a bit, and what must."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import PACKAGE, PROJECT, trained
+from project import train as train_module
+from project.config import Config
+from project.repro import run as run_module
+from project.repro.core import flags, sampling
+from project.repro.core import ranks as world
+from project.repro.core import step as step_module
+from project.repro.core.seeds import PURPOSES, derive
+from safetensors.torch import load_file
+from states import parallel_of
+from warm import PATIENCE
+
+SHORT = ("--set", "train.epochs=1", "--set", "tracking.enabled=false")
+
+
+def start(out: Path, *arguments: str, ranks: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `train` to its end, alone (ranks=None) or under torchrun: cold, as a user does."""
+    torchrun = (
+        ["torch.distributed.run", "--standalone", "--local-addr=localhost", f"--nproc-per-node={ranks}", "-m"]
+        if ranks
+        else []
+    )
+    command = [sys.executable, "-m", *torchrun, f"{PACKAGE}.train", *SHORT, *arguments, "--out", str(out)]
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+
+
+def weights(out: Path) -> str:
+    return hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
+
+
+Train = Callable[..., str]
+
+
+@pytest.fixture
+def train(tmp_path: Path, prepared: Path) -> Train:
+    """A function that trains and returns the SHA-256 of the weights."""
+
+    def run(*settings: str, ranks: int | None = None) -> str:
+        out = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        ended = trained(out, prepared, "tracking.enabled=false", *settings, ranks=ranks)
+        assert ended.done.returncode == 0, ended.done.stderr
+        return ended.weights
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Path:
+    """The run directory of one process without workers, started as a user does."""
+    out = tmp_path_factory.mktemp("alone") / "run"
+    done = start(out, "--set", f"data.prepared={prepared}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+QUICK = [(None, 1), (2, 0), (3, 2)]
+SLOW = [pytest.param(*each, marks=pytest.mark.long) for each in ((None, 2), (1, 2), (2, 1), (4, 1))]
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [*QUICK, *SLOW])
+def test_world_size_and_workers_do_not_change_a_bit(train: Train, alone: Path, ranks: int | None, workers: int):
+    assert train(f"loader.workers={workers}", ranks=ranks) == weights(alone)
+
+
+@pytest.mark.long
+def test_torchrun_does_not_change_a_bit(alone: Path, prepared: Path, tmp_path: Path):
+    done = start(tmp_path / "run", "--set", f"data.prepared={prepared}", "--set", "loader.workers=2", ranks=3)
+    assert done.returncode == 0, done.stderr
+    assert weights(tmp_path / "run") == weights(alone)
+
+
+@pytest.mark.long
+def test_compiled_training_comes_to_its_end(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its kernels are modules that no lock has. They add in another order than those of torch."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kernels"))
+    settings = "--set", f"data.prepared={prepared}", "--set", "compute.compile=true"
+    for out, ranks in (("one", None), ("two", 2)):
+        done = start(tmp_path / out, *settings, ranks=ranks)
+        assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "kernels").rglob("*.so"))
+    assert weights(tmp_path / "one") == weights(tmp_path / "two")
+
+
+@pytest.mark.long
+def test_transformer_keeps_its_bits_too(train: Train):
+    other = "model.name=transformer"
+    assert train(other) == train(other, "loader.workers=1", ranks=3)
+
+
+def test_another_seed_gives_other_bits(train: Train, alone: Path):
+    assert train("seed=1") != weights(alone)
+
+
+@pytest.mark.long
+def test_stock_ddp_repeats_itself_but_depends_on_the_world_size(train: Train):
+    stock = "parallel.reduce=ddp"
+    two = train(stock, ranks=2)
+    assert two == train(stock, ranks=2)
+    assert two != train(stock, ranks=3)
+
+
+def test_left_group_outlives_its_owners(monkeypatch: pytest.MonkeyPatch):
+    """The reducer of DistributedDataParallel must not be its last owner, or the end of a run may hang."""
+    joined = world.join("cpu", parallel_of(8, reduce="ddp"))
+    group = torch.distributed.group.WORLD
+    owners = sys.getrefcount(group)
+    world.leave()
+    assert joined.size == 1 and not torch.distributed.is_initialized()
+    assert [group] == world._left and sys.getrefcount(group) <= owners
+
+
+THREADS = """
+import atexit, pathlib, time
+
+def threads():
+    return " ".join(path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm"))
+
+atexit.register(lambda: print("at the end:", threads()))  # runs after those that are registered later
+from {package}.repro.core import ranks as world
+from {package}.repro.config.settings import Parallel
+usual = {{"shard": "none", "replicas": 1, "timeout_seconds": 60}}
+world.join("cpu", Parallel(global_batch=8, micro_batches=8, reduce="ddp", **usual))
+world.leave()
+while "gloo" not in (before := threads()):  # a thread has no name yet when it begins
+    time.sleep(0.01)
+print("before:", before)
+"""
+
+
+def test_no_thread_of_gloo_meets_the_end_of_the_interpreter():
+    """It would abort the process if it asked for the interpreter's lock then, after the rank's last word."""
+    words = [sys.executable, "-c", THREADS.format(package=PACKAGE)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
+    before, end = done.stdout.splitlines()
+    assert "gloo" in before and "gloo" not in end
+
+
+@pytest.mark.long
+def test_bfloat16_keeps_its_bits_on_another_world_size(train: Train):
+    half = "compute.precision=bfloat16"
+    assert train(half) == train(half, ranks=2)
+
+
+def test_run_directory_holds_what_is_promised(alone: Path):
+    names = {path.name for path in alone.iterdir()}
+    assert {"model.safetensors", "metrics.json", "environment.json", "address.json"} <= names
+    steps = [json.loads(line) for line in (alone / "metrics.jsonl").read_text().splitlines()]
+    metrics = json.loads((alone / "metrics.json").read_text())
+    assert sorted({row["step"] for row in steps}) == list(range(metrics["steps"]))
+    assert all(len(load_file(alone / "model.safetensors")[name].shape) >= 1 for name in ("head.weight", "head.bias"))
+
+
+def test_every_switch_is_effective_in_a_run(alone: Path):
+    effective = json.loads((alone / "environment.json").read_text())["preimage"]["flags"]
+    portable = flags.can_be_portable()
+    assert {s.name: s.strict for s in flags.FLAGS if portable or not s.portable}.items() <= effective.items()
+
+
+@pytest.mark.long
+def test_more_ranks_than_micro_batches_are_refused(tmp_path: Path, prepared: Path):
+    done = start(tmp_path / "run", "--set", f"data.prepared={prepared}", "--set", "parallel.micro_batches=1", ranks=2)
+    assert "world size 2 seen, at most parallel.micro_batches=1 wanted" in done.stderr
+    assert "exitcode  : 2 " in done.stderr  # in torchrun's report
+    assert done.stderr.count("world size 2 seen") == 1 and not (tmp_path / "run").exists()
+
+
+EXPLODE = "train.learning_rate=1e30", "train.warmup=0", "model.name=transformer"
+
+
+def test_nonfinite_gradient_stops_the_run_and_is_named(tmp_path: Path, prepared: Path):
+    done = trained(tmp_path / "run", prepared, "tracking.enabled=false", *EXPLODE).done
+    assert done.returncode == 3, done.stderr
+    assert re.search(
+        r"not finite in: position \(largest finite value \S+\), embed\.weight .*and \d+ more", done.stderr
+    ), done.stderr
+    assert "step 1:" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "FAILED"
+
+
+@pytest.mark.long
+def test_skipping_is_the_same_on_every_world_size(train: Train):
+    skip = *EXPLODE, "train.nonfinite=skip"
+    assert train(*skip) == train(*skip, ranks=3)
+
+
+# ---- inside one process: what each purpose of a seed decides
+
+
+def short(config: Config, prepared: Path) -> Config:
+    return config.model_copy(
+        update={
+            "data": config.data.model_copy(update={"prepared": str(prepared)}),
+            "train": config.train.model_copy(update={"epochs": 1}),
+            "tracking": config.tracking.model_copy(update={"enabled": False}),
+        }
+    )
+
+
+@pytest.fixture
+def digest_with(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A function that trains with one purpose's seeds replaced, and returns the weights' SHA-256."""
+
+    def run(purpose: str | None) -> str:
+        def other(root: int, requested: str, *ids: int) -> int:
+            return derive(root + (requested == purpose), requested, *ids)
+
+        for module in (run_module, step_module, sampling):
+            monkeypatch.setattr(module, "derive", other)
+        torch.manual_seed(99)  # what is left unseeded must show, so let nothing start from a default
+        train_module.train(short(config, prepared), tmp_path / str(purpose))
+        return weights(tmp_path / str(purpose))
+
+    return run
+
+
+@pytest.mark.long
+def test_every_purpose_of_a_seed_decides_bits(digest_with: Callable[[str | None], str], alone: Path):
+    assert digest_with(None) == weights(alone)
+    found = {purpose: digest_with(purpose) for purpose in PURPOSES if not purpose.startswith("test ")}
+    assert len({weights(alone), *found.values()}) == len(found) + 1, found
+    assert digest_with("test sample") == digest_with("test batch") == weights(alone)  # these are evaluation's
+
+
+def test_evaluation_does_not_disturb_training(train: Train, alone: Path):
+    assert train("train.evaluate_every=1000") == weights(alone)
+
+
+def test_other_environment_variables_do_not_matter(train: Train, alone: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(os.environ, "UNRELATED", "1")
+    assert train() == weights(alone)

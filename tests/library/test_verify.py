@@ -1,0 +1,340 @@
+"""`repro verify`: every way to train gives the same bits, and one that does not is named."""
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from clone import command
+from conftest import PACKAGE, python
+from project import PROJECT as OURS
+from project.config import Config
+from project.repro.analysis import verify as verify_module
+from project.repro.analysis.verify import ONCE, VARIED, WAYS, Row, Way, chosen, train_in_all_ways
+from project.repro.cli import Ours, main
+from project.repro.core.errors import RunError, UserError
+from project.repro.core.ranks import ALONE
+from project.repro.core.shards import Scattered, Shard
+from project.repro.record import names
+from project.repro.start import trainings
+from server import until, until_gone
+from warm import PATIENCE, Warm
+
+Verify = Callable[..., dict[str, Row]]
+OWNED, FULL = "optimizer sharded on 2 ranks", "weights sharded on 2 ranks"
+
+
+@pytest.fixture
+def verified(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verify:
+    """A function that verifies with warm trainings, one rank of which may be at fault; the rows by name."""
+    fault: list[str] = []
+
+    def start(way: Way, settings: Mapping[str, Any]) -> Warm:
+        script = Path(__file__).with_name("faulty.py") if fault else None
+        before = [*fault, str(tmp_path), PACKAGE] if fault else []
+        arguments = ["--out", str(way.folder), *trainings.overrides(settings)]
+        ranks = way.ranks if way.ranks > 1 else None
+        return Warm(*before, *arguments, out=way.log, err=way.log, ranks=ranks, script=script)
+
+    monkeypatch.setattr(verify_module, "FOLDER", tmp_path / "verify")
+
+    def verified(
+        *at_fault: str,
+        places: int = 4,
+        settings: Config = config,
+        ways: Sequence[str] = (),
+        vary: Mapping[str, Any] = verify_module.NOTHING,
+        **keys: Any,
+    ) -> dict[str, Row]:
+        fault[:] = at_fault
+        requested = {"train.epochs": 1, "data.prepared": str(prepared)} | keys
+        rows = train_in_all_ways(OURS, settings, places, start, requested, lambda text: None, chosen(ways), vary)
+        return {row.name: row for row in rows}
+
+    return verified
+
+
+@pytest.mark.long
+def test_every_way_gives_the_same_bits(verified: Verify):
+    rows = verified(vary={"checkpoint.keep": 1})
+    assert list(rows) == [ONCE.name, *(way.name for way in WAYS)]
+    assert {name: row.verdict for name, row in rows.items()} == dict.fromkeys(rows, "EQUAL")
+    assert len({row.weights for row in rows.values()}) == 1
+    assert {name for name, row in rows.items() if not row.trace} == {"no trace"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("fault", "equal", "differs"),
+    [
+        ("gradient", ("one process", "once more", "1 loader worker"), ("2 ranks",)),
+        ("shard", ("one process", "2 ranks"), (OWNED, FULL)),
+    ],
+)
+def test_rank_that_computes_otherwise_is_seen_in_its_rows_alone(
+    fault: str, equal: tuple[str, ...], differs: tuple[str, ...], verified: Verify
+):
+    rows = verified(fault, "1", ways=(*equal[1:], *differs))
+    wanted = dict.fromkeys(equal, "EQUAL") | dict.fromkeys(differs, "DIFFERS")
+    assert {name: row.verdict for name, row in rows.items()} == wanted
+
+
+@pytest.mark.long
+def test_optimizer_that_cannot_be_sharded_is_no_failure(project: Path, tmp_path: Path):
+    """Its row says why it was not tried; the others count."""
+    here = tmp_path / "clone"
+    shutil.copytree(project, here, ignore=shutil.ignore_patterns("__pycache__", "build"))
+    train = here / "src" / PACKAGE / "train.py"
+    before, after = "AdamW(parameter_groups(model, settings.weight_decay), fused=True)", "Adafactor(model.parameters())"
+    assert train.read_text().count(before) == 1
+    train.write_text(train.read_text().replace(before, after))
+    only = [word for way in (OWNED, "once more") for word in ("--only", way)]
+    done = command(here, PACKAGE, "verify", *only, "--set", "train.epochs=1")
+    rows = {line[:30].rstrip(): line[68:] for line in done.stdout.splitlines()[:-1]}
+    assert list(rows) == ["one process", "once more", OWNED], done
+    assert rows["one process"] == rows["once more"] == "EQUAL"
+    refused = "not tried: parallel.shard: Adafactor does not update each element by itself ("
+    assert rows[OWNED].startswith(refused) and rows[OWNED].endswith("or parallel.shard=none"), rows
+    assert done.stdout.splitlines()[-1] == "EQUAL: 2 of 2 trainings" and done.returncode == 0, done
+
+
+@pytest.mark.parametrize(("fault", "verdict"), [((), "EQUAL"), (("evaluation", "0"), "DIFFERS")])
+def test_evaluation_midway_that_changes_the_model_is_seen(fault: tuple[str, ...], verdict: str, verified: Verify):
+    midway = {"train.evaluate_every": 1}
+    rows = verified(*fault, ways=(VARIED.name,), vary=midway, **{"train.epochs": 2})
+    assert rows[VARIED.name].verdict == verdict
+
+
+def test_state_that_the_second_epoch_begins_with_is_seen_where_a_late_kill_loses_it(verified: Verify):
+    rows = verified("second_epoch", "0", ways=("once more", "killed and resumed"), **{"train.epochs": 2})
+    *equal, killed = (row.verdict for row in rows.values())
+    # where the kill comes late, on a busy machine, the resumed run meets a step that is recorded already
+    assert equal == ["EQUAL", "EQUAL"] and killed != "EQUAL", rows
+    assert killed == "DIFFERS" or killed.endswith("now: the resumed run is not the same run"), rows
+
+
+def test_training_that_fails_is_told(verified: Verify):
+    (row,) = verified(**{"train.learning_rate": 1e30, "train.warmup": 0.0, "model.name": "transformer"}).values()
+    assert row.verdict.startswith("FAILED: ") and "the gradient is not finite" in row.verdict
+
+
+def test_more_ranks_than_places_and_no_key_to_vary_are_not_tried_and_said_so(verified: Verify):
+    rows = verified(places=2, ways=("2 ranks", "4 ranks", VARIED.name))
+    assert rows["2 ranks"].verdict == "EQUAL" and rows["4 ranks"].verdict.startswith("not tried: 2 places")
+    assert rows[VARIED.name].verdict == "not tried: verify.vary in params.yaml names no key"
+
+
+def test_world_sizes_are_not_compared_where_they_decide_bits(verified: Verify, config: Config):
+    stock = config.model_copy(update={"parallel": config.parallel.model_copy(update={"reduce": "ddp"})})
+    rows = verified(settings=stock, ways=("2 ranks",), **{"parallel.reduce": "ddp"})
+    assert rows["2 ranks"].verdict.startswith("not tried: with parallel.reduce=ddp")
+
+
+# ---- the ways that one asks for
+
+
+def test_all_ways_are_tried_unless_some_are_named():
+    assert list(chosen([])) == list(WAYS)
+    assert [way.name for way in chosen(["killed and resumed", "once more"])] == ["once more", "killed and resumed"]
+
+
+def test_unknown_way_is_refused_with_those_that_are_known():
+    with pytest.raises(UserError, match=r"^--only 'twice': no such way to train; known: once more; 1 loader worker;"):
+        chosen(["once more", "twice"])
+    done = python("-m", PACKAGE, "verify", "--only", "twice")
+    assert done.returncode == 2 and done.stderr.startswith("--only 'twice': ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        (
+            "shorten=[train.epoch=1]",
+            "shorten does not fit: --set train.epoch: unknown key; did you mean train.epochs?\n",
+        ),
+        ("vary=[train.epoch=1]", "vary does not fit: --set train.epoch: unknown key; "),
+        ("vary=[seed=1]", "vary: seed is not neutral, so it asks for another run; leave"),
+        ("vary=[train.shift=2]", "vary: train.shift is not neutral, so it asks for "),
+        ("vary=[device=cpu]", "vary: device is not neutral, so it asks for another run"),
+    ],
+)
+def test_key_that_is_not_neutral_or_does_not_fit_is_refused_by_name(override: str, message: str):
+    done = python("-m", PACKAGE, "verify", "--set", f"verify.{override}")
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"params.yaml: verify.{message}"), done.stderr
+
+
+# ---- a way that the training refuses
+
+REFUSAL = "parallel.shard: Adafactor does not update each element by itself, so use another one"
+
+
+@pytest.mark.parametrize(
+    ("way", "code", "said", "verdict"),
+    [
+        (OWNED, 2, ["told before", REFUSAL], f"not tried: {REFUSAL}"),
+        (OWNED, 2, ["\x1b[2Jone" + 80 * " more"], r"not tried: \x1b[2Jone" + 57 * " more" + " …"),
+        (OWNED, 2, [], "not tried: refused without a word"),
+        (OWNED, 1, [REFUSAL], f"FAILED: it ended with 1:\n{REFUSAL}"),
+        (OWNED, -9, [], "FAILED: it ended with -9:"),
+        ("2 ranks", 2, [str(line) for line in range(20)], f"FAILED: it ended with 2:\n8\n9\n{'%s'}"),
+    ],
+)
+def test_refusal_of_shards_alone_is_no_failure(
+    way: str, code: int, said: list[str], verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(verify_module, "FOLDER", tmp_path)
+    row = tried(way, code, said)
+    assert row.verdict == verdict.replace("%s", "\n".join(str(line) for line in range(10, 20)))
+    assert not row.weights
+
+
+def tried(way: str, code: int, said: list[str]) -> verify_module.Row:
+    """The row of a training that says this and ends with this code."""
+
+    def start(way: Way, settings: Mapping[str, Any]) -> "subprocess.Popen[bytes]":
+        way.log.write_text("".join(f"{line}\n" for line in said))
+        end = f"import os; os._exit({code})" if code >= 0 else f"import os; os.kill(os.getpid(), {-code})"
+        return subprocess.Popen([sys.executable, "-c", end])
+
+    return verify_module._train(OURS, *chosen([way]), {}, start)
+
+
+def test_refusal_of_torchs_clip_is_shown_as_one_sentence_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    weight = torch.nn.Parameter(torch.ones(4))
+    weight.grad = Scattered(Shard(torch.ones(4), (0, 4), weight.shape, ALONE))
+    with pytest.raises(UserError) as refused:
+        torch.nn.utils.clip_grad_norm_([weight], 1.0)
+    monkeypatch.setattr(verify_module, "FOLDER", tmp_path)
+    verdict = tried(OWNED, 2, [str(refused.value)]).verdict
+    assert verdict.startswith("not tried: linalg_vector_norm cannot take a gradient that is sharded over the ranks: ")
+    assert "call clip_grad_norm_ of repro/core/exact.py" in verdict and verdict.endswith(" parallel.shard=none")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "told", "code"),
+    [
+        (["EQUAL", "EQUAL", "not tried: it refuses"], "EQUAL: 2 of 2 trainings", 0),
+        (["EQUAL", "not tried: it refuses"], "NOT COMPARED: 1 of 1 trainings", 1),
+        (["EQUAL", "DIFFERS", "not tried: it refuses"], "DIFFERS: 1 of 2 trainings", 1),
+        (["FAILED: so"], "DIFFERS: 0 of 1 trainings", 1),
+    ],
+)
+def test_way_that_is_not_tried_counts_for_nothing(
+    verdicts: list[str], message: str, code: int, monkeypatch: pytest.MonkeyPatch
+):
+    rows = [verify_module.Row(f"way {number}", verdict) for number, verdict in enumerate(verdicts)]
+    monkeypatch.setattr(verify_module, "train_in_all_ways", lambda *given: iter(rows))
+    monkeypatch.chdir(OURS.root)
+    done = CliRunner().invoke(main, ["verify", "--ranks", "1"], obj=Ours(OURS, Config))
+    assert (done.output.splitlines()[-1], done.exit_code) == (message, code), done
+
+
+# ---- the kill: a training in place of which a script runs, which makes checkpoints and then ends or waits
+
+
+def test_kills_lie_before_and_behind_an_epochs_end_and_in_the_last_third():
+    kills = {way.name: way.instant(45, 2.004) for way in WAYS if way.ended}
+    assert kills == {
+        "killed and resumed": 34,
+        "killed and resumed on 2 ranks": 23,
+        "stopped by SIGTERM and resumed": 15,
+    }
+    assert [verify_module.behind_an_epoch(*length) for length in ((23, 1.02), (12, 0.3), (90, 4.0))] == [11, 6, 23]
+
+
+Started = tuple[list[int], Callable[[], "subprocess.Popen[bytes]"]]
+Start = Callable[..., Started]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """A function that has trainings end by themselves, one after another with these codes, the last one never."""
+
+    def start(*codes: int) -> Started:
+        started: list[int] = []
+
+        def training() -> "subprocess.Popen[bytes]":
+            code = codes[len(started)] if len(started) < len(codes) else None
+            text = f"import os, sys, time; os.makedirs({str(tmp_path / 'run' / names.CHECKPOINTS)!r}); "
+            made = "[os.makedirs(f'run/checkpoints/{step:09d}-0') for step in (6, 18, 12)]; time.sleep(3600)"
+            text += f"os.chdir({str(tmp_path)!r}); {made}" if code is None else f"sys.exit({code})"
+            started.append(0 if code is None else 1)
+            return subprocess.Popen([sys.executable, "-c", text], start_new_session=True)
+
+        return started, training
+
+    return start
+
+
+@pytest.mark.parametrize("quick", range(3))
+def test_training_that_is_too_quick_for_a_kill_is_started_again(start: Start, quick: int, tmp_path: Path):
+    started, training = start(*[0] * quick)
+    verify_module._kill(training, tmp_path / "run", 12, signal.SIGKILL)
+    assert started == [1] * quick + [0]
+    assert (tmp_path / "run" / names.CHECKPOINTS).is_dir()
+
+
+def test_training_that_is_killed_late_goes_on_from_the_step_that_was_wanted(start: Start, tmp_path: Path):
+    folder = tmp_path / "run" / names.CHECKPOINTS
+    for by in (signal.SIGTERM, signal.SIGKILL):
+        _, training = start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(verify_module, "PAUSE", 0.01)
+            verify_module._kill(training, tmp_path / "run", 12, by)
+        steps = [step for step, _ in verify_module._checkpoints(tmp_path / "run")]
+        assert folder.is_dir() and (by == signal.SIGTERM or max(steps) <= 12)
+
+
+def test_training_that_is_always_too_quick_is_told(start: Start, tmp_path: Path):
+    started, training = start(0, 0, 0)
+    with pytest.raises(RunError, match=r"ended before it was killed: make it longer, see verify\.shorten"):
+        verify_module._kill(training, tmp_path / "run", 12, signal.SIGKILL)
+    assert len(started) == 3
+
+
+def test_training_that_fails_is_not_started_again_to_be_killed(start: Start, tmp_path: Path):
+    """The next start, without a kill, says why it fails."""
+    started, training = start(3)
+    verify_module._kill(training, tmp_path / "run", 12, signal.SIGKILL)
+    assert len(started) == 1
+
+
+# ---- who interrupts a verification
+
+INTERRUPTED = """
+import sys, time
+from pathlib import Path
+from {package} import PROJECT
+from {package}.repro.start import trainings
+from {package}.repro.analysis import verify
+from {package}.repro.analysis.verify import ONCE, chosen
+
+def start(way, settings):
+    code = "import os, time; os.write(1, str(os.getpid()).encode()); time.sleep(3600)"
+    return trainings.start(PROJECT, [sys.executable, "-c", code], Path(sys.argv[1]))
+
+verify.FOLDER = Path(sys.argv[1]).parent
+verify._train(PROJECT, *chosen([sys.argv[2]]), {}, start, 20)
+"""
+
+
+@pytest.mark.parametrize("way", ["once more", "killed and resumed"])
+def test_interruption_ends_the_training_too(way: str, tmp_path: Path):
+    """Which does not get Ctrl-C itself."""
+    log = tmp_path / "log"
+    log.touch()
+    words = [sys.executable, "-c", INTERRUPTED.replace("{package}", PACKAGE), str(log), way]
+    lab = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    pid = int(until(log.read_text))
+    lab.send_signal(signal.SIGINT)
+    assert lab.wait(PATIENCE) != 0
+    until_gone(pid)
