@@ -145,7 +145,7 @@ def test_a_planted_slow_down_is_seen(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--only", "convnet-3"), "invalid choice: 'convnet-3'"),
         (("--rounds", "5"), "--rounds 5 seen, 6 or more wanted"),

@@ -12,6 +12,7 @@ import statistics
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +127,8 @@ def rows(project: Path, requested: Namespace) -> Iterator[list[str]]:
         if order == "torch" and needed > available() / 2:
             yield [*title, f"not measured: needs about {needed:.0f} GiB", *[""] * 5]
             continue
-        found = in_turn(
-            (False, True), lambda load: within(project, measure, order, samples, load), range(requested.rounds)
-        )  # noqa: B023
+        measured = partial(within, project, measure, order, samples)
+        found = in_turn((False, True), measured, range(requested.rounds))
         ways, names = found.values(), ("first", "peak", "each")
         yield title + [two_digits(statistics.median(one[name] for one in way)) for name in names for way in ways]
 

@@ -192,7 +192,8 @@ def test_shipped_project_has_no_finding(clean: Audited):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "asked", ["model.name=transformer", "compute.compile=true", "compute.precision=bfloat16", "determinism.cpu=native"]
+    "requested",
+    ["model.name=transformer", "compute.compile=true", "compute.precision=bfloat16", "determinism.cpu=native"],
 )
 def test_shipped_project_has_no_finding_in_other_ways(requested: str, bare: Path, prepared: Path):
     ended = audit(bare, prepared, "--set", requested)

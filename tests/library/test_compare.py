@@ -224,7 +224,8 @@ def test_command_takes_options_on_either_side_and_folders_with_spaces(low: list[
 
 def test_training_loads_nothing_of_the_lab():
     """A stage refuses modules that the content address lacks, and `repro train` is one of these verbs."""
-    loaded = f"import sys, {PACKAGE}.__main__; print([name for name in sys.modules if '.analysis' in name or 'scipy' in name])"
+    names = "[name for name in sys.modules if '.analysis' in name or 'scipy' in name]"
+    loaded = f"import sys, {PACKAGE}.__main__; print({names})"
     assert python("-c", loaded).stdout == "[]\n"
 
 

@@ -96,7 +96,7 @@ def test_metrics_may_be_tensors_and_stay_whole_numbers_where_they_are(attempt: C
 
 
 @pytest.mark.parametrize("reduce", REDUCERS)
-@pytest.mark.parametrize(("loop", "told"), SLIPS.values(), ids=SLIPS)
+@pytest.mark.parametrize(("loop", "message"), SLIPS.values(), ids=SLIPS)
 def test_slip_is_refused_in_a_line_that_names_it(loop: Loop, message: str, reduce: str, attempt: Callable[..., Ended]):
     ended = attempt(loop, reduce)
     assert ended.code == 2
@@ -470,7 +470,7 @@ def loss(gradients: Accumulation | DDP) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("times", "told"),  # how often each micro-batch is added; after fewer than all the loop is left
+    ("times", "message"),  # how often each micro-batch is added; after fewer than all the loop is left
     [
         ((1, 1, 1, 1), None),
         ((1, 1, 0, 1), r"^micro-batch 2 was never added: call add\(\) for each one, before the next$"),

@@ -143,7 +143,7 @@ def test_group_is_ended_at_once(warm: Warm, module: str, ranks: int, log: Path):
     assert forks.wait() == -signal.SIGKILL
 
 
-LAB = """
+PARENT = """
 import sys, time
 from pathlib import Path
 from {package} import PROJECT
@@ -159,12 +159,12 @@ with Warm(PROJECT, trainings.environment(PROJECT)) as warm:
 
 @pytest.mark.parametrize("then", ["time.sleep(3600)", "raise KeyboardInterrupt"])
 def test_fork_ends_with_who_asked_for_it(then: str, module: str, project: Project, log: Path):
-    code = LAB.replace("{package}", PACKAGE).replace("{then}", then)
+    code = PARENT.replace("{package}", PACKAGE).replace("{then}", then)
     environ = trainings.environment(project)
-    lab = subprocess.Popen([sys.executable, "-c", code, str(log)], env=environ, stderr=subprocess.DEVNULL)
+    parent = subprocess.Popen([sys.executable, "-c", code, str(log)], env=environ, stderr=subprocess.DEVNULL)
     pid = int(until(log.read_text))
-    lab.send_signal(signal.SIGKILL) if "sleep" in then else None
-    lab.wait()
+    parent.send_signal(signal.SIGKILL) if "sleep" in then else None
+    parent.wait()
     until_gone(pid)
 
 

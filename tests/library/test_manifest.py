@@ -253,7 +253,7 @@ def test_prepare_refuses_a_bad_dataset_file_and_touches_nothing(
 
 
 @pytest.mark.parametrize(
-    ("stage", "name", "told"),
+    ("stage", "name", "message"),
     [
         ("prepare", "raw.csv.gz", "raw.csv.gz: SHA-256 {seen} "),
         ("train", "prepared/test-images.npy", "prepared/test-images.npy: SHA-256 {seen} "),

@@ -320,7 +320,7 @@ def talkative(files: Place) -> None:
     raise RunError("one\ntwo\nthree")
 
 
-@pytest.mark.parametrize(("read", "told"), [(careless, "JSONDecodeError: "), (talkative, "long: one")])
+@pytest.mark.parametrize(("read", "message"), [(careless, "JSONDecodeError: "), (talkative, "long: one")])
 def test_reader_that_takes_no_care_is_found(place: Callable[[], Place], read: Read, message: str):
     assert fault(read, place()).startswith(message)
 

@@ -100,7 +100,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("asked", FAILURES)
+@pytest.mark.parametrize("requested", FAILURES)
 def test_failure_is_that_of_all_ranks(requested: str):
     ranks = requested.split()
     assert together(altered, ranks)[0] == [FAILURES[requested]] * len(ranks)

@@ -73,7 +73,7 @@ def test_failure_is_told_whatever_stands_in_local_rank(
 
 
 @pytest.mark.parametrize(
-    ("spoken", "told"),
+    ("spoken", "reported"),
     [
         (["0 a", "1 a", "2 a"], "a\n"),
         (["1 a", "2 a", "0 a"], "a\n"),

@@ -134,7 +134,7 @@ LOSSES: dict[str, tuple[Any, Any, str | None]] = {  # what is lost by an optimiz
 }
 
 
-@pytest.mark.parametrize(("optimizer", "own", "told"), LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize(("optimizer", "own", "message"), LOSSES.values(), ids=LOSSES)
 def test_state_that_is_other_after_loading_is_told(optimizer: Any, own: Any, message: str | None, tmp_path: Path):
     training, saved = Training(), Own()
     training.step(2)

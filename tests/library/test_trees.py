@@ -147,7 +147,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("told", "tree"), REFUSED.items(), ids=REFUSED)
+@pytest.mark.parametrize(("message", "tree"), REFUSED.items(), ids=REFUSED)
 def test_what_would_not_come_back_is_refused_by_name(message: str, tree: Any):
     with pytest.raises(UserError) as refused:
         pack({"a": [tree]}, "state", {})

@@ -120,7 +120,7 @@ def test_command_tells_by_how_much_two_runs_differ(project: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("identity", "told"),
+    ("identity", "message"),
     [*((word, "text of the form ") for word in ("../../../../x", "-x", "")), (None, "text wanted")],
 )
 def test_id_that_is_no_id_is_refused(identity: str | None, message: str, project: Path, tmp_path: Path):

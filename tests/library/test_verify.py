@@ -152,7 +152,7 @@ def test_unknown_way_is_refused_with_those_that_are_known():
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         (
             "shorten=[train.epoch=1]",
@@ -220,7 +220,7 @@ def test_refusal_of_torchs_clip_is_shown_as_one_sentence_with_its_remedy(
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "told", "code"),
+    ("verdicts", "message", "code"),
     [
         (["EQUAL", "EQUAL", "not tried: it refuses"], "EQUAL: 2 of 2 trainings", 0),
         (["EQUAL", "not tried: it refuses"], "NOT COMPARED: 1 of 1 trainings", 1),
@@ -333,8 +333,8 @@ def test_interruption_ends_the_training_too(way: str, tmp_path: Path):
     log = tmp_path / "log"
     log.touch()
     words = [sys.executable, "-c", INTERRUPTED.replace("{package}", PACKAGE), str(log), way]
-    lab = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    parent = subprocess.Popen(words, stderr=subprocess.DEVNULL)
     pid = int(until(log.read_text))
-    lab.send_signal(signal.SIGINT)
-    assert lab.wait(PATIENCE) != 0
+    parent.send_signal(signal.SIGINT)
+    assert parent.wait(PATIENCE) != 0
     until_gone(pid)

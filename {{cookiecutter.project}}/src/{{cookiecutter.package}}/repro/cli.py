@@ -62,7 +62,7 @@ class Grouped(click.Group):
         return [verb for verbs in GROUPS.values() for verb in verbs]
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """The verb of this name. Those of analysis are loaded when they are asked for: `repro train` loads no analysis."""
+        """The verb of this name. Those of analysis are loaded on request: `repro train` loads none."""
         if name in self.commands:
             return super().get_command(context, name)
         from .analysis.verbs import VERBS

@@ -90,9 +90,9 @@ def identities(root: Path) -> Iterator[tuple[str, Identity]]:
 
 def _regular(path: str, found: os.stat_result) -> Identity:
     if stat.S_ISDIR(found.st_mode):
-        raise UserError(f"{message(path)}: a link to a folder seen, files wanted: copy them there")
+        raise UserError(f"{printable(path)}: a link to a folder seen, files wanted: copy them there")
     if not stat.S_ISREG(found.st_mode):
-        raise UserError(f"{message(path)}: neither a file nor a folder: remove it")
+        raise UserError(f"{printable(path)}: neither a file nor a folder: remove it")
     return _identity(found)
 
 
@@ -170,6 +170,6 @@ def _place(root: Path) -> Path:
     return project.root() / MEMORY / hashlib.sha256(os.fsencode(root.absolute())).hexdigest()[:32]
 
 
-def message(name: str) -> str:
+def printable(name: str) -> str:
     """A name in one line, whatever marks it holds."""
     return name if name.isprintable() else repr(name)

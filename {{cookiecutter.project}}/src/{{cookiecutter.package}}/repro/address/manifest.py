@@ -18,7 +18,7 @@ from ..base.text import differences, named, some
 from ..config.settings import Check, Data, addressed
 from ..core.errors import UserError
 from . import hashing, pull
-from .hashing import WHOLE, Entries, message
+from .hashing import WHOLE, Entries, printable
 
 NAME = "manifest.json"
 REMEDY = "Prepare the data again: make repro"
@@ -154,16 +154,16 @@ def _faults(root: Path, wanted: Mapping[str, str], held: Entries, place: str = "
             f"it is truncated or altered{_likewise(altered)}"
         )
     if added := sorted(held.keys() - wanted.keys()):
-        said.append(f"{root}: {some([message(name) for name in added])} seen, but not {place}: added later")
+        said.append(f"{root}: {some([printable(name) for name in added])} seen, but not {place}: added later")
     return ". ".join(said)
 
 
 def _path(root: Path, names: Sequence[str]) -> str:
-    return message(str(root / names[0]))
+    return printable(str(root / names[0]))
 
 
 def _likewise(names: Sequence[str]) -> str:
-    return f"; likewise {some([message(name) for name in names[1:]])}" if names[1:] else ""
+    return f"; likewise {some([printable(name) for name in names[1:]])}" if names[1:] else ""
 
 
 def write(folder: Path, requested: Data | None = None, raw: bool = False) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def write(folder: Path, requested: Data | None = None, raw: bool = False) -> dic
     """
     folder.mkdir(parents=True, exist_ok=True)
     before, held = _look(folder, "every_byte" if requested else None, but=NAME)
-    if odd := [message(name) for name in sorted(held) if any("\ud800" <= mark <= "\udfff" for mark in name)]:
+    if odd := [printable(name) for name in sorted(held) if any("\ud800" <= mark <= "\udfff" for mark in name)]:
         raise UserError(f"{folder}: {some(odd)}: names in UTF-8 wanted; have prepare.py choose others")
     if requested:
         _keep(folder, before, held)

@@ -51,7 +51,7 @@ class Place:
     line: str  # file:line
     optimizer: type[torch.optim.Optimizer] | None = None  # of torch's, whose step is under way
 
-    def message(self, names: dict[nn.Module, str]) -> str:
+    def shown(self, names: dict[nn.Module, str]) -> str:
         """In words; `names` are those of the model's modules."""
         if self.module is None:
             return self.line
@@ -111,7 +111,7 @@ class Operations:
         names = {module: name for name, module in model.named_modules()}
         met = self._mode.non_portable if self._mode else {}
         message = {
-            name: f"{name} at {place.message(names)}: {_standing(name)}{_replacement(name, place)}"
+            name: f"{name} at {place.shown(names)}: {_standing(name)}{_replacement(name, place)}"
             for name, place in met.items()
         }
         if self._compiled is not None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..address import hashing, manifest
-from ..address.hashing import message
+from ..address.hashing import printable
 from ..base.text import some
 from ..core.errors import UserError
 
@@ -31,8 +31,9 @@ def prepared_anew(folder: Path) -> Iterator[None]:
         return
     listed = _listed(folder)
     if strange := sorted(_files(place) - listed if listed is not None else ()):
+        named = some([printable(name) for name in strange])
         raise UserError(
-            f"{folder}: {some([message(name) for name in strange])} seen, which no preparation wrote (as {manifest.NAME} "
+            f"{folder}: {named} seen, which no preparation wrote (as {manifest.NAME} "
             f"says), and this folder is emptied: move them elsewhere, or remove them, and prepare again"
         )
     _set_aside(place, before)

@@ -66,7 +66,7 @@ def require_no_secret(patch: bytes) -> None:
             )
 
 
-def message(patch: bytes) -> str | None:
+def summary(patch: bytes) -> str | None:
     """The line that names the new files in a patch, if there are any."""
     new = [change.name for change in changes(patch) if change.new]
     return f"{PATCH} keeps files that are not committed: {some(new)}" if new else None

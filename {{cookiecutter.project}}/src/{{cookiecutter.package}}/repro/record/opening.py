@@ -16,7 +16,7 @@ from ..core.errors import UserError
 from ..guards import stages
 from . import names
 from .classes import class_of, described
-from .code_state import code_state, message, require_no_secret
+from .code_state import code_state, require_no_secret, summary
 from .reading import read_record
 from .record import Record
 from .removal import remove_checkpoints, remove_trace, traced
@@ -86,7 +86,7 @@ def open_run(
     code, patch = code_state(project)
     require_no_secret(patch)
     _clear(out, config.record.finished, address, calling, report)
-    if line := message(patch):
+    if line := summary(patch):
         report(line)
     # before run.json: that file says that there is a run to go on with, and going on needs its address
     out.mkdir(parents=True, exist_ok=True)

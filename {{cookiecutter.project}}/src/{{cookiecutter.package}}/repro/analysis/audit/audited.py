@@ -119,7 +119,7 @@ class Watch(operations._Mode):
     def where(self, place: Place, names: dict[nn.Module, str]) -> dict[str, Any]:
         """A place as file, line and module."""
         file, _, line = place.line.rpartition(":")
-        module = place.message(names).removeprefix(place.line).removeprefix(", in ")
+        module = place.shown(names).removeprefix(place.line).removeprefix(", in ")
         if not line.isdigit():
             return {"file": "", "line": 0, "module": module or BACKWARD}
         return {"file": self.files.get(place, file), "line": int(line), "module": module}
@@ -161,7 +161,7 @@ class Audited(Operations):
         portability = []
         for name, line in message.items():
             place = self._watch.non_portable[name]
-            why, _, instead = line.removeprefix(f"{name} at {place.message(names)}: ").partition(". Use ")
+            why, _, instead = line.removeprefix(f"{name} at {place.shown(names)}: ").partition(". Use ")
             portability.append({"operation": name, "why": why, "instead": instead} | self._watch.where(place, names))
         write(self._report, self._watch, self._watch.facts(names), portability, self._promises_portable)
         return message
