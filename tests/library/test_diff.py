@@ -29,7 +29,7 @@ from project.repro.analysis.diff import Place, causes, first_place, load, report
 from project.repro.base.files import read_json
 from project.repro.checkpoint import checkpoint, saver
 from project.repro.config.settings import Checkpoint
-from project.repro.core import step as step_module
+from project.repro.core import loop as loop_module
 from project.repro.core.errors import UserError
 from project.repro.core.sampling import Plan
 from project.repro.core.seeds import derive
@@ -276,13 +276,13 @@ def test_augmentation_with_an_unseeded_generator(train: Train, monkeypatch: pyte
 
 def test_dropout_not_reseeded(train: Train, config: Config, monkeypatch: pytest.MonkeyPatch):
     one, left_out = train("one", workers=1), derive(config.seed, "micro-batch", 5, 3)
-    seed = step_module.seed_everything
+    seed = loop_module.seed_everything
 
     def forgetful(number: int) -> None:
         if number != left_out:
             seed(number)
 
-    monkeypatch.setattr(step_module, "seed_everything", forgetful)
+    monkeypatch.setattr(loop_module, "seed_everything", forgetful)
     place, found = compare(one, train("other", workers=1))
     assert (place.step, place.phase) == (5, "output")
     assert isinstance(build(config).get_submodule(place.tensors[0]), torch.nn.Dropout)
@@ -373,14 +373,14 @@ def side(name: str, **fields: Any) -> RunView:
 LIKELIEST = {
     "batch": "code.data.py",
     "loss": "code.model.py",
-    "gradient": "code.repro/core/accumulate.py",
+    "gradient": "core.accumulate.py",
     "weights": "config.train.clip_norm",
 }
 
 
 @pytest.mark.parametrize("phase", LIKELIEST)
 def test_causes_come_likeliest_first_for_the_phase(phase: str):
-    fields = (*LIKELIEST.values(), "code.repro/run.py")
+    fields = (*LIKELIEST.values(), "core.place.py")
     one, other = ({field: f"{field}{which}" for field in fields} for which in (1, 2))
     found = causes(Place(3, phase, (), 0), side("one", **one), side("other", **other))
     assert len(found) == len(fields) and found[0].startswith(f"{LIKELIEST[phase]}: ")

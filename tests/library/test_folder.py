@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 PREPARE = '''
     """The folder is used as it is."""
     manifest.require_raw(config)
-    manifest.write(Path(config.prepared), asked=config, raw=True)
+    manifest.write(Path(config.prepared), requested=config, raw=True)
 
 
 '''
@@ -122,7 +122,11 @@ def test_bits_do_not_depend_on_ranks(project: Path):
 def test_address_holds_one_hash_of_the_folder(project: Path):
     receipt = read(project / "artifacts").stated
     wanted = manifest.digest(hashing.entries(project / RAW))
-    assert receipt["preimage"]["data"] == {"asked": {"sha256": wanted, "test_percent": 20}, "files": [], "raw": True}
+    assert receipt["preimage"]["data"] == {
+        "requested": {"sha256": wanted, "test_percent": 20},
+        "files": [],
+        "raw": True,
+    }
     assert receipt["preimage"]["config"]["data"]["sha256"] == wanted
 
 

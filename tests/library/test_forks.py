@@ -53,7 +53,7 @@ def refuse():
     if os.environ["RANK"] == "0":
         time.sleep(3600)
     errors.PATIENCE = 0
-    errors.UserError("why").tell()
+    errors.UserError("why").report()
     sys.exit(2)
 
 def die():

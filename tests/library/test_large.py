@@ -65,7 +65,16 @@ def items(case: Case, config: Config, path: Path, mode: str | None) -> list[Any]
     helped = config.model_copy(update={"loader": config.loader.model_copy(update={"workers": 2})})
     return list(
         islice(
-            sampling.loader(dataset, plan, helped, World(0, 1, torch.device("cpu")), range(plan.micro_batches), 0, 10),
+            sampling.loader(
+                dataset,
+                plan,
+                helped,
+                World(0, 1, torch.device("cpu")),
+                range(plan.micro_batches),
+                0,
+                10,
+                check=opened.require_known,
+            ),
             80,
         )
     )

@@ -174,7 +174,7 @@ def test_module_loaded_from_another_source_than_the_address_states_is_refused():
     loaded.require_unchanged(OURS, now)
     loaded.require_same({OURS.package: now})
     other = now | {"repro/core/errors.py": "0" * 64}
-    with pytest.raises(UserError, match=r"^repro/errors\.py: changed while the stage started"):
+    with pytest.raises(UserError, match=r"^repro/core/errors\.py: changed while the stage started"):
         loaded.require_unchanged(OURS, other)
-    with pytest.raises(UserError, match=r"^repro/errors\.py: changed before a worker loaded it"):
+    with pytest.raises(UserError, match=r"^repro/core/errors\.py: changed before a worker loaded it"):
         _begin_worker(None, partial(loaded.require_same, {OURS.package: other}), 0)  # type: ignore[arg-type]

@@ -123,13 +123,13 @@ def test_link_to_a_folder_is_refused(whole: Path, tmp_path: Path):
 def test_data_prepared_with_other_keys_are_refused(config: Config, prepared: Path, tmp_path: Path):
     """They would train, and the address would state keys that no data were prepared with."""
     data = config.data.model_copy(update={"prepared": str(prepared)})
-    assert manifest.require_prepared(data)["asked"] == {"sha256": data.sha256, "test_percent": data.test_percent}
+    assert manifest.require_prepared(data)["requested"] == {"sha256": data.sha256, "test_percent": data.test_percent}
     with pytest.raises(UserError, match=r"prepared with other keys of `data` \(test_percent: 20 there, 30 here\)"):
         manifest.require_prepared(data.model_copy(update={"test_percent": 30}))
     shutil.copytree(prepared, tmp_path / "silent")
     manifest.write(tmp_path / "silent")
     with pytest.raises(
-        UserError, match=r"does not say which keys .* End prepare.py with manifest.write\(folder, asked"
+        UserError, match=r"does not say which keys .* End prepare.py with manifest.write\(folder, requested"
     ):
         manifest.require_prepared(data.model_copy(update={"prepared": str(tmp_path / "silent")}))
 

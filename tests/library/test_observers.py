@@ -21,7 +21,6 @@ from project.repro.core import errors
 from project.repro.core import loop as loop_module
 from project.repro.core.loop import EVENTS, Loop
 from project.repro.core.observer import Ballot, Observer, View
-from project.repro.guards import stages
 from project.repro.run import ADDED, Added, Run
 from project.repro.start import launch
 from test_core import CORE, REPRO, source
@@ -76,9 +75,8 @@ def drawn() -> float:
 
 
 @pytest.fixture(autouse=True)
-def _modules_of_these_tests_are_let_through(monkeypatch: pytest.MonkeyPatch):
-    """They lie outside of the project."""
-    monkeypatch.setattr(stages, "require_installed", lambda project, unhashed: None)
+def _stages_run_here(as_a_stage: None):
+    """In this process, which has loaded more than they may."""
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ class Rank(World):
 
 
 def together(work: Callable[[int], Any], requested: list[str]) -> tuple[list[Any], Meeting]:
-    """What each of the ranks gets, or its failure; `asked` by rank."""
+    """What each of the ranks gets, or its failure; `requested` by rank."""
     meeting = Meeting(len(requested))
 
     def run(rank: int) -> Any:

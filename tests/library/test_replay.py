@@ -276,7 +276,7 @@ def test_name_that_is_no_id_asks_no_server(name: str):
 def test_prepared_data_that_differ_are_named():
     """The record is of a folder in which an older preparation's file was left."""
     files = [{"path": name, "size": 1, "sha256": name * 64} for name in "abc"]
-    here = {"asked": {}, "files": files[:2]}
+    here = {"requested": {}, "files": files[:2]}
     replay_module._require_same_data(here, here)
     with pytest.raises(RunError) as failure:
         replay_module._require_same_data(here | {"files": files}, here)

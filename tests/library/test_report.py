@@ -123,7 +123,7 @@ REFUSED: dict[str, tuple[Callable[[], list[str]], str]] = {
     "a folder": (lambda: ["one", "--out", "one/x.html"], "x.html"),
     "no row": (lambda: ["bad"], "metrics.jsonl, line 2: no row of metrics."),
     "no step": (lambda: ["far"], "metrics.jsonl, line 1: no row of metrics."),
-    "no number": (lambda: ["huge"], "metrics.json: a metric that is no number, or too large for one."),
+    "no number": (lambda: ["huge"], "metrics.json: steps: 1000"),
     "no table": (lambda: ["table"], "steps.csv: no table of metrics"),
 }
 

@@ -25,7 +25,7 @@ from project.repro.record.lock import LOCK, RunLock
 HOLD = f"""
 import os, sys
 from pathlib import Path
-from {PACKAGE}.repro.core.errors import Failure
+from {PACKAGE}.repro.core.errors import RunError
 from {PACKAGE}.repro.record.lock import RunLock
 
 assert "torch" not in sys.modules
@@ -36,7 +36,7 @@ try:
         if child != 0:
             print("held", child, flush=True)
         sys.stdin.read()
-except Failure as failure:
+except RunError as failure:
     print(failure, file=sys.stderr)
     sys.exit(failure.exit_code)
 """

@@ -37,7 +37,7 @@ def test_training_is_made_once_and_again_where_it_was_altered(series: Series, me
     assert series.one(PLAIN).bits == first.bits
     assert (first.folder / "model.safetensors").read_bytes()[-1:] != b" "
     # of one that was cut off on the way, and of a receipt of another config, nothing is believed
-    (first.folder.parent / "asked.json").unlink()
+    (first.folder.parent / "requested.json").unlink()
     [again] = series.make([PLAIN])
     assert not message[-1].endswith("made before") and again.bits == first.bits
 
@@ -70,5 +70,5 @@ def test_training_that_fails_is_told_and_not_kept(series: Series):
         series.one(Requested("broken", {"train.learning_rate": 1e30, "train.nonfinite": "decay"}))
     with pytest.raises(RunError, match="not finite"):
         series.one(Requested("too fast", {"train.learning_rate": 1e30}))
-    kept = [path.parent for path in series.project.root.glob("build/series/*/asked.json")]
+    kept = [path.parent for path in series.project.root.glob("build/series/*/requested.json")]
     assert all((folder / "run" / "receipt.json").is_file() for folder in kept)

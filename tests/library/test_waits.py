@@ -22,7 +22,7 @@ SENT = {torch.tensor, torch.as_tensor}  # which wait as well, where they are giv
 COUNTED = 6  # a step in which nothing is due
 ALWAYS = {
     "finite.py": 1,  # whether the gradient is finite, before the update
-    "world.py": 1,  # the sums over the ranks, and with them the loss and the norm
+    "ranks.py": 1,  # the sums over the ranks, and with them the loss and the norm
     "trace.py": 1,  # digests of the step before: right after the others, so nothing is left to wait for
 }
 micro_batch_loss = train_module.micro_batch_loss

@@ -169,7 +169,7 @@ def _likewise(names: Sequence[str]) -> str:
 def write(folder: Path, requested: Data | None = None, raw: bool = False) -> dict[str, Any]:
     """Write the manifest of every file under `folder`, which is made if need be, into it, and return it.
 
-    `asked` is what `prepare` was given, where the files are prepared data. `raw` says that a run reads the dataset
+    `requested` is what `prepare` was given, where the files are prepared data. `raw` says that a run reads the dataset
     itself, too, or nothing else: then it is checked before each run, and the code may open it.
 
     Raises:
@@ -181,7 +181,7 @@ def write(folder: Path, requested: Data | None = None, raw: bool = False) -> dic
         raise UserError(f"{folder}: {some(odd)}: names in UTF-8 wanted; have prepare.py choose others")
     if requested:
         _keep(folder, before, held)
-    manifest: dict[str, Any] = {"asked": addressed(requested)} if requested else {}
+    manifest: dict[str, Any] = {"requested": addressed(requested)} if requested else {}
     manifest |= {"files": _stated(held)}
     manifest |= {"raw": True} if raw else {}
     (folder / NAME).write_text(json.dumps(manifest, indent=2) + "\n")
@@ -237,12 +237,12 @@ def require_prepared(data: Data) -> dict[str, Any]:
     """As `require_sound`, after checking that the data were prepared as `data` asks."""
     folder = Path(data.prepared)
     manifest = require_sound(data)
-    if "asked" not in manifest:
+    if "requested" not in manifest:
         raise UserError(
             f"{folder / NAME}: does not say which keys the data were prepared with. End prepare.py with "
-            f"manifest.write(folder, asked=config), and prepare them again: make repro"
+            f"manifest.write(folder, requested=config), and prepare them again: make repro"
         )
-    if differing := differences(manifest["asked"], addressed(data)):
+    if differing := differences(manifest["requested"], addressed(data)):
         raise Unprepared(
             f"{folder}: prepared with other keys of `data` ({named(differing, 'there', 'here')}). Prepare the data "
             f"again: make repro. If you give such a key with --set, give prepare the same --set"

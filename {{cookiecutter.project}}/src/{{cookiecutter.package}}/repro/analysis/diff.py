@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..base.project import LIBRARY
 from ..base.text import Difference, differences, short, some
 from ..core.flags import FLAGS
 from ..record import chain
@@ -48,7 +47,7 @@ def load(path: Path, name: str = "") -> RunView:
 
     Raises:
         UserError: there is too little to compare, or a record is missing or damaged.
-        Failure: the lone receipt was altered.
+        RunError: the lone receipt was altered.
     """
     run = RunView(path, name, every_row=False)
     run.require_comparable()
@@ -128,14 +127,14 @@ CAUSES = (
     ("batch", r"data\.|config\.data\.", "the batch is made of other data"),
     (
         "batch",
-        rf"code\.(data|prepare)\.py|code\.{LIBRARY.name}/training/(sampling|order|seeds)",
+        r"code\.(data|prepare)\.py|core\.(sampling|plan|order|seeds)",
         "this code makes the batches",
     ),
     ("batch", r"config\.parallel\.|config\.train\.epochs", "it decides which samples a step sees"),
     ("gradient", r"config\.parallel\.|world_size", "it decides how gradients are summed"),
     (
         "gradient",
-        rf"code\.{LIBRARY.name}/training/(tree|transport|accumulate|buckets|sharded|fsdp)",
+        r"core\.(tree|transport|accumulate|buckets|sharded|fsdp)",
         "it decides how gradients are summed",
     ),
     ("output|loss|gradient", r"config\.model\.", "it is another network"),
@@ -148,7 +147,7 @@ CAUSES = (
     (ANY, r"cpu\.|cuda\.|device", "other hardware, or another instruction set, rounds in another order"),
     (ANY, r"torch\.|numpy|python|image|lock\.", "other libraries compute with other kernels"),
     (ANY, r"variables\..*", "libraries read this variable"),
-    (ANY, r"code\..*", "the code differs"),
+    (ANY, r"(code|core)\..*", "the code differs"),
     (ANY, r"config\..*", "other numbers were asked for"),
 )
 # The conclusion for each phase if nothing that is recorded differs.

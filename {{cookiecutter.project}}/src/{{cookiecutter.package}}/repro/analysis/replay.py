@@ -35,7 +35,7 @@ def replay(project: Project, source: Path, out: Path, ranks: int | None, report:
     Raises:
         UserError: its commit or its data cannot be had here, `ranks` is not the world size in its address, it brings
             code along that nobody allowed, or `out` is its own folder.
-        Failure: a step of it failed.
+        RunError: a step of it failed.
     """
     _require_elsewhere(source, out)
     receipt = read(source)

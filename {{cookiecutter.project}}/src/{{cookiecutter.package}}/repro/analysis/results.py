@@ -83,7 +83,7 @@ def check(project: Project, config: Settings, out: Path) -> list[Verdict]:
 
     Raises:
         UserError: no finished run in `out`, a lock is missing, or the code is another project's.
-        Failure: the receipt of the run was altered.
+        RunError: the receipt of the run was altered.
     """
     require_own(project, "repro check is asked")
     run = _finished(out)
@@ -222,7 +222,7 @@ def accept(project: Project, out: Path, source: str) -> str:
 
     Raises:
         UserError: no finished run in `out`.
-        Failure: its files are not those of its receipt, or something else is expected there already.
+        RunError: its files are not those of its receipt, or something else is expected there already.
     """
     run = _finished(out)
     if foreign := _foreign(out, run):

@@ -20,7 +20,7 @@ from ..record.receipt import Receipt, read
 from ..record.view import RunView, is_stated
 from ..start import trainings
 
-REQUESTED = "asked.json"  # beside a run directory: what it was made for. Without it, the run is not whole
+REQUESTED = "requested.json"  # beside a run directory: what it was made for. Without it, the run is not whole
 # What no training of a series has: it is compared, not kept.
 ALONE: Mapping[str, Any] = {
     "tracking.enabled": False,
@@ -80,7 +80,7 @@ class Made:
 class Series:
     """Trainings of one project in a folder of their own below build/.
 
-    `overrides` hold for all of them, as `--set` takes them. `tell` is called with a line for each training.
+    `overrides` hold for all of them, as `--set` takes them. `report` is called with a line for each training.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Series:
 
         Raises:
             UserError: a key or a value is wrong.
-            Failure: a training failed.
+            RunError: a training failed.
         """
         width = len(str(len(wanted)))
         for count, requested in enumerate(wanted, 1):
@@ -140,7 +140,7 @@ def kept(folder: Path, requested: Requested, wanted: Any, train: Callable[[Path]
     `wanted` is all that it was made for, as JSON holds it.
 
     Raises:
-        Failure: the training failed.
+        RunError: the training failed.
     """
     if made := _whole(requested, folder, wanted):
         return made, True

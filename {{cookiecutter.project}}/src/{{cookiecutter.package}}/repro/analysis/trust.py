@@ -30,7 +30,7 @@ def require_trusted(
 
     Raises:
         UserError: the patch is another one, and neither signed nor allowed; or the signature is missing.
-        Failure: the receipt is not signed by one of the signers.
+        RunError: the receipt is not signed by one of the signers.
     """
     own = patch is None or hashlib.sha256(patch.read_bytes()).hexdigest() == code_state(project)[0]["patch"]
     if trust.signers or not own:

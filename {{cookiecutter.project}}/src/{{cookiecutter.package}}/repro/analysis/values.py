@@ -44,7 +44,7 @@ def recorded(project: Project, run: Path, trust: Trust, report: Callable[[str], 
 
     Raises:
         UserError: there is no such run, its record has another form, or it brings code along that nobody allowed.
-        Failure: the receipt or the patch was altered, or the signature is another's.
+        RunError: the receipt or the patch was altered, or the signature is another's.
     """
     view = RunView(run)
     if not view.facts:
@@ -62,7 +62,7 @@ def at(project: Project, recorded: Recorded, step: int, report: Callable[[str], 
 
     Raises:
         UserError: there is no way to make its step again.
-        Failure: the re-run gives other digests than recorded, or does not reach the step.
+        RunError: the re-run gives other digests than recorded, or does not reach the step.
     """
     run, made = recorded.run, recorded.made
     with (
@@ -144,7 +144,7 @@ def lines(
     """The lines that say by how much two runs differ at a step, from the phase in which they part.
 
     Raises:
-        Failure: a run has no record from which it may be made again; see `recorded`.
+        RunError: a run has no record from which it may be made again; see `recorded`.
     """
     seen: list[dict[str, Any]] = []
     for side in [recorded(project, run, trust, report) for run in runs]:

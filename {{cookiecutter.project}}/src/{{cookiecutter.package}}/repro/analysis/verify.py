@@ -284,7 +284,7 @@ def _kill(start: Callable[[], trainings.Process], out: Path, after: int, by: sig
     has ended, it is tried again. A training that fails is left to the caller, who starts it again.
 
     Raises:
-        Failure: the training ended first each time.
+        RunError: the training ended first each time.
     """
     for _ in range(TRIES):
         shutil.rmtree(out, ignore_errors=True)

@@ -20,7 +20,7 @@ def report(project: Project, path: Path, signers: Path | None) -> list[str]:
     `signers` is a file of allowed signers as ssh-keygen(1) describes it; without one no signature is asked for.
 
     Raises:
-        Failure: the receipt contradicts itself or a file beside it, or the signature is another's or of a signer who
+        RunError: the receipt contradicts itself or a file beside it, or the signature is another's or of a signer who
             is not known.
         UserError: it is no receipt, or the signature is missing.
     """

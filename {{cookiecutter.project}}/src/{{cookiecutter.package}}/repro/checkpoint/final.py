@@ -17,7 +17,7 @@ def write(model: nn.Module, out: Path) -> None:
     """Write the weights of a model into the run directory `out`.
 
     Raises:
-        Failure: the disk is full, for example.
+        RunError: the disk is full, for example.
     """
     with durable(out / names.WEIGHTS) as beside:
         try:

@@ -23,7 +23,7 @@ class Keeper(Observer):
         """Say whether this rank is writing.
 
         Raises:
-            Failure: a checkpoint could not be written.
+            RunError: a checkpoint could not be written.
         """
         if self.saver and (failure := self.saver.failure()):
             raise failure
@@ -43,7 +43,7 @@ class Keeper(Observer):
         """Return once all is written.
 
         Raises:
-            Failure: it could not be.
+            RunError: it could not be.
         """
         if self.saver:
             self.saver.wait()

@@ -7,7 +7,7 @@ Gradients of bfloat16 and float16 are added in float32, and rounded once, at the
 
 Each bucket of gradients leaves (transport.py) as soon as the last micro-batch's backward pass has filled it.
 
-`Stock`, in stock.py, is DistributedDataParallel: its bits depend on the world size. Both are used alike, and refuse a
+`DDP`, in stock.py, is DistributedDataParallel: its bits depend on the world size. Both are used alike, and refuse a
 line that is missing:
 
     for number in gradients.micro_batches():    # those that this rank runs

@@ -18,7 +18,7 @@ def together(world: World, work: Callable[[], T]) -> T:
     """Do work on every rank that may fail on one of them. Then all fail alike, and none is left waiting.
 
     Raises:
-        Failure: that of the first rank that met one, saying which ranks did where not all of them.
+        RunError: that of the first rank that met one, saying which ranks did where not all of them.
     """
     result, failure = _outcome(work)
     fail_alike(world, failure)
@@ -26,12 +26,12 @@ def together(world: World, work: Callable[[], T]) -> T:
 
 
 def once_per_host(world: World, work: Callable[[], T], requested: str) -> T:
-    """What `work` returns, which one rank of each host does for all that are `asked` the same there.
+    """What `work` returns, which one rank of each host does for all that are `requested` the same there.
 
     It may take longer than `parallel.timeout_seconds`: meanwhile the ranks tell each other that they are there.
 
     Raises:
-        Failure: that of the first rank that met one, on all ranks alike.
+        RunError: that of the first rank that met one, on all ranks alike.
     """
     if world.size == 1:
         return together(world, work)

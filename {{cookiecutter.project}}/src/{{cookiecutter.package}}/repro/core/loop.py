@@ -105,7 +105,7 @@ class Loop:
 
         Raises:
             UserError: the loop forgets a line.
-            Failure: an observer's.
+            RunError: an observer's.
         """
         self.done = self._start = start
         for number in range(start, self.stop):

@@ -12,7 +12,7 @@ P = ParamSpec("P")
 
 
 def _reaching(otherwise: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Turn a backend's RuntimeError into a Failure of one line, which begins with `otherwise`."""
+    """Turn a backend's RuntimeError into a RunError of one line, which begins with `otherwise`."""
 
     def decorate(collective: Callable[P, T]) -> Callable[P, T]:
         @wraps(collective)

@@ -163,7 +163,7 @@ def join(device: str, parallel: Parallel) -> World:
 
     Raises:
         UserError: no such device, or more ranks than micro-batches.
-        Failure: the ranks do not meet.
+        RunError: the ranks do not meet.
     """
     rank, size = rank_and_size()
     if size > parallel.micro_batches:

@@ -90,7 +90,7 @@ def put(snapshot: Snapshot, model: nn.Module, optimizer: Optimizers, objects: Ma
 
     Raises:
         UserError: the snapshot is of other objects; nothing is loaded then.
-        Failure: the state is not the one that was saved.
+        RunError: the state is not the one that was saved.
     """
     beside, held = (realized(unpack(snapshot.values[of], snapshot.others)) for of in ("model", "state"))
     state = unpack(snapshot.values["optimizer"], snapshot.optimizer)

@@ -29,7 +29,7 @@ def gathered(model: nn.Module, folder: Path, world: World) -> nn.Module:
     They are put together one at a time, and lie in files of `folder` that have no name, so that no memory holds all.
 
     Raises:
-        Failure: the disk has no room for them.
+        RunError: the disk has no room for them.
     """
     named = weights(model)
     held = {id(each): each for each in named.values()}

@@ -59,7 +59,7 @@ def numeric_environment(determinism: Determinism, device: torch.device) -> dict[
             "arithmetic": arithmetic_canary(),
             # The portable pins make the model irrelevant for proven operations; without them it decides bits.
             "model": None if is_portable(determinism) else _cpu_model(),
-            "non_portable": [],  # operations that the run calls; see `with_unproven`
+            "non_portable": [],  # operations that the run calls; see `with_non_portable`
         },
         "threads": torch.get_num_threads(),
         "flags": effective(),

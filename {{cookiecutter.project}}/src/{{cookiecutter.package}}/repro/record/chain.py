@@ -67,7 +67,7 @@ class Chain:
         """Add a row, or find it there already.
 
         Raises:
-            Failure: another row is there.
+            RunError: another row is there.
         """
         self._link = hashlib.sha256(self._link + row).digest()[:LINK]
         if self.position < self._there:

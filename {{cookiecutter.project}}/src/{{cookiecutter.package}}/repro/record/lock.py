@@ -65,7 +65,7 @@ class RunLock:
         """Make sure that the folder is still this process's, before writing there.
 
         Raises:
-            Failure: it was moved, or another training took it over while this one gave no sign of life.
+            RunError: it was moved, or another training took it over while this one gave no sign of life.
         """
         if not self._is_ours():
             raise RunError(

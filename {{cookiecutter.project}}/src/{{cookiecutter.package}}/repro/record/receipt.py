@@ -115,7 +115,7 @@ def patch_beside(path: Path, wanted: str | None) -> Path | None:
     """The patch of uncommitted code beside a record, which names its SHA-256; None where there was none.
 
     Raises:
-        Failure: it is lost, or another one.
+        RunError: it is lost, or another one.
     """
     if not wanted:
         return None
@@ -132,7 +132,7 @@ def read(path: Path) -> Receipt:
 
     Raises:
         UserError: there is none, or a key of it is none that a run writes.
-        Failure: it is not as it was written.
+        RunError: it is not as it was written.
     """
     path = path / RECEIPT if path.is_dir() else path
     if not path.is_file():
@@ -177,7 +177,7 @@ def read(path: Path) -> Receipt:
 
 
 def _faults_of_environment(stated: dict[str, Any], requested: dict[str, Any], relax: Any) -> list[str]:
-    """In what a receipt's environment does not follow from its own preimages, and from the config `asked` for."""
+    """In what a receipt's environment does not follow from its own preimages, and from the config `requested` for."""
     environment, before = stated["preimage"], stated.get("before", [])
     plain = requested.get("compute.precision", "float32") == "float32" and not requested.get("compute.compile")
     derived = described(environment, plain, before)

@@ -98,7 +98,7 @@ class Record:
         """Append one row.
 
         Raises:
-            Failure: an earlier attempt at this run recorded another number for the same step.
+            RunError: an earlier attempt at this run recorded another number for the same step.
         """
         for name, value in metrics.items():
             before = self._known.get((step, name), value)

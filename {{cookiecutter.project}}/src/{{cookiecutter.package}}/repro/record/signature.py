@@ -30,7 +30,7 @@ def sign(folder: Path, key: str) -> None:
     """Sign the receipt in a run directory; the signature lies beside it.
 
     Raises:
-        Failure: there is no ssh-keygen, or it could not use the key.
+        RunError: there is no ssh-keygen, or it could not use the key.
     """
     words = ("sign", "-n", NAMESPACE, "-f", _place(key), str(folder / RECEIPT))
     (folder / SIGNATURE).unlink(missing_ok=True)  # it would ask whether to overwrite it
@@ -67,7 +67,7 @@ def signer(path: Path, signers: Path) -> str:
 
     Raises:
         UserError: there is no signature, no such file of signers, or no ssh-keygen.
-        Failure: the signer is not among the allowed ones, or signed something else.
+        RunError: the signer is not among the allowed ones, or signed something else.
     """
     signature = path.with_name(SIGNATURE)
     for needed in (signers, signature):

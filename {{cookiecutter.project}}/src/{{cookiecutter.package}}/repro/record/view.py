@@ -133,7 +133,7 @@ class RunView:
         """Its receipt; None where there is none, or where it was altered, as `doubts` tells.
 
         Raises:
-            Failure: it was altered, and is alone.
+            RunError: it was altered, and is alone.
         """
         return self._found if isinstance(self._found, Receipt) else None
 
@@ -143,7 +143,7 @@ class RunView:
 
         Raises:
             UserError: there is none.
-            Failure: it was altered.
+            RunError: it was altered.
         """
         if isinstance(self._found, RunError):
             raise self._found

@@ -60,7 +60,7 @@ class Warm:
         """What the process answers.
 
         Raises:
-            Failure: it has ended.
+            RunError: it has ended.
         """
         assert self._server.stdin and self._server.stdout
         try:
@@ -154,7 +154,7 @@ def _poll(pid: int) -> int | None:
 def _become(
     words: list[str], log: str, place: dict[str, str], meeting: dict[str, str], first: list[int], reports: int
 ) -> NoReturn:
-    """Run a module in this fork, as `python -m` would; say in `tells` by which variables ranks meet."""
+    """Run a module in this fork, as `python -m` would; say in `reports` by which variables ranks meet."""
     end_with_launcher()
     os.setpgid(0, *first or [0])
     if place and not meeting:

@@ -153,7 +153,7 @@ class Trace(Observer):
         """Record the step.
 
         Raises:
-            Failure: the step before it was recorded with other digests, before an interruption.
+            RunError: the step before it was recorded with other digests, before an interruption.
         """
         if self.level == "off":
             return

@@ -37,7 +37,8 @@ class Shapes(Observer):
         self._write, self._written = write, False
         self.seen: dict[str, list[dict[str, Any]]] | None = None
         self._parameters, self._size = inspect.signature(model.forward), size
-        self._hook = network.register_forward_hook(self._note, with_kwargs=True)
+        # a function, which a copy of the model shares: a bound method would be copied with all that this holds
+        self._hook = network.register_forward_hook(lambda *call: self._note(*call), with_kwargs=True)
 
     def end_step(self, view: View, sums: Sequence[int], own: Sequence[float]) -> None:
         """Write down what was seen."""
@@ -51,6 +52,8 @@ class Shapes(Observer):
 
     def _note(self, network: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         self._hook.remove()
+        if self.seen:  # by a copy of the model, made before
+            return
         try:
             inputs: dict[Any, Any] = self._parameters.bind(*args, **named).arguments
         except TypeError:  # DistributedDataParallel or a compiler called it in a way of its own

@@ -97,7 +97,7 @@ def sync(folder: Path, locks: Path) -> dict[str, Any]:
 
     Raises:
         UserError: no record there, or its upload is under way in another process.
-        Failure: the server could not be reached or refused; what arrived is remembered.
+        RunError: the server could not be reached or refused; what arrived is remembered.
     """
     if not (folder / names.RUN).is_file():
         raise UserError(f"{folder}: no {names.RUN} seen, a run directory wanted, such as artifacts/")

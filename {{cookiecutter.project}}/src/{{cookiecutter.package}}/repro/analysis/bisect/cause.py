@@ -78,7 +78,7 @@ def bisected(
 
     Raises:
         UserError: A or B asks for what cannot be.
-        Failure: A or B does not train.
+        RunError: A or B does not train.
     """
     if not 0 < confidence < 1:  # NaN, which is in every range of click
         raise UserError(f"--confidence {confidence}: a number below 1 wanted, for example 0.95")

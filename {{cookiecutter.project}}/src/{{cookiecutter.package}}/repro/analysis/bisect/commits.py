@@ -108,7 +108,7 @@ class Clone:
         """Have a commit there, with these files of the package `of` another one, and nothing else.
 
         Raises:
-            Failure: git cannot, or the commit has no such package.
+            RunError: git cannot, or the commit has no such package.
         """
         self._copy.check_out(commit)
         self._prepared = ""
@@ -139,7 +139,7 @@ class Clone:
         """What the commit that is checked out asks for, as its own code reads it.
 
         Raises:
-            Failure: it does not take these overrides.
+            RunError: it does not take these overrides.
         """
         read = trainings.config_of(self.project, overrides)
         flat = read["config"]
@@ -150,7 +150,7 @@ class Clone:
         """Train what is checked out; a training that is kept in `folder` is not made again.
 
         Raises:
-            Failure: it does not train.
+            RunError: it does not train.
         """
         config = {**setup.config, **places, "data.prepared": str(self.project.root / "data" / "prepared")}
         requested = Requested("bisect", ranks=setup.ranks, variables=setup.variables, number=number)

@@ -60,7 +60,7 @@ def bundled(project: Project, runs: Sequence[Path], report: str, with_weights: b
     Raises:
         UserError: a run is not finished, its files are not those of its receipt, it was made outside git, or the runs
             are of two commits.
-        Failure: a receipt was altered, or its locks cannot be had.
+        RunError: a receipt was altered, or its locks cannot be had.
     """
     receipts = [_sound(run, with_weights) for run in runs]
     states = {(str(each.stated["code"]["commit"]), each.stated["parts"]["lock"]) for each in receipts}

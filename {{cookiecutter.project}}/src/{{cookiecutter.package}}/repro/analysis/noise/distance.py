@@ -15,7 +15,7 @@ def distance(one: Path, other: Path) -> float:
     A tensor is read at a time. It is NaN where a number is, and infinite where all of a is zero and b is not.
 
     Raises:
-        Failure: the files hold other tensors, or tensors of other shapes.
+        RunError: the files hold other tensors, or tensors of other shapes.
     """
     moved = size = 0.0
     with safe_open(one, "pt") as a, safe_open(other, "pt") as b:

@@ -126,7 +126,7 @@ def noise(
 
     Raises:
         UserError: fewer than 2 runs, or a key is wrong.
-        Failure: a training failed.
+        RunError: a training failed.
     """
     if runs < 2:
         raise UserError(f"--runs {runs} seen, 2 or more wanted: one run has no spread")

@@ -155,7 +155,7 @@ def perturbation(
 
     Raises:
         UserError: a key is wrong, there is no such step, there is nothing to change, or results.lock accepts nothing.
-        Failure: a training failed.
+        RunError: a training failed.
     """
     settings, overrides = requested_for(schema, overrides, short)
     key, accepted = accepted_change(project)
@@ -176,7 +176,7 @@ def train(project: Project, settings: Settings, overrides: Sequence[str], folder
 
     Raises:
         UserError: the training refused what it was given.
-        Failure: it failed.
+        RunError: it failed.
     """
     folder.mkdir(parents=True)
     own, given = (folder, folder.name, str(at)), trainings.sets(overrides)
