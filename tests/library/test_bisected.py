@@ -114,7 +114,8 @@ def test_one_cause_among_innocent_differences_is_named(bisect: Bisect):
     # once more: every training is found again, and the answer is the same
     assert bisect(a=["train.shift=1"], b=["train.shift=0", *INNOCENT]).cause == answer.cause and bisect.trained == 0
     # a training that was altered meanwhile is made anew
-    requested_for = {
+    made = bisect.folder.glob("*/requested.json")
+    requested_for = {path.parent: json.loads(path.read_text())["config"] for path in made}
         path.parent: json.loads(path.read_text())["config"] for path in bisect.folder.glob("*/requested.json")
     }
     made = [folder for folder, config in requested_for.items() if config["train.shift"] == 0]

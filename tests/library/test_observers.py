@@ -319,7 +319,7 @@ def watched(train: Train, monkeypatch: pytest.MonkeyPatch) -> Callable[..., set[
 def of_library(text: str) -> Does:
     """A function of a module of the library that is no core."""
     made: dict[str, Any] = {}
-    exec(compile(text, str(REPRO / "records" / "planted.py"), "exec"), made)
+    exec(compile(text, str(REPRO / "record" / "planted.py"), "exec"), made)
     return made["does"]  # type: ignore[no-any-return]
 
 
