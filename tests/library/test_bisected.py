@@ -116,8 +116,6 @@ def test_one_cause_among_innocent_differences_is_named(bisect: Bisect):
     # a training that was altered meanwhile is made anew
     made = bisect.folder.glob("*/requested.json")
     requested_for = {path.parent: json.loads(path.read_text())["config"] for path in made}
-        path.parent: json.loads(path.read_text())["config"] for path in bisect.folder.glob("*/requested.json")
-    }
     made = [folder for folder, config in requested_for.items() if config["train.shift"] == 0]
     weights = made[0] / "run" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
