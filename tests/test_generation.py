@@ -190,7 +190,7 @@ def test_readme_shows_the_description_as_it_was_typed(baked: BakedProject, answe
 def test_scripts_are_well_formed(baked: BakedProject) -> None:
     """The Makefile and the labels of the image too."""
     scripts = [name for name in baked.files() if name.endswith((".sh", ".sbatch"))]
-    assert len(scripts) == 2
+    assert len(scripts) == 3
     baked.run("bash", "-n", *scripts)
     assert "awk" in baked.run("make", "--dry-run", "help", "setup", "repro", "ui", "image")
     (labels,) = re.findall("^LABEL (.*)$", baked.text("Dockerfile").replace("\\\n", ""), re.MULTILINE)

@@ -8,12 +8,13 @@ import torch
 from conftest import micro_batches, ours, prepare
 
 manifest = ours("repro.address.manifest")
+batches = ours("repro.core.batch")
 sampling = ours("repro.core.sampling")
 
 
 def equal(one: Any, other: Any) -> bool:
     """Whether the tensors of two batches, or of two items, are the same."""
-    pairs = zip(sampling.tensors_in(one), sampling.tensors_in(other), strict=True)
+    pairs = zip(batches.tensors_in(one), batches.tensors_in(other), strict=True)
     return all(torch.equal(this, that) for this, that in pairs)
 
 
@@ -39,7 +40,7 @@ def test_both_sets_hold_samples(config: Any):
 
 def test_each_tensor_of_a_batch_has_a_row_per_sample(config: Any, world: Any):
     samples = config.parallel.global_batch // config.parallel.micro_batches
-    assert {len(tensor) for batch in micro_batches(config, world) for tensor in sampling.tensors_in(batch)} == {samples}
+    assert {len(tensor) for batch in micro_batches(config, world) for tensor in batches.tensors_in(batch)} == {samples}
 
 
 def test_workers_change_no_sample(config: Any, world: Any):
