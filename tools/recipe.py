@@ -18,6 +18,7 @@ RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 LOCK = RECIPES / "requirements.txt"  # what the recipes add to them, all together
 LOCKS = "train-cpu.txt", "train-cuda.txt"
 PACKAGES = "packages.toml"
+DIRECT = "# via pyproject.toml"
 APART = {"params.yaml", PACKAGES, "README.md"}  # merged, or the recipe's own
 REMOTE = Path("data", "remote")  # where a project with the default answers shares its data
 CONFUSION = "confusion.csv"  # of classes; a recipe whose evaluation writes none has no plot of it
@@ -43,9 +44,11 @@ def with_sections(text: str, other: str) -> str:
     return "".join(theirs.get(name, part).rstrip("\n") + part[len(part.rstrip("\n")) :] for name, part in ours.items())
 
 
-def with_pins(lock: str, added: str) -> str:
-    """A lock with the pins of another among its own, by name."""
+def with_pins(lock: str, added: str, packages: str) -> str:
+    """A lock with the pins of another among its own, by name; direct ones where `packages` ask for them."""
     ours, theirs = blocks(lock, r"[a-z0-9]"), blocks(added, r"[a-z0-9]")
+    wanted = {re.split("[<>=~!]", line)[0] for line in tomllib.loads(packages)["project"]["dependencies"]}
+    theirs = {name: pin for name, pin in theirs.items() if DIRECT not in pin or name in wanted}
     merged = {**theirs, **ours}
     return "".join(merged[name] for name in sorted(merged))
 
@@ -79,10 +82,10 @@ def share(pointer: Path) -> None:
 
 def add_packages(name: str, project: Path) -> None:
     """Have the project ask for the packages of a recipe, and its locks pin them."""
-    requested = project / "pyproject.toml"
-    requested.write_text(with_dependencies(requested.read_text(), (RECIPES / name / PACKAGES).read_text()))
+    requested, packages = project / "pyproject.toml", (RECIPES / name / PACKAGES).read_text()
+    requested.write_text(with_dependencies(requested.read_text(), packages))
     for path in (project / "requirements" / lock for lock in LOCKS):
-        path.write_text(with_pins(path.read_text(), LOCK.read_text()))
+        path.write_text(with_pins(path.read_text(), LOCK.read_text(), packages))
 
 
 def lay(name: str, project: Path) -> None:
