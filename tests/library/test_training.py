@@ -16,8 +16,8 @@ from project import train as train_module
 from project.config import Config
 from project.repro import run as run_module
 from project.repro.core import flags, sampling
+from project.repro.core import loop as loop_module
 from project.repro.core import ranks as world
-from project.repro.core import step as step_module
 from project.repro.core.seeds import PURPOSES, derive
 from safetensors.torch import load_file
 from states import parallel_of
@@ -218,7 +218,7 @@ def digest_with(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pyt
         def other(root: int, requested: str, *ids: int) -> int:
             return derive(root + (requested == purpose), requested, *ids)
 
-        for module in (run_module, step_module, sampling):
+        for module in (run_module, loop_module, sampling):
             monkeypatch.setattr(module, "derive", other)
         torch.manual_seed(99)  # what is left unseeded must show, so let nothing start from a default
         train_module.train(short(config, prepared), tmp_path / str(purpose))
