@@ -15,7 +15,7 @@ from conftest import PACKAGE, PROJECT, trained
 from project import train as train_module
 from project.config import Config
 from project.repro import run as run_module
-from project.repro.core import flags, sampling
+from project.repro.core import flags, plan, sampling
 from project.repro.core import loop as loop_module
 from project.repro.core import ranks as world
 from project.repro.core.seeds import PURPOSES, derive
@@ -218,7 +218,7 @@ def digest_with(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pyt
         def other(root: int, requested: str, *ids: int) -> int:
             return derive(root + (requested == purpose), requested, *ids)
 
-        for module in (run_module, loop_module, sampling):
+        for module in (run_module, loop_module, plan, sampling):
             monkeypatch.setattr(module, "derive", other)
         torch.manual_seed(99)  # what is left unseeded must show, so let nothing start from a default
         train_module.train(short(config, prepared), tmp_path / str(purpose))
