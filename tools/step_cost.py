@@ -9,11 +9,13 @@ of them alike; each is compared with the plain step of the same round. CPU, one 
 import itertools
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from bake import PACKAGE, ROOT
@@ -49,6 +51,7 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     from repro_project.repro.core import ranks as world
     from repro_project.repro.core.accumulate import Accumulation
     from repro_project.repro.core.exact import clip_grad_norm_
+    from repro_project.repro.core.observer import View
     from repro_project.repro.core.optimizers import Optimizers
     from repro_project.repro.core.seeds import derive, seed_everything
     from repro_project.repro.guards import agreement
@@ -75,7 +78,9 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     Path("build").mkdir(exist_ok=True)
     traces = {level: Armed(level, Path(tempfile.mkdtemp(dir="build")), ranks) for level in ("off", "step", "tensor")}
     for trace in traces.values():
-        trace.begin(model, Optimizers(optimizer, model), 0, outputs=True)
+        trace.begin(model, 0, outputs=True)
+    # what a view asks of a loop
+    loop: Any = SimpleNamespace(model=model, optimizers=Optimizers(optimizer, model), world=ranks, stop=sys.maxsize)
     size = settings.global_batch // settings.micro_batches
     batch = [torch.rand(size, 1, 8, 8), torch.arange(size) % 10]
 
@@ -91,17 +96,20 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     def run(variant: str) -> float:
         nonlocal now
         step, now, trace = next(steps) // len(VARIANTS), variant, traces.get(variant, traces["off"])
+        view = partial(View, loop, step)
         meet()
         start = time.perf_counter()
+        trace.begin_step(view())
         for micro_batch in gradients.micro_batches(step % settings.micro_batches if variant == "recompute" else None):
-            trace.batch(micro_batch, batch)
+            trace.batch(view(micro_batch, batch))
             gradients.add(partial(loss_of, step, micro_batch))
-        trace.gradients(gradients.reduce())
+        trace.gradients(view(loss=gradients.reduce()))
         clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if VARIANTS[variant][1] == "flag" or variant == "flag":
-            (_, *shares), _ = ranks.totals([0], trace.contribution(), [])
-            trace.step(step, shares, last=False)
+            terms = trace.ballot(view()).sums
+            (_, *shares), _ = ranks.totals([0], torch.zeros(0, dtype=torch.int64) if terms is None else terms, [])
+            trace.end_step(view(), shares, [])
         if variant == "compare":
             agreement.require_same_weights(model.state_dict(), step, ranks)
         meet()  # the recomputing rank is waited for, as it is in the next reduce of a training
