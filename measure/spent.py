@@ -34,7 +34,7 @@ ITEMS: dict[str, tuple[str, ...]] = {
     ),
     "samples: seeds and generators": ("core.sampling:Seeded.__getitems__", "core.generators:seeded"),
     "files that are opened": ("guards.opened:require_known",),
-    "micro-batches: seeds": ("core.step:Step._seed",),
+    "micro-batches: seeds": ("core.loop:Loop.seed",),
     "gradients: a micro-batch begins": ("core.accumulate:Accumulation.micro_batches",),
     "gradients: taken from autograd": ("core.accumulate:Accumulation._take",),
     "gradients: added in the tree": ("core.accumulate:Accumulation._add", "core.accumulate:Bucket.push"),
@@ -51,7 +51,7 @@ ITEMS: dict[str, tuple[str, ...]] = {
     "sums over the ranks": ("core.ranks:World.totals", "core.ranks:World.sum"),
     "log of metrics": ("run:Run.log", "trace.metrics:Metrics._put"),
     "attributes of modules": ("guards.unsaved:UnsavedState.look",),
-    "the rest of a step's end": ("core.loop:Loop._end", "core.loop:Loop._tell"),
+    "the rest of a step's end": ("core.loop:Loop._end", "core.loop:Loop._report"),
     "updates are watched": ("guards.updates:Updates._check", "guards.updates:Updates.begin_step"),
     "shapes": ("tracking.logged:Shapes._note",),
 }
