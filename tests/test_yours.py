@@ -127,7 +127,7 @@ FAULTS = (
     ("prepare.py", "    manifest.require_raw(config)\n", "", "altered_raw_data_are_refused"),
     ("config.py", "Annotated[PositiveInt, NEUTRAL]", "Annotated[object, NEUTRAL]", "wrong_values_are_refused_by_name"),
     ("params.yaml", "held_out: 0.25", "held_out: 0.0", "both_sets_hold_samples"),
-    ("params.yaml", "  # of SGD", "", "each_key_is_explained_beside_it"),
+    ("params.yaml", "  # of SGD", "", "each_key_of_the_file_is_explained_beside_it"),
     ("params.yaml", SHORT, "train.epochs=1", "shortened_training_fits_the_config short_trainings_give_the_same_bits"),
     ("pyproject.toml", '"numpy>=2.1,<3"', '"numpy>=99"', "locks_fit_pyproject"),
 )  # fmt: skip
