@@ -29,10 +29,11 @@ test-hosts: $(TOOLS)/.locked  ## test containers, Slurm, PostgreSQL, networks, o
 	@echo "pytest"
 	@$(PYTEST) $(or $(TESTS),tests/hosts)
 
+# Without --keep-duplicates pytest drops tests/hosts, which lies in tests, and then leaves it out as norecursedirs says.
 test-all: $(HYPOTHESIS)/.locked  ## run the tests of both, side by side, as CI does; as root
 	@$(IN_TOOLS) python tests/hosts/packages.py
 	@echo "pytest"
-	@$(PYTEST) tests/hosts tests
+	@$(PYTEST) --keep-duplicates tests/hosts tests
 
 lint: $(TOOLS)/.locked  ## ruff over the template's own code
 	@echo "ruff"

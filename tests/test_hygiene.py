@@ -127,3 +127,18 @@ def test_template_and_project_are_linted_by_the_same_ruff(texts: dict[str, str])
     locks = texts["requirements/test.txt"], texts[f"{PROJECT}/requirements/dev.txt"]
     here, there = (re.findall("^ruff==(.*) ", lock, re.MULTILINE) for lock in locks)
     assert here and here == there
+
+
+def collected(*words: str) -> set[str]:
+    """The files of tests/hosts whose tests pytest finds; without their conftest.py, which wants root."""
+    printed = run(sys.executable, "-m", "pytest", "--noconftest", "--collect-only", "-q", *words, cwd=ROOT).stdout
+    return set(re.findall(r"^tests/hosts/\w+\.py", printed, re.MULTILINE))
+
+
+def test_ci_runs_the_tests_of_hosts() -> None:
+    """They lie in tests, and pytest drops an argument that lies in another one."""
+    lines = run("make", "--dry-run", "test-all", cwd=ROOT).stdout.splitlines()
+    (words,) = [line.partition("--no-loadscope-reorder")[2].split() for line in lines if "-m pytest" in line]
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "hosts").glob("test_*.py")}
+    assert len(files) > 5 and collected(*words) == files
+    assert not collected(*(word for word in words if word != "--keep-duplicates"))  # the planted fault
