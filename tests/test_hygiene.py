@@ -131,7 +131,9 @@ def test_template_and_project_are_linted_by_the_same_ruff(texts: dict[str, str])
 
 def collected(*words: str) -> set[str]:
     """The files of tests/hosts whose tests pytest finds; without their conftest.py, which wants root."""
-    printed = run(sys.executable, "-m", "pytest", "--noconftest", "--collect-only", "-q", *words, cwd=ROOT).stdout
+    env = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    pytest_words = [sys.executable, "-m", "pytest", "--noconftest", "--collect-only", "-q"]
+    printed = run(*pytest_words, *words, cwd=ROOT, env=env).stdout
     return set(re.findall(r"^tests/hosts/\w+\.py", printed, re.MULTILINE))
 
 
