@@ -8,7 +8,7 @@ import torch
 from project.repro.checkpoint.checkpoint import Origin
 from project.repro.config.settings import Parallel
 from project.repro.core.optimizers import Optimizers
-from project.repro.core.shards import whole
+from project.repro.core.shards import unsharded
 from project.repro.core.snapshot import Snapshot, copy, look
 from torch import nn
 
@@ -68,7 +68,7 @@ def assert_equal(one: Snapshot, other: Snapshot) -> None:
         these, those = getattr(one, part), getattr(other, part)
         assert sorted(these) == sorted(those)
         for name in these:
-            this, that = whole(these[name]), whole(those[name])
+            this, that = unsharded(these[name]), unsharded(those[name])
             assert this.dtype == that.dtype and torch.equal(this, that), name
     assert json.dumps(one.values, sort_keys=True) == json.dumps(other.values, sort_keys=True)
 

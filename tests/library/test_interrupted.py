@@ -16,7 +16,6 @@ from project.repro.base.files import read_json, write_json
 from project.repro.checkpoint import checkpoint, saver
 from project.repro.config.settings import Record as Fate
 from project.repro.core.errors import RunError, UserError
-from project.repro.core.shards import whole
 from project.repro.core.snapshot import Snapshot
 from project.repro.record import names
 from project.repro.record import opening as opening_module
@@ -138,7 +137,7 @@ def test_wrong_state_is_caught_where_steps_are_run_again(
     """Other weights, in a checkpoint that is valid."""
     (newest, older) = (checkpoint.found(interrupted / "checkpoints")[i] for i in (-1, -2))
     newest.rename(newest.with_name("damaged-for-the-test"))
-    wrong = dataclasses.replace(checkpoint.read(older, origin(interrupted)).changed(whole), digests={})
+    wrong = dataclasses.replace(checkpoint.read(older, origin(interrupted)).changed(unsharded), digests={})
     wrong.model["head.bias"][0] += 0.5
     for path in checkpoint.found(interrupted / "checkpoints"):
         path.rename(path.with_name(f"damaged-{path.name}"))

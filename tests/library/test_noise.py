@@ -51,7 +51,7 @@ def verdicts(folder: Path, *values: Any, **more: Any) -> list[str]:
 
 def test_noise_is_a_share_of_the_spread_over_seeds(tmp_path: Path):
     found = verdicts(tmp_path, [0.5, 0.501, 0.502, 0.503, 0.504], [0.5, 0.51, 0.52, 0.53, 0.54])
-    assert found[1] == "relaxed: 5 runs with all switches off and 2 threads differ in bits"
+    assert found[1] == "relaxed: 5 runs with all flags off and 2 threads differ in bits"
     assert found[2].startswith("accuracy: relaxed runs spread 0.0016 (95 % ") and found[2].endswith(
         "noise is 10 % of it"
     )

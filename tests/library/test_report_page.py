@@ -63,7 +63,7 @@ def test_cost_is_bars_and_those_not_told_from_zero_are_hollow():
     assert ["MKL_CBWR", "42 ms", "35 ms", "+19.9 %", "+17.1 %", "+22.9 %", "yes"] in found.rows
     assert ["lost", "42 ms", "35 ms", "unknown", "unknown", "unknown", "yes"] in found.rows
     assert ["MKL_CBWR", "256 MiB", "128 MiB", "+19.9 %", "+17.1 %", "+22.9 %", "yes"] in found.rows
-    assert "On a CPU, all switches together cost +21.3 %." in found.text
+    assert "On a CPU, all flags together cost +21.3 %." in found.text
 
 
 def test_checklist_is_a_table():

@@ -13,7 +13,7 @@ from project.repro.checkpoint import checkpoint, final, stored
 from project.repro.core import weights
 from project.repro.core.errors import RunError
 from project.repro.core.ranks import World
-from project.repro.core.shards import Shard, whole
+from project.repro.core.shards import Shard, unsharded
 from project.repro.core.snapshot import copy, look, put
 from project.repro.record import names
 from states import OPTIMIZERS, ORIGIN, Training, silent
@@ -47,7 +47,7 @@ def test_shards_are_read_as_they_were(tensors: dict[str, Tensor], tmp_path: Path
     assert there.keys() == {*tensors, *small}
     for name, tensor in {**tensors, **small}.items():
         assert there[name].shape == tensor.shape and there[name].dtype == tensor.dtype
-        assert same(whole(there[name]), tensor), name
+        assert same(unsharded(there[name]), tensor), name
     for first, last in [(0, 0), (0, 32), (31, 33), (32, 96), (40, 41), (95, 120), (120, 120)]:
         for name, tensor in tensors.items():
             assert same(there[name].read(first, last), tensor.reshape(-1)[first:last]), (name, first, last)

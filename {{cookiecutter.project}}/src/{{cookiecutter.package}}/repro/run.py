@@ -1,4 +1,4 @@
-"""One run as `train.py` holds it: from the switches to the receipt."""
+"""One run as `train.py` holds it: from the flags to the receipt."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence

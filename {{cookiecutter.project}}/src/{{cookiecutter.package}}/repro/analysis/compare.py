@@ -111,14 +111,14 @@ def compare(a: Sequence[RunView], b: Sequence[RunView], metrics: Sequence[str], 
                 of_spreads.get(name),
             )
         )
-    message = [
+    remarks = [
         *notes(a, b),
         *([f"{some([*map(named, left)])}: not compared, as one group alone has it"] if left else []),
     ]
     if any(each.size.interval for each in compared) and min(len(a), len(b)) < FEW:
-        message.append(f"of fewer than {FEW} runs in a group, an interval comes out too short: go by p")
+        remarks.append(f"of fewer than {FEW} runs in a group, an interval comes out too short: go by p")
     runs = _by_group(*({run.name: run.required.name for run in group} for group in (a, b)))
-    return Facts(runs, LEVEL, seed, message, compared)
+    return Facts(runs, LEVEL, seed, remarks, compared)
 
 
 def lines(facts: Facts) -> list[str]:

@@ -56,7 +56,7 @@ class Row:
 
 
 def rows_here(determinism: Determinism, device: str, only: Sequence[str]) -> list[str]:
-    """All switches together, then each that a run here holds and that can change something on its device.
+    """All flags together, then each that a run here holds and that can change something on its device.
 
     Raises:
         UserError: a flag is relaxed already, or one of `only` is not among them.
@@ -109,8 +109,8 @@ def compared(strict: Sequence[float], relaxed: Sequence[float], rows: int) -> Co
     """The cost in a row of a table of so many; the two have a number for each cycle."""
     percent = 100 * (np.asarray(strict, float) / np.asarray(relaxed, float) - 1)
     low, high = statistics.median_interval(percent, statistics.LEVEL / rows) or (None, None)
-    message = low is not None and high is not None and not low <= 0 <= high
-    return Cost(float(np.median(strict)), float(np.median(relaxed)), float(np.median(percent)), low, high, message)
+    differs = low is not None and high is not None and not low <= 0 <= high
+    return Cost(float(np.median(strict)), float(np.median(relaxed)), float(np.median(percent)), low, high, differs)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Costs:
 
     @property
     def all_flags(self) -> Row | None:
-        """The row of all switches together."""
+        """The row of all flags together."""
         return next((row for row in self.rows if row.flag == ALL), None)
 
     def record(self) -> dict[str, Any]:
@@ -178,13 +178,11 @@ def lines(costs: Costs) -> list[str]:
     ]
     found = table(HEAD, cells)
     if together := costs.all_flags:
-        found += [
-            f"All switches together: {_reported(together.seconds, 'time')}, {_reported(together.memory, 'memory')}."
-        ]
+        found += [f"All flags together: {_reported(together.seconds, 'time')}, {_reported(together.memory, 'memory')}."]
     if alone:
-        message = [row.flag for row in alone if row.seconds.differs_from_zero]
+        clear = [row.flag for row in alone if row.seconds.differs_from_zero]
         found += [
-            f"Alone, {', '.join(message) or 'none'} of {len(alone)} can be told from zero in time. In brackets: cannot."
+            f"Alone, {', '.join(clear) or 'none'} of {len(alone)} can be told from zero in time. In brackets: cannot."
         ]
     if rows[0].seconds.low is None:
         wanted = fewest_cycles(len(rows))

@@ -97,9 +97,9 @@ def write_part(snapshot: Snapshot, aside: Path, origin: Origin | None, world: Wo
     if origin:
         snapshot = snapshot if snapshot.digests else snapshot.digested()
         whose = {"address": origin.address, "environment": origin.environment}
-        message = {"digests": snapshot.digests, "content": snapshot.content, **snapshot.values}
+        state = {"digests": snapshot.digests, "content": snapshot.content, **snapshot.values}
         written.append(aside / STATE)
-        write_json(written[-1], {"step": snapshot.step, **whose, **message})
+        write_json(written[-1], {"step": snapshot.step, **whose, **state})
     for path in written:
         sync(path)
     return manifest.stated(written)

@@ -16,7 +16,7 @@ from torch import nn
 from ..config.settings import Checkpoint
 from ..core.errors import FULL, RunError
 from ..core.ranks import ALONE, World
-from ..core.shards import Held, Shard, whole
+from ..core.shards import Held, Shard, unsharded
 from ..core.snapshot import NONE, Snapshot, copy, look
 from ..core.trees import Stateful
 from . import checkpoint
@@ -66,7 +66,7 @@ class Saver:
                 self._begin(partial(self._write, snapshot, self.origin))
 
     def _gathered(self, held: Held) -> Held | None:
-        tensor = whole(held)
+        tensor = unsharded(held)
         return copy(tensor) if self.origin else None
 
     def _own(self, held: Held) -> Held | None:

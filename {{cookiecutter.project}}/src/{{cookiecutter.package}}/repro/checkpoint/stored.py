@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..core.ranks import World
-from ..core.shards import Held, Shard, Stored, whole
+from ..core.shards import Held, Shard, Stored, unsharded
 
 
 def save(tensors: Mapping[str, Held | Stored], folder: Path, group: str, world: World) -> list[Path]:
@@ -29,7 +29,7 @@ def save(tensors: Mapping[str, Held | Stored], folder: Path, group: str, world: 
     shards = {name: held for name, held in tensors.items() if isinstance(held, Shard)}
     written = []
     if world.is_main:
-        wholes = {name: whole(held) for name, held in tensors.items() if not isinstance(held, Shard)}
+        wholes = {name: unsharded(held) for name, held in tensors.items() if not isinstance(held, Shard)}
         written.append(file_of(folder, group))
         save_file(wholes, written[-1])
     if shards:
@@ -83,7 +83,7 @@ def broadcast_object(tensors: Mapping[str, Stored] | None, world: World) -> dict
 
     def reading(name: str, shape: torch.Size, dtype: torch.dtype) -> Callable[[int, int], Tensor]:
         def read(first: int, last: int) -> Tensor:
-            tensor = (whole(tensors[name]) if tensors else torch.empty(shape, dtype=dtype)).to(world.device)
+            tensor = (unsharded(tensors[name]) if tensors else torch.empty(shape, dtype=dtype)).to(world.device)
             world.broadcast(tensor)
             return tensor.reshape(-1)[first:last].cpu()
 

@@ -142,11 +142,9 @@ def _problems(path: Path, schema: Any, details: Sequence[Any], set_here: Iterabl
     missing, unknown = (
         [detail for detail in details if detail["type"] == kind] for kind in ("missing", "extra_forbidden")
     )
-    message = [
-        _problem(path, detail, set_here) for detail in details if detail not in missing and detail not in unknown
-    ]
+    lines = [_problem(path, detail, set_here) for detail in details if detail not in missing and detail not in unknown]
     former = [key for detail in unknown if (key := _key(detail)) in FORMER]
-    message += [f"{path}: {key}: {FORMER[key]}" for key in former]
+    lines += [f"{path}: {key}: {FORMER[key]}" for key in former]
     named = {FORMER[key].removeprefix("renamed ") for key in former}
     missing = [detail for detail in missing if _key(detail) not in named]
     unknown = [detail for detail in unknown if _key(detail) not in former]
@@ -154,13 +152,13 @@ def _problems(path: Path, schema: Any, details: Sequence[Any], set_here: Iterabl
         keys = some([_key(detail) for detail in unknown])
         known = [name for detail in unknown for name in _siblings(schema, detail)]
         hint = _nearest(_key(unknown[0]), known) if len(unknown) == 1 else "; remove them, or mend what stands above"
-        message.insert(0, f"{path}: {keys}: unknown key{'s' * (len(unknown) > 1)}{hint}")
+        lines.insert(0, f"{path}: {keys}: unknown key{'s' * (len(unknown) > 1)}{hint}")
     if missing:
         keys = some([_key(detail) for detail in missing])
-        message.insert(
+        lines.insert(
             0, f"{path}: {keys}: missing; add the key{'s' * (len(missing) > 1)} (the project's README describes each)"
         )
-    return message
+    return lines
 
 
 def _siblings(schema: Any, detail: Any) -> list[str]:

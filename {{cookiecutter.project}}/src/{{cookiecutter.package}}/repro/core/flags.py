@@ -67,7 +67,7 @@ def missing_variables(
         elif seen != flag.setting:
             contradictions.append(
                 f"{flag.name}={seen} is set, {flag.setting} is wanted ({flag.why}). "
-                f"Unset it, or leave the switch off: --set 'determinism.relax=[{flag.name}]'"
+                f"Unset it, or leave the flag off: --set 'determinism.relax=[{flag.name}]'"
             )
     if contradictions:
         raise UserError("\n".join(contradictions))

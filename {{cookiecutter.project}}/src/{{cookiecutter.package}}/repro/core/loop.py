@@ -93,7 +93,7 @@ class Loop:
     def observe(self, observers: Sequence[Observer]) -> None:
         """Report to these observers from now on."""
         self.observers = observers
-        self._reported = {
+        self._hearers = {
             event: [(place, each) for place, each in enumerate(observers) if _has(each, event)] for event in EVENTS
         }
         self._watching = [each for each in observers if _has(each, "watching")]
@@ -155,12 +155,12 @@ class Loop:
     def _report(self, event: str, view: View, answers: Sequence[tuple[Any, ...]] = ()) -> list[Ballot]:
         """Report an event. Returns ballots, one for each observer."""
         ballots = [_empty(each, self.world) for each in self.observers] if event == "ballot" else []
-        message = self._reported[event]
-        if not message:
+        hearers = self._hearers[event]
+        if not hearers:
             return ballots
         reach, suspects = self._reach(event, view), []
         before = self._versions(event, reach)
-        for place, observer in [*message]:
+        for place, observer in [*hearers]:
             try:
                 said = getattr(observer, event)(view, *(answers[place] if answers else ()))
                 if event == "ballot":
@@ -168,7 +168,7 @@ class Loop:
             except Exception as error:
                 self._fails(observer, event, view.step, error, observer.vital)
             suspects.append(observer.name)
-            if view.step > self._start and observer is not message[-1][1]:
+            if view.step > self._start and observer is not hearers[-1][1]:
                 continue  # from the second step on it is looked for once in each event
             if (after := self._versions(event, reach)) != before:
                 wrote = Disagreement(
@@ -210,8 +210,8 @@ class Loop:
     def _fails(self, observer: Observer, event: str, step: int, error: Exception, vital: bool = True) -> None:
         """An observer raised, or wrote."""
         if not vital:
-            self._reported = {
-                each: [pair for pair in message if pair[1] is not observer] for each, message in self._reported.items()
+            self._hearers = {
+                each: [pair for pair in hearers if pair[1] is not observer] for each, hearers in self._hearers.items()
             }
             _print_line(f"step {step}: {observer.name} raised in {event}, and is left out: {_said(error)}")
             return

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import UserError, some
-from .shards import Held, Shard, Stored, whole
+from .shards import Held, Shard, Stored, unsharded
 from .trees import realized
 
 Given = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
@@ -120,7 +120,7 @@ class Optimizers:
         value = self._part(parameter, value)
         if parameter.is_contiguous() or getattr(value, "shape", None) != parameter.shape:
             return value
-        return torch.empty_like(parameter, dtype=value.dtype, device="cpu").copy_(whole(value))
+        return torch.empty_like(parameter, dtype=value.dtype, device="cpu").copy_(unsharded(value))
 
     def _names(self) -> dict[int, tuple[str, list[int]]]:
         """Name and shape in the model of what the optimizers update, by its id; tied parameters have the first name."""

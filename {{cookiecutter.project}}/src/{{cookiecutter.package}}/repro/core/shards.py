@@ -88,7 +88,7 @@ def moved(held: Held, device: torch.device) -> Held:
     return held.of(held.local.to(device)) if isinstance(held, Shard) else held.to(device)
 
 
-def whole(held: Held | Stored) -> Tensor:
+def unsharded(held: Held | Stored) -> Tensor:
     """The whole tensor, on every rank; where it is sharded, all have to ask together. Of a `Tensor`, itself."""
     if isinstance(held, Stored):
         return held.read(0, held.shape.numel()).view(held.shape)
@@ -140,7 +140,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor | Stored], extra
     def part(name: str, tensor: Tensor | Stored) -> Tensor:
         like = held.get(name)
         if not isinstance(like, DTensor) or like.shape != tensor.shape:
-            return whole(tensor)
+            return unsharded(tensor)
         local = shard_of(like).cut(tensor).view(like.to_local().shape).to(like.device)
         return DTensor.from_local(
             local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()

@@ -42,8 +42,8 @@ class Snapshot:
     @property
     def content(self) -> str:
         """A digest of all, in hex."""
-        message = {"step": self.step, "digests": self.digests, **self.values}
-        return hashlib.sha256(json.dumps(message, sort_keys=True).encode()).hexdigest()
+        stated = {"step": self.step, "digests": self.digests, **self.values}
+        return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
 
     def digested(self) -> "Snapshot":
         """With digests; where ranks hold shards, all have to ask together."""

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from .errors import UserError
-from .shards import Held, Shard, Stored, whole
+from .shards import Held, Shard, Stored, unsharded
 
 MAPPINGS = {kind.__name__: kind for kind in (dict, OrderedDict, Counter)}
 FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, dict)}  # of a defaultdict
@@ -144,7 +144,7 @@ def leaves(packed: Any, name: str) -> Iterator[tuple[str, str]]:
 def realized(tree: Any) -> Any:
     """`tree` with tensors in place of those that are stored."""
     if isinstance(tree, Stored):
-        return whole(tree)
+        return unsharded(tree)
     if isinstance(tree, dict):
         made = copy(tree)  # of its kind
         for key, value in tree.items():

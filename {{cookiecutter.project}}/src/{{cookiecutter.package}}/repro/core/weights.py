@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .alike import together
 from .ranks import World
-from .shards import Held, extras, is_extra, local, weights, whole
+from .shards import Held, extras, is_extra, local, unsharded, weights
 from .trees import copied, pack, unpack
 
 EXTRA = "extra"
@@ -37,7 +37,7 @@ def gathered(model: nn.Module, folder: Path, world: World) -> nn.Module:
         world, lambda: {key: _in_file(each, folder) for key, each in held.items()} if world.is_main else {}
     )
     for key, each in held.items():
-        tensor = whole(each)
+        tensor = unsharded(each)
         if key in files:
             files[key].copy_(tensor)
     # tied ones share their memory

@@ -110,13 +110,13 @@ class Operations:
         """Operations that were met and are not known to be portable, each with a line on its first call."""
         names = {module: name for name, module in model.named_modules()}
         met = self._mode.non_portable if self._mode else {}
-        message = {
+        lines = {
             name: f"{name} at {place.shown(names)}: {_standing(name)}{_replacement(name, place)}"
             for name, place in met.items()
         }
         if self._compiled is not None:
-            message[COMPILED] = f"{COMPILED} at {self._compiled}: its bits depend on the compiler and the CPU"
-        return message
+            lines[COMPILED] = f"{COMPILED} at {self._compiled}: its bits depend on the compiler and the CPU"
+        return lines
 
     def _flag(self, on: bool) -> None:
         if self._mode and on != self._on:

@@ -134,12 +134,12 @@ def _start(words: list[str], log: str, ranks: int, notes: str) -> list[int]:
         if ranks > 1:
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
             place["TORCHELASTIC_ERROR_FILE"] = f"{notes}/{rank}/error.json"  # as torchrun has it
-        message, reports = os.pipe()
+        read, reports = os.pipe()
         pid = os.fork()
         if not pid:
             _become(words, log, {name: str(value) for name, value in place.items()}, meeting, pids[:1], reports)
         os.close(reports)
-        with os.fdopen(message) as said:
+        with os.fdopen(read) as said:
             meeting = json.load(said)
         pids.append(pid)
     return pids

@@ -26,7 +26,7 @@ from ..core.digest import combined_digests, held_digests, mix, tensor_digest
 from ..core.errors import RunError
 from ..core.observer import Ballot, Observer, View
 from ..core.ranks import World
-from ..core.shards import Held, moved, whole
+from ..core.shards import Held, moved, unsharded
 from ..core.shards import weights as weights_of
 from ..record import names
 from ..record.chain import HAS_WEIGHTS, STEP, Chain
@@ -219,7 +219,7 @@ class Trace(Observer):
 
 
 def _whole(named: Mapping[str, Held], kind: str) -> dict[str, Tensor]:
-    return {f"{kind} {name}": whole(held) for name, held in named.items()}
+    return {f"{kind} {name}": unsharded(held) for name, held in named.items()}
 
 
 def _numbers(parameters: Sequence[Tensor]) -> dict[str, float]:

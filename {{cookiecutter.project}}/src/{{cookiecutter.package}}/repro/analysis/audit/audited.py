@@ -157,14 +157,14 @@ class Audited(Operations):
     def non_portable(self, model: nn.Module) -> Mapping[str, str]:  # type: ignore[override]
         """As every run has it, and the report besides."""
         names = {module: name for name, module in model.named_modules()}
-        message = super().non_portable(model) if self._promises_portable else {}
+        lines = super().non_portable(model) if self._promises_portable else {}
         portability = []
-        for name, line in message.items():
+        for name, line in lines.items():
             place = self._watch.non_portable[name]
             why, _, instead = line.removeprefix(f"{name} at {place.shown(names)}: ").partition(". Use ")
             portability.append({"operation": name, "why": why, "instead": instead} | self._watch.where(place, names))
         write(self._report, self._watch, self._watch.facts(names), portability, self._promises_portable)
-        return message
+        return lines
 
 
 def write(

@@ -144,9 +144,9 @@ class _Bisection:
     def _equal(self) -> Answer:
         count = len(self.made["A"])
         often = needed(1 / RARE, self.confidence)
-        message = f"nothing to bisect: EQUAL, weights {self.made['A'][0].receipt.weights}"
+        verdict = f"nothing to bisect: EQUAL, weights {self.made['A'][0].receipt.weights}"
         more = f"a cause that shows in one run of {RARE} only needs --repeats {often}, {count} were made"
-        return Answer(EQUAL, message, notes=[more] if count < often else [])
+        return Answer(EQUAL, verdict, notes=[more] if count < often else [])
 
     def _not_reproduced(self) -> str | None:
         """Why the recorded bits do not come again here, where they do not."""
@@ -220,12 +220,12 @@ class _Bisection:
         return diff.first_place(diff.load(self.made[good][0].folder), diff.load(other.folder))
 
     def _causes(self, found: Found, place: diff.Place | None) -> list[dict[str, Any]]:
-        message, phase = [], place.phase if place else diff.ANYWHERE
+        causes, phase = [], place.phase if place else diff.ANYWHERE
         for each in self.suspects:
             if each.name in found.names:
                 together = {name for cause in found.causes if each.name in cause for name in cause}
                 why = fault(each, *self.sides.values()) or diff.reason(phase, field_of(each))
-                message.append(
+                causes.append(
                     {
                         "suspect": each.name,
                         "a": _shown(each.a),
@@ -234,7 +234,7 @@ class _Bisection:
                         "with": sorted(together - {each.name}),
                     }
                 )
-        return message
+        return causes
 
     def _commits(
         self, found: Found, judged: Callable[[Callable[[], Made]], Verdict], repeats: int,

@@ -171,8 +171,8 @@ def suspects(a: Side, b: Side, files: Iterable[str] = ()) -> list[Suspect]:
     for name in sorted(a.variables.keys() | b.variables.keys()):
         values = a.variables.get(name), b.variables.get(name)
         if values[0] != values[1]:
-            message = THREADS if name == THREADS_OF else f"{VARIABLE}{name}"
-            found.append(Suspect(message, Kind.VARIABLE, name, *values))
+            display = THREADS if name == THREADS_OF else f"{VARIABLE}{name}"
+            found.append(Suspect(display, Kind.VARIABLE, name, *values))
     commits = [f"as in {(each.commit or '')[:12]}" for each in (a, b)]
     found += [Suspect(f"file {plain(name)}", Kind.FILE, name, *commits) for name in files]
     return found

@@ -112,13 +112,13 @@ def _states(receipt: Receipt, name: str) -> bool:
 
 def _about(project: Project, commit: str) -> About:
     """From pyproject.toml and git, as they were at the commit."""
-    message = tomllib.loads(_shown(project, commit, "pyproject.toml").decode())["project"]
-    authors = [str(each.get("name") or each.get("email")) for each in message.get("authors", [])]
+    stated = tomllib.loads(_shown(project, commit, "pyproject.toml").decode())["project"]
+    authors = [str(each.get("name") or each.get("email")) for each in stated.get("authors", [])]
     date = git_text(project.root, "show", "--no-patch", "--format=%cs", commit)
-    url = str(message.get("urls", {}).get("Repository", "")) or f"urn:git:{commit}"
-    given = message.get("license", "")
+    url = str(stated.get("urls", {}).get("Repository", "")) or f"urn:git:{commit}"
+    given = stated.get("license", "")
     terms = given if isinstance(given, str) else str(given.get("text", ""))
-    name, version, description = (str(message.get(key, "")) for key in ("name", "version", "description"))
+    name, version, description = (str(stated.get(key, "")) for key in ("name", "version", "description"))
     return About(name, version, description, authors, terms, url, commit, date)
 
 

@@ -1,6 +1,6 @@
-"""The noise floor: how far trainings of one content address differ with the switches off, beside how far seeds differ.
+"""The noise floor: how far trainings of one content address differ with the flags off, beside how far seeds differ.
 
-Three groups of trainings: `strict` ones must have equal bits; `relaxed` ones have all switches off, and a thread on
+Three groups of trainings: `strict` ones must have equal bits; `relaxed` ones have all flags off, and a thread on
 each core; `seeds` are strict ones over seeds. They take turns, so that a drift of the machine meets all groups alike.
 """
 
@@ -241,7 +241,7 @@ def _of_strict(group: Group, runs: Sequence[Made]) -> str:
 
 
 def _of_relaxed(group: Group, threads: int) -> str:
-    used = f"{len(group.runs)} runs with all switches off and {threads} thread{'s' * (threads > 1)}"
+    used = f"{len(group.runs)} runs with all flags off and {threads} thread{'s' * (threads > 1)}"
     if group.equal_bits:
         return f"relaxed: this machine shows no non-determinism for this model: {used} have equal bits"
     return f"relaxed: {used} differ in bits"

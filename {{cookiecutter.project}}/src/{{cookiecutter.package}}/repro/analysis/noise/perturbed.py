@@ -23,7 +23,7 @@ from ...core.batch import tensors_of
 from ...core.errors import UserError
 from ...core.loop import Tamper
 from ...core.observer import Observer, View
-from ...core.shards import whole
+from ...core.shards import unsharded
 from ...core.trees import copied
 from ...run import Added
 from .. import child
@@ -101,7 +101,7 @@ class Probes(Observer):
     def end_step(self, view: View, *counted: Any) -> None:
         """Keep the weights, if this is such a step."""
         if view.step in self._probes:
-            kept = {name: copied(whole(held)) for name, held in view.weights().items()}
+            kept = {name: copied(unsharded(held)) for name, held in view.weights().items()}
             save_file(kept, self._report.folder / f"{view.step}.safetensors")
 
 

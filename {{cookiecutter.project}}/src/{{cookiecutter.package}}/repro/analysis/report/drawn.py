@@ -74,13 +74,13 @@ def gaps(run: RunView, name: str) -> str:
         "infinite": np.isinf(curve.values),
         "too large to draw": np.isfinite(curve.values) & (np.abs(curve.values) > plots.LARGEST),
     }
-    message = [
+    found = [
         f"{int(where.sum())} of {len(where)} values {'is' if where.sum() == 1 else 'are'} {kind}, "
         f"first at step {int(curve.steps[where][0])}"
         for kind, where in kinds.items()
         if where.any()
     ]
-    return f"{run.name}: {'; '.join(message)}: gaps in its line." if message else ""
+    return f"{run.name}: {'; '.join(found)}: gaps in its line." if found else ""
 
 
 def _phases(ranks: Sequence[Rank]) -> list[str]:

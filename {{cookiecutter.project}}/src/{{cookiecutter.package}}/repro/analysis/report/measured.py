@@ -156,7 +156,7 @@ def costs(cost: Mapping[str, Any] | None) -> dict[str, Any] | None:
             for name, of in rows
         ]
     whole = number(cost["determinism_cost_pct"])
-    said = f"all switches together cost {whole:+.3g} %" if math.isfinite(whole) else "the cost of all is not known"
+    said = f"all flags together cost {whole:+.3g} %" if math.isfinite(whole) else "the cost of all is not known"
     return {"device": public.words(cost["device"]), "whole": said, "pictures": pictures, "tables": tables}
 
 

@@ -129,7 +129,7 @@ def _machine() -> list[Fact]:
     def patch(run: RunView) -> str:
         return (run.code.get("patch") or "none") if run.code else ""
 
-    message = "informational"
+    INFORMATIONAL = "informational"
     return [
         ("content address", within("address", "address")),
         ("commit", lambda run: (run.code.get("commit") or "none") if run.code else ""),
@@ -137,16 +137,16 @@ def _machine() -> list[Fact]:
         *((part, within("address", "parts", name)) for part, name in PARTS.items()),
         ("numeric environment", within("environment", "environment")),
         ("its class", within("environment", "class")),
-        ("CPU", within("environment", message, "cpu")),
-        ("cores", within("environment", message, "cores")),
+        ("CPU", within("environment", INFORMATIONAL, "cpu")),
+        ("cores", within("environment", INFORMATIONAL, "cores")),
         ("GPU", within("environment", "preimage", "cuda", "gpu")),
         ("GPU driver", within("environment", "preimage", "cuda", "driver")),
         ("torch", within("environment", "preimage", "torch", "version")),
         ("python", within("environment", "preimage", "python")),
         ("image", within("environment", "preimage", "image")),
-        ("system", within("environment", message, "system")),
-        ("host", within("environment", message, "host")),
-        ("world size", within("environment", message, "world_size")),
+        ("system", within("environment", INFORMATIONAL, "system")),
+        ("host", within("environment", INFORMATIONAL, "host")),
+        ("world size", within("environment", INFORMATIONAL, "world_size")),
     ]
 
 
