@@ -22,7 +22,7 @@ from machine import free_port, sh, until
 from postgres import Database
 
 USER = 10001  # the image's own
-NAME, SERVER = "repro-project:test", "repro-project-mlflow:test"
+NAME, EDITOR, SERVER = "repro-project:test", "repro-project-editor:test", "repro-project-mlflow:test"
 SECRET = "pa55word-of-the-build"
 
 
@@ -35,11 +35,11 @@ class Image:
     digests: list[str]  # of two builds that shared nothing
     project: BakedProject
 
-    def run(self, *command: str, mounts: tuple[str, ...] = ()) -> str:
+    def run(self, *command: str, mounts: tuple[str, ...] = (), name: str = NAME) -> str:
         """Run a command as the image's user, without network and with a read-only root file system."""
-        hard = ("--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp")
+        hard = ("--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", "--user", f"{USER}:{USER}")
         volumes = [word for mount in mounts for word in ("--volume", mount)]
-        return self.engine.docker("run", *hard, "--env", f"REPRO_IMAGE={self.digests[0]}", *volumes, NAME, *command)
+        return self.engine.docker("run", *hard, "--env", f"REPRO_IMAGE={self.digests[0]}", *volumes, name, *command)
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -63,7 +63,7 @@ def download(project: BakedProject, folder: Path) -> None:
     (index,) = re.findall(r"^ARG TORCH_INDEX=(.*)$", project.text("Dockerfile"), re.MULTILINE)
     pip = [VENV / "bin" / "python", "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     wanted = ["--no-deps", "--require-hashes", "--python-version", BASE_PYTHON, "--dest", folder]
-    locks = {"torch-cpu": ["--extra-index-url", index], "train-cpu": [], "run": [], "server": []}
+    locks = {"torch-cpu": ["--extra-index-url", index], "train-cpu": [], "run": [], "dev": [], "server": []}
     for lock, options in locks.items():
         sh(*pip, *wanted, *options, "-r", project.path / "requirements" / f"{lock}.txt")
 
@@ -87,7 +87,8 @@ def image(bake: Bake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Imag
             sh(*made, f"IMAGE={NAME}", f"BUILD_OPTIONS={options}", cwd=project.path, env=docker.env)
             digests.append(docker.inspect(NAME)["Id"])
         # now, while the engine remembers what it built
-        sh(*made, f"IMAGE={SERVER}", f"BUILD_OPTIONS={options} --target mlflow", cwd=project.path, env=docker.env)
+        for name, target in ((SERVER, "mlflow"), (EDITOR, "editor")):
+            sh(*made, f"IMAGE={name}", f"BUILD_OPTIONS={options} --target {target}", cwd=project.path, env=docker.env)
         yield Image(docker, base, digests, projects[0])
 
 
@@ -151,9 +152,13 @@ def test_contract_is_verified_in_the_image(image: Image, checkout: Path) -> None
     assert re.search(r"^EQUAL: (\d+) of \1 trainings$", table, re.MULTILINE), table
 
 
-def test_own_tests_pass_in_the_image(image: Image, checkout: Path) -> None:
-    """All of the project's tests, on a mounted checkout."""
-    printed = image.run("python", "-m", "pytest", "-p", "no:cacheprovider", mounts=(f"{checkout}:/work",))
+def test_own_tests_pass_in_the_image_of_developers(image: Image, checkout: Path) -> None:
+    """All of the project's tests, on a mounted checkout; the image that trains has no tools for them."""
+    tools = "import importlib.util as u; print([name for name in ('pytest', 'mypy', 'ruff') if u.find_spec(name)])"
+    assert image.run("python", "-c", tools) == "[]\n"
+    assert image.run("python", "-c", tools, name=EDITOR) == "['pytest', 'mypy', 'ruff']\n"
+    words = ("env", "PYTHONPATH=/work/src", "python", "-m", "pytest", "-p", "no:cacheprovider")
+    printed = image.run(*words, mounts=(f"{checkout}:/work",), name=EDITOR)
     assert re.search(r"\d+ passed", printed) and "skipped" not in printed
 
 

@@ -41,17 +41,25 @@ def python(project: Project, profile: str, *arguments: str, **variables: str) ->
 
 
 STRICT = """
-import json
-from {package}.repro.core.flags import apply, missing_variables
+import json, os
+from {package}.repro.core.flags import apply, stated_variables
 from {package}.repro.config.settings import Determinism
 flags = Determinism(cpu="{cpu}", relax={relax})
 """
-VARIABLES = STRICT + "print(json.dumps(missing_variables(flags)))"
-# One process does all that is wanted of a CPU: under QEMU, importing torch takes longer than the rest.
-CANARY_AND_TRAININGS = (
+VARIABLES = STRICT + "print(json.dumps(stated_variables(flags)))"
+# What an emulated program starts is not emulated: a training that started itself again would run on the CPU here.
+DISGUISED = (
     STRICT
     + """
-assert not missing_variables(flags)
+def started_again(*words):
+    raise AssertionError("started again, out of its disguise")
+os.execv = started_again
+"""
+)
+# One process does all that is wanted of a CPU: under QEMU, importing torch takes longer than the rest.
+CANARY_AND_TRAININGS = (
+    DISGUISED
+    + """
 apply(flags)
 import hashlib, random, runpy, sys
 import numpy, torch
@@ -178,6 +186,16 @@ def test_portable_training_is_one_digest_on_every_cpu(model: str, portable: dict
     """Intel and AMD, with AVX-512 and without, train to the weights of this very machine."""
     digests = {profile: portable[profile].weights[model] for profile in (*TRAINED_ON, HERE)}
     assert len(digests) >= 3 and len(set(digests.values())) == 1, digests
+
+
+def test_training_that_leaves_its_disguise_is_found(project: Project, tmp_path: Path) -> None:
+    """The planted fault: a variable is missing that a training sets by starting itself again."""
+    program = CANARY_AND_TRAININGS.format(package=project.package, cpu="portable", relax=(), trainings=[[]])
+    variables = strict(project)
+    kept = {name: value for name, value in variables.items() if not name.startswith("MALLOC_")}
+    assert kept != variables
+    with pytest.raises(AssertionError, match="started again, out of its disguise"):
+        python(project, HERE, "-c", program, **kept)
 
 
 def test_native_training_differs_between_cpus(project: Project, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from project.repro.base.files import read_json, write_json
 from project.repro.checkpoint import checkpoint, saver
 from project.repro.config.settings import Record as Fate
 from project.repro.core.errors import RunError, UserError
+from project.repro.core.shards import unsharded
 from project.repro.core.snapshot import Snapshot
 from project.repro.record import names
 from project.repro.record import opening as opening_module
