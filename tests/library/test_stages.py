@@ -91,6 +91,18 @@ def test_module_outside_the_address_is_refused_with_dvc_and_without(case: Case, 
     assert case.refusal(stage).startswith(f"{name}: loaded, but not in the content address: a change there would go un")
 
 
+def test_module_that_somebody_adds_to_the_library_is_refused(case: Case):
+    """The library's own around core are in no address, and are let through."""
+    own, added = "src/tides/repro/run.py", "src/tides/repro/losses.py"
+    case.write("src/tides/repro/library.sha256", f"{'0' * 64}  run.py\n")
+    case.load(own)
+    case.run("")
+    case.write(added, "")
+    case.load(added)
+    assert case.refusal("").startswith(f"{added}: loaded, but not in the content address: ")
+    assert case.refusal("").endswith("Move it into src/tides, outside src/tides/repro")
+
+
 # ---- what changes while a stage runs: DVC looks at it afterwards
 
 CHANGES = {

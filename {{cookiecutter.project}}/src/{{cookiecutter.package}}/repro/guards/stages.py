@@ -7,13 +7,14 @@ before it begins, and again when it ends.
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..address import release
 from ..address.address import FOLDER, OUTSIDE_THE_RUN, addressed, code, locks
 from ..address.loaded import require_kept, require_unchanged
 from ..address.locks import LOCKS, require_installed
@@ -169,11 +170,12 @@ def _require_files(project: Project, stage: Stage | None, whole: bool, unhashed:
     require_installed(project, unhashed)
     package, loaded = _package(project), _loaded(project)
     known = [f"{package}/{name}" for name in addressed(project)]
-    unknown = sorted(name for name in loaded - {*known} if not _of_library(name.removeprefix(f"{package}/")))
+    ours = release.released(project)  # of the library; empty where the list is lost, as a receipt says
+    unknown = sorted(name for name in loaded - {*known} if not _of_library(name.removeprefix(f"{package}/"), ours))
     if unknown:
         raise UserError(
             f"{some(unknown)}: loaded, but not in the content address: a change there would go unseen. "
-            f"Move it into {package}, outside {package}/{FOLDER}analysis"
+            f"Move it into {package}, outside {package}/{FOLDER.rstrip('/')}"
         )
     # nobody sees which of the files that are not Python a stage reads: it is to list them all
     used = [name for name in known if name in loaded or not name.endswith(".py")]
@@ -185,9 +187,13 @@ def _require_files(project: Project, stage: Stage | None, whole: bool, unhashed:
         stage.require("deps", [name for name in used if not stage.lists(name)])
 
 
-def _of_library(name: str) -> bool:
-    """Whether a file, named from the package, is the library's own, which a run loads although it decides no bit."""
-    return name == COMMAND or (name.startswith(FOLDER) and not name.startswith(OUTSIDE_THE_RUN))
+def _of_library(name: str, released: Collection[str]) -> bool:
+    """Whether a file, named from the package, is the library's own, which a run loads although it decides no bit.
+
+    A file that somebody has added to the library is not: nobody knows what it decides.
+    """
+    inside = name.startswith(FOLDER) and not name.startswith(OUTSIDE_THE_RUN)
+    return name == COMMAND or (inside and (not released or name.removeprefix(FOLDER) in released))
 
 
 def _loaded(project: Project) -> set[str]:
