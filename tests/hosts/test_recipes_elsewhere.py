@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import disguise
+import pytest
 import yaml
 from baked import InstalledProject, weights
 from disguise import HERE
 from test_portable import DISGUISED, python, strict
 from test_recipes import laid  # noqa: F401 - the fixture
 
+# QEMU 7.2 takes ymm4 for no index where values are gathered (the rule of rsp in other addresses), as oneDNN's LSTM does.
+EMULATED = {"series": ["model.cell=gru"]}
 # One without AVX-512, and one with it, both of another maker than Intel.
 CPUS = [cpu for cpu in ("zen2", "zen4") if cpu in disguise.profiles()]
 TRAINING = (
@@ -21,10 +24,16 @@ runpy.run_module("{package}.train", run_name="__main__", alter_sys=True)
 )
 
 
-def test_short_training_is_one_digest_on_every_cpu(laid: InstalledProject, tmp_path: Path) -> None:  # noqa: F811
+def test_short_training_is_one_digest_on_every_cpu(
+    laid: InstalledProject,  # noqa: F811
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
     """As short as `repro verify` makes it, on one process."""
-    shorten = yaml.safe_load(laid.text("params.yaml"))["verify"]["shorten"]
-    settings = [word for override in (*shorten, "tracking.enabled=false") for word in ("--set", override)]
+    recipe = request.node.callspec.params["laid"]
+    overrides = [*yaml.safe_load(laid.text("params.yaml"))["verify"]["shorten"], "tracking.enabled=false"]
+    overrides += [] if disguise.faulting() else EMULATED.get(recipe, [])
+    settings = [word for override in overrides for word in ("--set", override)]
     digests = {}
     for cpu in (HERE, *CPUS):
         arguments = [*settings, "--out", str(tmp_path / cpu)]

@@ -20,9 +20,9 @@ REQUEUED = "goes back into the queue"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 # a large model's checkpoint takes longer than torchrun waits by itself, or srun with --kill-on-bad-exit
 SLOWER = (
-    "aside.rename(final)",
+    "rename(aside, final)",
     'import os, time; time.sleep(int(os.environ.get("SLOW", 0)) * ("SLURM_RESTART_COUNT" not in os.environ)); '
-    "aside.rename(final)",
+    "rename(aside, final)",
 )
 
 
