@@ -35,6 +35,6 @@ def test_import_upward_is_found(copied: Path) -> None:
 def test_call_that_hands_the_model_on_is_counted(copied: Path) -> None:
     before = Library(copied).handed(architecture.NAMED["the model"])
     with (copied / "core" / "seeds.py").open("a") as file:
-        file.write("from .finite import one_nan\n\n\ndef planted(model):\n    one_nan(model)\n")
+        file.write("from .shards import extras\n\n\ndef planted(model):\n    extras(model)\n")
     after = Library(copied).handed(architecture.NAMED["the model"])
-    assert {*after} - {*before} == {("core.seeds", "core.finite", "one_nan")}
+    assert {*after} - {*before} == {("core.seeds", "core.shards", "extras")}

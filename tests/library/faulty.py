@@ -234,8 +234,8 @@ def dies(package: str) -> None:
     *owners, function = path.split(".")
     owner: Any = reduce(getattr, owners, import_module(f"{package}.repro.{name}"))
     original, calls, looks = getattr(owner, function), count(1), count(1)
-    saver = import_module(f"{package}.repro.checkpoint.saver")
-    look = saver.look
+    state = import_module(f"{package}.repro.core.state").State
+    look = state.look
 
     def looked(*arguments: Any) -> Any:
         if next(looks) == 2:
@@ -247,7 +247,7 @@ def dies(package: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(*arguments, **options)
 
-    saver.look = looked
+    state.look = looked
 
 
 def nothing(package: str) -> None:

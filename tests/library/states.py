@@ -9,7 +9,7 @@ from project.repro.checkpoint.checkpoint import Origin
 from project.repro.config.settings import Parallel
 from project.repro.core.optimizers import Optimizers
 from project.repro.core.shards import unsharded
-from project.repro.core.snapshot import Snapshot, copy, look
+from project.repro.core.state import Snapshot, State, copy
 from torch import nn
 
 ORIGIN = Origin("a" * 64, "e" * 64)
@@ -40,6 +40,7 @@ class Training:
         matrices, vectors = ([p for p in self.model.parameters() if (p.ndim > 1) == many] for many in (True, False))
         self.optimizer = optimizer([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0}])
         self.optimizers = Optimizers(self.optimizer, self.model)
+        self.state = State(self.model, self.optimizers)
         self.done = 0
 
     def step(self, times: int = 1) -> None:
@@ -53,7 +54,7 @@ class Training:
             self.done += 1
 
     def take(self) -> Snapshot:
-        return look(self.done, self.model, self.optimizers).changed(copy)
+        return self.state.look(self.done).changed(copy)
 
 
 def snapshot(steps: int) -> Snapshot:

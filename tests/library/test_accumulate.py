@@ -14,6 +14,7 @@ from project.repro.core.buckets import Bucket
 from project.repro.core.errors import UserError
 from project.repro.core.finite import nonfinite, one_nan
 from project.repro.core.ranks import World
+from project.repro.core.shards import gradients_held
 from project.repro.core.summing import gradients_of
 from project.repro.core.tree import total
 from states import parallel_of
@@ -213,7 +214,7 @@ def test_nonfinite_value_in_one_micro_batch_is_named(value: float, micro_batch: 
     losses = losses_of(model)
     losses[micro_batch] = partial(losses[micro_batch], value)
     message = [f"{name} (largest finite value 0.0e+00)" for name, _ in model.named_parameters()]
-    assert nonfinite(model, summed(model, losses).buffers) == message
+    assert nonfinite(summed(model, losses).buffers, gradients_held(model)) == message
 
 
 def test_nonfinite_gradient_is_named_with_its_largest_finite_value():
@@ -222,7 +223,7 @@ def test_nonfinite_gradient_is_named_with_its_largest_finite_value():
     hole = torch.ones(999).index_fill(0, mean.abs().argmax(), torch.nan)
     gradients = summed(model, [*losses[:-1], lambda: (model[0] * hole).sum() + losses[-1]()])
     largest = model[0].grad[model[0].grad.isfinite()].abs().max()
-    assert nonfinite(model, gradients.buffers) == [f"0 (largest finite value {largest:.1e})"]
+    assert nonfinite(gradients.buffers, gradients_held(model)) == [f"0 (largest finite value {largest:.1e})"]
 
 
 def test_every_nan_is_one():
@@ -232,13 +233,13 @@ def test_every_nan_is_one():
         parameter.grad.view(-1)[:2] = torch.tensor([0x7FC00000, -0x3FFFFF], dtype=torch.int32).view(torch.float32)
     grad = model[0].weight.grad
     assert grad.view(-1)[:2].isnan().all() and len(grad.view(torch.int32).unique()) == 3
-    one_nan(model)
+    one_nan(gradients_held(model).values())
     assert len(grad.view(torch.int32).unique()) == 2 and grad.isnan().sum() == 2
 
 
 def test_finite_gradients_are_not_named():
     model = network()
-    assert nonfinite(model, summed(model, losses_of(model)).buffers) == []
+    assert nonfinite(summed(model, losses_of(model)).buffers, gradients_held(model)) == []
 
 
 def test_running_statistics_move_by_the_mean_of_the_micro_batches_changes():

@@ -10,6 +10,7 @@ from project.repro.core.buffers import Buffers
 from project.repro.core.errors import UserError
 from project.repro.core.finite import nonfinite
 from project.repro.core.ranks import World
+from project.repro.core.shards import gradients_held
 from project.repro.core.transport import Transport
 from project.repro.core.tree import Node, blocks, push, total
 from states import parallel_of
@@ -126,7 +127,7 @@ def test_statistics_of_large_inputs_are_finite_and_right():
         assert torch.equal(getattr(module.norm, name), mean.float())
     assert module.norm.running_var.min() > 1e6
     assert module.norm.num_batches_tracked == 1
-    assert nonfinite(module, gradients.buffers) == []
+    assert nonfinite(gradients.buffers, gradients_held(module)) == []
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 3e38])
@@ -136,7 +137,7 @@ def test_statistic_that_becomes_infinite_is_named(value: float):
         module.held[1] *= 2
 
     module = Holder(torch.zeros(3), double)
-    assert nonfinite(module, step(module).buffers) == ["buffer held"]
+    assert nonfinite(step(module).buffers, gradients_held(module)) == ["buffer held"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64])
@@ -150,7 +151,7 @@ def test_other_dtypes_keep_theirs(dtype: torch.dtype):
 def test_constants_keep_every_bit():
     mask = torch.tensor([0.0, float("-inf"), float("inf"), float("nan"), -0.0, 1e-40, 3e38])
     module = Holder(mask, lambda module, micro_batch: None)
-    assert nonfinite(module, step(module).buffers) == []
+    assert nonfinite(step(module).buffers, gradients_held(module)) == []
     assert torch.equal(bits(module.held), bits(mask))
 
 
@@ -199,10 +200,10 @@ def test_integers_that_have_no_whole_mean_are_refused(dtype: torch.dtype):
     with pytest.raises(
         UserError, match=r"^buffer held: the micro-batches changed it by amounts whose mean is not whole"
     ):
-        nonfinite(module, gradients.buffers)
+        nonfinite(gradients.buffers, gradients_held(module))
 
 
 def test_flag_that_every_micro_batch_sets_is_set():
     module = Holder(torch.tensor([False, True]), lambda module, micro_batch: module.held.fill_(True))
-    assert nonfinite(module, step(module).buffers) == []
+    assert nonfinite(step(module).buffers, gradients_held(module)) == []
     assert module.held.tolist() == [True, True] and module.held.dtype == torch.bool

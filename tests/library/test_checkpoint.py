@@ -16,7 +16,7 @@ from project.repro.checkpoint import checkpoint, stored
 from project.repro.checkpoint.checkpoint import found, newest, read, write
 from project.repro.core.errors import UserError
 from project.repro.core.optimizers import Optimizers
-from project.repro.core.snapshot import Snapshot, copy, look, put
+from project.repro.core.state import Snapshot, State, copy
 from project.repro.core.trees import unpack
 from states import FILES, OPTIMIZERS, ORIGIN, Training, assert_equal, silent, snapshot
 from torch import nn
@@ -33,7 +33,7 @@ def written(taken: Snapshot, folder: Path) -> Snapshot:
 def test_state_comes_back_bit_by_bit_and_goes_on_alike(kind: str, tmp_path: Path):
     kept, resumed = Training(OPTIMIZERS[kind]), Training(OPTIMIZERS[kind])
     kept.step(5)
-    put(written(kept.take(), tmp_path), resumed.model, resumed.optimizers)
+    resumed.state.put(written(kept.take(), tmp_path))
     resumed.done = 5
     for steps in (0, 5):
         kept.step(steps)
@@ -53,7 +53,7 @@ def test_shared_weights_come_back(tmp_path: Path):
         return model, Optimizers(torch.optim.SGD(model.parameters(), lr=0.1), model)
 
     (one, optimizers), (other, others) = tied(), tied()
-    put(written(look(1, one, optimizers).changed(copy), tmp_path), other, others)
+    State(other, others).put(written(State(one, optimizers).look(1).changed(copy), tmp_path))
     assert torch.equal(one[1].weight, other[1].weight) and other[1].weight is other[0].weight
 
 
@@ -95,12 +95,12 @@ def test_state_of_parameters_from_a_set_comes_back_by_name(tmp_path: Path):
         for each in (kept, resumed):
             assert each.held["param_names"] == [name for name, _ in each.model.named_parameters()]
         kept.step(3)
-        taken = look(3, kept.model, kept.optimizers).changed(copy)
-        put(written(taken, tmp_path / str(number)), resumed.model, resumed.optimizers)
+        taken = kept.state.look(3).changed(copy)
+        resumed.state.put(written(taken, tmp_path / str(number)))
         for steps in (0, 2):
             kept.step(steps)
             resumed.step(steps)
-            one, other = (look(3, each.model, each.optimizers).digested() for each in (kept, resumed))
+            one, other = (each.state.look(3).digested() for each in (kept, resumed))
             assert one.digests == other.digests and kept.held["lr"] == resumed.held["lr"]
         assert resumed.held is resumed.optimizer.param_groups[0]
 
@@ -149,16 +149,16 @@ def test_state_of_other_optimizers_is_refused_by_name_before_anything_is_loaded(
         return model, Optimizers([OPTIMIZERS[kind](group) for kind, group in zip(kinds, groups, strict=True)], model)
 
     def refusal(saved: tuple[nn.Module, Optimizers], other: tuple[nn.Module, Optimizers]) -> str:
-        taken = look(1, *saved).changed(copy)
+        taken = State(*saved).look(1).changed(copy)
         for tensor in other[0].parameters():
             tensor.data.zero_()
         with pytest.raises(UserError) as refused:
-            put(taken, *other)
+            State(*other).put(taken)
         assert not any(tensor.any() for tensor in other[0].parameters()), "half loaded"
         return str(refused.value)
 
     one, two = made("AMSGrad"), made("AMSGrad", "plain SGD")
-    put(look(1, *two), *made("AMSGrad", "plain SGD"))
+    State(*made("AMSGrad", "plain SGD")).put(State(*two).look(1))
     assert refusal(two, made("AMSGrad")) == "optimizers: the checkpoint holds 2, run.steps() was given 1"
     assert refusal(one, two) == "optimizers: the checkpoint holds 1, run.steps() was given 2"
     message = refusal(one, made("AMSGrad", split=1))
@@ -206,7 +206,7 @@ def test_no_pickle_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch, "save", no)
     there = written(snapshot(2), tmp_path)
     resumed = Training()
-    put(there, resumed.model, resumed.optimizers)
+    resumed.state.put(there)
     assert_equal(there, snapshot(2))
 
 

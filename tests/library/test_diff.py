@@ -33,7 +33,7 @@ from project.repro.core import loop as loop_module
 from project.repro.core.errors import UserError
 from project.repro.core.sampling import Plan
 from project.repro.core.seeds import derive
-from project.repro.core.snapshot import Snapshot
+from project.repro.core.state import Snapshot
 from project.repro.record import receipt
 from project.repro.record.chain import STEP
 from project.repro.record.view import RunView

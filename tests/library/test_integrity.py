@@ -20,6 +20,7 @@ from project.repro.core.optimizers import Optimizers
 from project.repro.core.ranks import World
 from project.repro.core.sampling import Plan
 from project.repro.core.seeds import seed_everything
+from project.repro.core.state import State
 from project.repro.core.step import Step
 from states import parallel_of
 from torch import Tensor, nn
@@ -208,7 +209,7 @@ def test_every_micro_batch_has_its_turn_to_be_computed_twice(config: Config):
         requested, model = config.model_copy(update={"integrity": integrity}), nn.Linear(1, 1)
         plan = Plan(1000, config.parallel.global_batch, config.parallel.micro_batches, config.seed)
         optimizer = Optimizers(torch.optim.SGD(model.parameters()), model)
-        loop = Loop(requested.options, ALONE, plan, steps, model, optimizer, {})
+        loop = Loop(requested.options, ALONE, plan, steps, State(model, optimizer))
         every_step = [(number, Step(loop, number)) for number in range(steps)]
         return [(n, micro_batch) for n, step in every_step if (micro_batch := step._rechecked()) is not None]
 

@@ -17,7 +17,7 @@ from project.repro.checkpoint import checkpoint, saver
 from project.repro.config.settings import Record as Fate
 from project.repro.core.errors import RunError, UserError
 from project.repro.core.shards import unsharded
-from project.repro.core.snapshot import Snapshot
+from project.repro.core.state import Snapshot
 from project.repro.record import names
 from project.repro.record import opening as opening_module
 from project.repro.record import record as record_module

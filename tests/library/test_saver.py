@@ -11,7 +11,7 @@ from project.repro.checkpoint import checkpoint
 from project.repro.checkpoint.checkpoint import found, newest
 from project.repro.checkpoint.saver import Saver
 from project.repro.config.settings import Checkpoint
-from project.repro.core.snapshot import Snapshot
+from project.repro.core.state import Snapshot
 from states import ORIGIN, Training, assert_equal, silent, snapshot
 from warm import PATIENCE
 
@@ -23,7 +23,7 @@ def saved(folder: Path, on_error: str = "stop", first: Callable[[], None] = lamb
     training = Training()
     training.step(1)
     saver = Saver(folder, ORIGIN, ONE.model_copy(update={"on_error": on_error}), first)
-    saver.save(1, training.model, training.optimizers)
+    saver.save(1, training.state)
     saver.wait()
     return saver
 
@@ -53,9 +53,9 @@ def test_saving_waits_for_nothing_but_the_copy_and_the_save_before(gate: Gate, t
     training = Training()
     training.step(1)
     saver = Saver(tmp_path, ORIGIN, ONE, lambda: None)
-    saver.save(1, training.model, training.optimizers)  # returns, although nothing gets written
+    saver.save(1, training.state)  # returns, although nothing gets written
     training.step(1)
-    second = threading.Thread(target=saver.save, args=(2, training.model, training.optimizers))
+    second = threading.Thread(target=saver.save, args=(2, training.state))
     second.start()
     second.join(0.2)
     assert second.is_alive() and gate.entered == [1], "two snapshots at once"
@@ -78,7 +78,7 @@ def test_what_is_saved_is_the_state_when_save_returned(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(checkpoint, "write", later)
     saver = Saver(tmp_path, ORIGIN, ONE, lambda: None)
-    saver.save(2, training.model, training.optimizers)
+    saver.save(2, training.state)
     training.step(3)
     free.set()
     saver.wait()

@@ -12,8 +12,9 @@ from project.repro.core.errors import UserError
 from project.repro.core.fsdp import Full
 from project.repro.core.optimizers import Optimizers
 from project.repro.core.ranks import World
-from project.repro.core.shardable import require_elementwise, require_own, require_untied, units_of
+from project.repro.core.shardable import require_elementwise, units_of
 from project.repro.core.shards import Scattered, Shard
+from project.repro.core.state import State
 from project.repro.guards.updates import Updates
 from safetensors.torch import load_file
 from states import parallel_of
@@ -145,7 +146,7 @@ def test_sharded_gradients_are_used_or_dropped_as_whole_ones():
     )
     optimizer = torch.optim.SGD(model.parameters())
     optimizers = Optimizers(optimizer, model)
-    updates = Updates(model, optimizers, {})
+    updates = Updates(State(model, optimizers))
     (part,) = optimizers.cut({weight: shard}).values()
     updates.ready, weight.grad, part.grad = True, Scattered(shard), torch.ones(512)
     assert updates.forgotten
@@ -158,19 +159,18 @@ def test_units_are_modules_inside_the_model_and_apart():
     act = nn.ReLU()  # without weights, so it may stand in several
     model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), act) for _ in range(3)), nn.Linear(32, 32))
     assert units_of(model) == list(model)
-    require_own(model, units_of(model))
     for units in ([nn.Linear(1, 1)], [model], [model[0], model[0][0]], [model[0], model[0]]):
         with pytest.raises(UserError, match=r"run\.steps\(units=\.\.\.\): "):
-            require_own(model, units)
+            units_of(model, units)
 
 
 def test_weights_that_two_units_share_are_refused():
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32))
-    require_untied(model, list(model))
+    units_of(model, list(model))
     model[2].weight = model[0].weight
-    require_untied(model, [model[1]])  # both lie in the rest
+    units_of(model, [model[1]])  # both lie in the rest
     with pytest.raises(UserError, match=r"0\.weight: shared by two units"):
-        require_untied(model, list(model))
+        units_of(model, list(model))
 
 
 # ---- each part of the exactness, broken on purpose

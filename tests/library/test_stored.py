@@ -12,9 +12,10 @@ from faulty import Faulty
 from project.repro.checkpoint import checkpoint, final, stored
 from project.repro.core import weights
 from project.repro.core.errors import RunError
+from project.repro.core.optimizers import Optimizers
 from project.repro.core.ranks import World
 from project.repro.core.shards import Shard, unsharded
-from project.repro.core.snapshot import copy, look, put
+from project.repro.core.state import State, copy
 from project.repro.record import names
 from states import OPTIMIZERS, ORIGIN, Training, silent
 from torch import Tensor, nn
@@ -70,7 +71,8 @@ def test_same_shards_give_the_same_bytes(tensors: dict[str, Tensor], tmp_path: P
 def test_weights_are_gathered_into_files_without_a_name(tmp_path: Path):
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     model[2].weight = model[0].weight
-    there = weights.gathered(model, tmp_path, World(0, 1, CPU)).state_dict()
+    state = State(model, Optimizers(torch.optim.SGD(model.parameters()), model))
+    there = weights.gathered(state, tmp_path, World(0, 1, CPU)).state_dict()
     assert list(tmp_path.iterdir()) == [] and there["0.weight"] is there["2.weight"]
     wanted = model.state_dict()
     assert there.keys() == wanted.keys() and all(same(there[name], wanted[name]) for name in wanted)
@@ -142,12 +144,12 @@ def test_state_that_is_other_after_loading_is_told(optimizer: Any, own: Any, mes
     if isinstance(own, Grows):
         saved = Grows()
         saved.seen = torch.ones(2)
-    taken = look(2, training.model, training.optimizers, {"own": saved}).changed(copy)
+    taken = State(training.model, training.optimizers, {"own": saved}).look(2).changed(copy)
     checkpoint.write(taken, tmp_path, ORIGIN, 1)
     there, other = checkpoint.newest(tmp_path, ORIGIN, silent), Training(optimizer)
     assert there
     with nullcontext() if message is None else pytest.raises(RunError) as failure:
-        put(there, other.model, other.optimizers, {"own": own})
+        State(other.model, other.optimizers, {"own": own}).put(there)
     assert message is None or str(failure.value).startswith(f"the checkpoint after step 2: {message}"), failure.value
 
 

@@ -21,17 +21,18 @@ from .checkpoint import checkpoint
 from .checkpoint.keeper import Keeper
 from .checkpoint.saver import Saver, seen_by_all
 from .config.settings import Settings
-from .core import flags, plan, ranks, sampling, shards, snapshot, weights
+from .core import flags, plan, ranks, sampling, shards, weights
 from .core.alike import once_per_host, together
 from .core.errors import Preempted, RunError, UserError
 from .core.loop import Loop, Tamper
 from .core.observer import Observer
-from .core.optimizers import Given, Optimizers
+from .core.optimizers import Given
 from .core.plan import Indexed
 from .core.ranks import World
 from .core.seeds import derive, seed_everything
+from .core.state import NONE, State
 from .core.step import Step
-from .core.trees import Stateful, require_stateful
+from .core.trees import Stateful
 from .environment.portability import Portability
 from .environment.watch import Operations
 from .finish import finish
@@ -157,7 +158,7 @@ class Run:
         *,
         epochs: int | None = None,
         steps: int | None = None,
-        state: Mapping[str, Stateful] = snapshot.NONE,
+        state: Mapping[str, Stateful] = NONE,
         units: Sequence[nn.Module] = (),
     ) -> Iterator[Step]:
         """Yield the steps that are still to do: all, or those after the newest valid checkpoint.
@@ -181,12 +182,11 @@ class Run:
             raise UserError("run.steps() was called twice: a run is one loop; give it all epochs or steps at once")
         options = self.config.options
         planned, stop = plan.planned(dataset, options, epochs, steps)
-        given = Optimizers(optimizer, model)
-        objects = require_stateful(state)
+        held = State.of(model, optimizer, state)
         require_fit(model, self.world.device, moves=options.parallel.shard == "full" and self.world.size > 1)
-        updates = Updates(model, given, objects)
+        updates = Updates(held)
         tamper = self._added.tamper
-        self._loop = loop = Loop(options, self.world, planned, stop, model, given, objects, units, self.log, tamper)
+        self._loop = loop = Loop(options, self.world, planned, stop, held, units, self.log, tamper)
         loop.observe([updates])  # it is closed whatever comes next
         self._portability.begin(model, self._judged)
         together(self.world, opened.require_known)  # before step 0, where all can be told by one
@@ -213,7 +213,7 @@ class Run:
         yield logged.Shapes(loop.network, loop.model, size, self._describe)
         yield UnsavedState(loop.model, _report if lead else lambda line: None)
         yield Opened()
-        yield Replicas(self.config.integrity.compare_every, loop.model, self.world, loop.gradients.replicas)
+        yield Replicas(self.config.integrity.compare_every, self.world, loop.gradients.replicas)
         yield self._metrics
         yield self._trace
         yield self._stop
@@ -235,9 +235,9 @@ class Run:
         origin = self._origin() if self._folder and self._folder.resumed else None
         there = checkpoint.newest(folder, origin, _report, self.world, shared)
         if there:
-            together(self.world, partial(snapshot.put, there, *loop.state))
+            together(self.world, partial(loop.state.put, there))
         done = there.step if there else 0
-        agreement.require_replicas(loop.model, done, self.world, loop.gradients.replicas)
+        agreement.require_replicas(loop.state.weights(), done, self.world, loop.gradients.replicas)
         outputs = not self.config.compute.compile  # whose modules have no outputs to look at
         together(self.world, lambda: self._trace.begin(loop.model, done, outputs, sharded))
         saver = None
@@ -296,7 +296,7 @@ class Run:
         self._is_finished = True
         self.log(loop.stop - 1, **{"epoch": loop.plan.epoch(loop.stop), **numbers})
         self._metrics.write()
-        unsharded = weights.gathered(loop.model, self.out, self.world) if loop.gradients.sharded else loop.model
+        unsharded = weights.gathered(loop.state, self.out, self.world) if loop.gradients.sharded else loop.model
         together(self.world, self._finish_saving)
         if self._folder:
             text, made = {**numbers, "steps": loop.stop}, (loop.model, unsharded)

@@ -29,7 +29,7 @@ from ..base.text import some
 from ..core.alike import together
 from ..core.errors import RunError, UserError
 from ..core.ranks import ALONE, World
-from ..core.snapshot import GROUPS, VALUES, Snapshot
+from ..core.state import GROUPS, VALUES, Snapshot
 from ..record.removal import remove_checkpoint
 from . import stored
 
@@ -154,16 +154,15 @@ def read(path: Path, origin: Origin, share: tuple[int, int] = (0, 1)) -> Snapsho
         raise Damaged(str(error)) from None
     origin.require(path, state)
     values = {key: state[key] for key in VALUES}
-    model, optimizer, others = (stored.read(path, group) for group in GROUPS)
-    return Snapshot(state["step"], model, optimizer, others, values, state["digests"])
+    groups = {group: stored.read(path, group) for group in GROUPS}
+    return Snapshot(state["step"], **groups, values=values, digests=state["digests"])
 
 
 def broadcast_object(snapshot: Snapshot | None, world: World) -> Snapshot:
     """Rank 0's snapshot, on every rank; all have to read its tensors together."""
     step, values, digests = world.broadcast_object(snapshot and (snapshot.step, snapshot.values, snapshot.digests))
-    groups = [getattr(snapshot, group, None) for group in GROUPS]
-    model, optimizer, others = (stored.broadcast_object(group, world) for group in groups)
-    return Snapshot(step, model, optimizer, others, values, digests)
+    groups = {group: stored.broadcast_object(getattr(snapshot, group, None), world) for group in GROUPS}
+    return Snapshot(step, **groups, values=values, digests=digests)
 
 
 class Damaged(RunError):

@@ -1,9 +1,9 @@
 """When a run's state is saved."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ..core.observer import Ballot, Observer, View
+from ..core.state import State
 from .saver import Saver
 
 
@@ -14,7 +14,7 @@ class Keeper(Observer):
     counts = 1  # ranks that are writing
 
     def __init__(
-        self, saver: Saver | None, every: int, state: tuple[Any, ...], before: Sequence[Callable[[], None]] = ()
+        self, saver: Saver | None, every: int, state: State, before: Sequence[Callable[[], None]] = ()
     ) -> None:
         """`before` are called by each rank before each save; without a `saver` this rank, or nobody, saves nothing."""
         self.saver, self._every, self._state, self._before = saver, every, state, before
@@ -37,7 +37,7 @@ class Keeper(Observer):
             for check in self._before:
                 check()
             if self.saver:
-                self.saver.save(view.done, *self._state)
+                self.saver.save(view.done, self._state)
 
     def finish(self) -> None:
         """Return once all is written.

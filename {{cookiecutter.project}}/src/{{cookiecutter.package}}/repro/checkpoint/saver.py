@@ -5,20 +5,17 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from ..config.settings import Checkpoint
 from ..core.errors import FULL, RunError
 from ..core.ranks import ALONE, World
 from ..core.shards import Held, Shard, unsharded
-from ..core.snapshot import NONE, Snapshot, copy, look
-from ..core.trees import Stateful
+from ..core.state import Snapshot, State, copy
 from . import checkpoint
 from .checkpoint import Origin
 
@@ -50,12 +47,12 @@ class Saver:
         self._stated: list[dict[str, Any]] = []
         self._error: Exception | None = None
 
-    def save(self, step: int, model: nn.Module, optimizer: Stateful, objects: Mapping[str, Stateful] = NONE) -> None:
+    def save(self, step: int, state: State) -> None:
         """Copy the state and start writing it; waits first for a snapshot still being written."""
         self.wait()
         if self._in_parts and self._world.is_main:
             checkpoint.clear(self.folder)
-        snapshot = look(step, model, optimizer, objects)
+        snapshot = state.look(step)
         if self._in_parts:
             snapshot = snapshot.digested()  # together: so nobody writes before rank 0 has cleared the folder
             self._unsealed = checkpoint.beside(self.folder, step)

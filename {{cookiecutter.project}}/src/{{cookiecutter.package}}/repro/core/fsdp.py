@@ -21,7 +21,7 @@ from .errors import RunError, UserError, some
 from .optimizers import Optimizers
 from .options import Parallel
 from .ranks import World
-from .shardable import kept_unsharded, require_own, require_untied
+from .shardable import kept_unsharded, units_of
 from .sharded import place_gradient
 from .shards import shard_of
 from .transport import Transport, local_size
@@ -44,8 +44,7 @@ class Full(Accumulation):
     def __init__(
         self, module: nn.Module, settings: Parallel, world: World, optimizers: Optimizers, units: Sequence[nn.Module]
     ) -> None:
-        require_own(module, units)
-        require_untied(module, units)
+        units = units_of(module, units)
         replicas = settings.replicas
         if world.size % replicas or world.size == replicas:
             raise UserError(

@@ -1,7 +1,7 @@
 """The loop of a run: its steps, their seeds, and the reports to observers."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from operator import attrgetter
@@ -15,15 +15,14 @@ from .alike import fail_alike
 from .errors import Disagreement, RunError, of_system
 from .generators import preserved
 from .observer import Ballot, Observer, View
-from .optimizers import Optimizers
 from .options import Options
 from .plan import Plan
 from .ranks import World
 from .seeds import derive, seed_everything
 from .shards import Scattered
+from .state import State
 from .step import Step
 from .summing import gradients_of
-from .trees import Stateful
 
 VERSION, GRADIENT = attrgetter("_version"), attrgetter("grad")
 EVENTS = "begin_step", "batch", "gradients", "ballot", "end_step"
@@ -64,31 +63,24 @@ class Loop:
         world: World,
         plan: Plan,
         stop: int,
-        model: nn.Module,
-        optimizers: Optimizers,
-        objects: Mapping[str, Stateful],
+        state: State,
         units: Sequence[nn.Module] = (),
         log: Callable[..., None] = lambda step, **metrics: None,
         tamper: Tamper | None = None,
     ) -> None:
         self.options, self.world, self.plan, self.stop, self.log = options, world, plan, stop, log
-        self.model, self.optimizers, self.objects, self.tamper = model, optimizers, objects, tamper
-        self.gradients = gradients_of(model, options.parallel, world, optimizers, units)
+        self.state, self.model, self.optimizers, self.tamper = state, state.model, state.optimizers, tamper
+        self.gradients = gradients_of(self.model, options.parallel, world, self.optimizers, units)
         module = self.gradients.module
         self.network = cast(nn.Module, torch.compile(module)) if options.compute.compile else module
         self.batches: Iterator[Any] = iter(())
         self.done = self._start = 0
         self.reason: str | None = None
-        self._parameters = [*model.parameters()]
+        self._parameters = [*self.model.parameters()]
         self._weights = [*map(_local, self._parameters)]
-        self._buffers = [module._buffers for module in model.modules()]
+        self._buffers = [module._buffers for module in self.model.modules() if module._buffers]
         self._watch = ExitStack()
         self.observe([])
-
-    @property
-    def state(self) -> tuple[nn.Module, Optimizers, Mapping[str, Stateful]]:
-        """All that a later step depends on."""
-        return self.model, self.optimizers, self.objects
 
     def observe(self, observers: Sequence[Observer]) -> None:
         """Report to these observers from now on."""

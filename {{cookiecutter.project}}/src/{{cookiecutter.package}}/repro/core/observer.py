@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from .ranks import World
-from .shards import Held, gradient_of
-from .shards import weights as weights_of
+from .shards import Held
 
 if TYPE_CHECKING:
     from .loop import Loop
@@ -65,12 +64,11 @@ class View:
 
     def weights(self) -> dict[str, Held]:
         """What the model's `state_dict` holds, buffers included."""
-        return weights_of(self._loop.model)
+        return self._loop.state.weights()
 
     def gradients(self) -> dict[str, Held]:
         """The gradients of the parameters that have one, by name."""
-        named = self._loop.model.named_parameters()
-        return {name: held for name, parameter in named if (held := gradient_of(parameter)) is not None}
+        return self._loop.state.gradients()
 
     def buffers(self) -> dict[str, Tensor]:
         """All buffers, also those that no `state_dict` holds."""

@@ -14,10 +14,19 @@ from .shards import aligned
 STEPS, LENGTH = 3, (1 << 17) + 7  # of the try whether an optimizer updates shards alike; so long that threads share it
 
 
-def units_of(module: nn.Module) -> list[nn.Module]:
-    """The parts of a model that are gathered one at a time: the children of its largest ModuleList or Sequential."""
+def units_of(module: nn.Module, given: Sequence[nn.Module] = ()) -> Sequence[nn.Module]:
+    """The parts of a model that are gathered one at a time.
+
+    They are those `given`; without these, the children of the largest ModuleList or Sequential.
+
+    Raises:
+        UserError: one is no module of the model, or lies in another, or two share a parameter.
+    """
     lists = [held for held in module.modules() if isinstance(held, nn.ModuleList | nn.Sequential)]
-    return list(max(lists, key=_size).children()) if lists else []
+    units = given or (list(max(lists, key=_size).children()) if lists else [])
+    _require_own(module, units)
+    _require_untied(module, units)
+    return units
 
 
 def _size(module: nn.Module) -> int:
@@ -38,7 +47,7 @@ def kept_unsharded(module: nn.Module) -> set[nn.Parameter]:
     return {parameter for parameter in module.parameters() if not is_cut(parameter)}
 
 
-def require_own(module: nn.Module, units: Sequence[nn.Module]) -> None:
+def _require_own(module: nn.Module, units: Sequence[nn.Module]) -> None:
     """Refuse units that are not modules of the model, or lie in one another."""
     own = set(module.modules()) - {module}
     if foreign := [type(unit).__name__ for unit in units if unit not in own]:
@@ -48,7 +57,7 @@ def require_own(module: nn.Module, units: Sequence[nn.Module]) -> None:
         raise UserError("run.steps(units=...): a unit lies in another one, or is given twice; give each module once")
 
 
-def require_untied(module: nn.Module, units: Sequence[nn.Module]) -> None:
+def _require_untied(module: nn.Module, units: Sequence[nn.Module]) -> None:
     """Refuse a parameter that two units share: FSDP2 would untie it."""
     places: dict[Tensor, set[int]] = defaultdict(set)
     unit_of = {held: number for number, unit in enumerate(units) for held in unit.modules()}

@@ -195,10 +195,10 @@ def of_mixture(error: BaseException | None) -> UserError | None:
     )
 
 
-def gradient_of(parameter: Tensor) -> Held | None:
-    """The gradient of a parameter, where it has one."""
-    gradient = parameter.grad
-    return gradient.shard if isinstance(gradient, Scattered) else gradient
+def gradients_held(model: nn.Module) -> dict[str, Held]:
+    """The gradients of the parameters that have one, by name."""
+    held = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {name: each.shard if isinstance(each, Scattered) else each for name, each in held.items()}
 
 
 def joined(vectors: Sequence[Tensor], size: int) -> Iterator[Tensor]:

@@ -67,9 +67,10 @@ class Step:
         with loop.unwatched():
             if loop.tamper:
                 loop.tamper.gradients(self.number, loop.model)
-            names = nonfinite(loop.model, sums.buffers)
+            held = loop.state.gradients()
+            names = nonfinite(sums.buffers, held)
             if names:
-                one_nan(loop.model)
+                one_nan(held.values())
             loop.report_gradients(self.number, torch.where(loss.isnan(), torch.nan, loss))
         loop.seed(self.number, loop.plan.micro_batches + 1)  # each rank ran others; now all are to draw the same
         if names:

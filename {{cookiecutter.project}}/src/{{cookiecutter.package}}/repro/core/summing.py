@@ -12,7 +12,7 @@ from .fsdp import Full
 from .optimizers import Optimizers
 from .options import Parallel
 from .ranks import World
-from .shardable import require_elementwise, units_of
+from .shardable import require_elementwise
 from .sharded import Owned
 
 
@@ -32,4 +32,4 @@ def gradients_of(
         together(world, partial(require_elementwise, optimizer))
     if settings.shard == "optimizer":
         return Owned(module, settings, world, optimizers)
-    return Full(module, settings, world, optimizers, units or units_of(module))
+    return Full(module, settings, world, optimizers, units)

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from .alike import together
 from .ranks import World
-from .shards import Held, extras, is_extra, local, unsharded, weights
+from .shards import Held, is_extra, local, unsharded, weights
+from .state import State
 from .trees import copied, pack, unpack
 
 EXTRA = "extra"
 
 
-def gathered(model: nn.Module, folder: Path, world: World) -> nn.Module:
+def gathered(state: State, folder: Path, world: World) -> nn.Module:
     """What safetensors' `save_model` asks of a model: on rank 0, whole weights; all ranks have to ask together.
 
     They are put together one at a time, and lie in files of `folder` that have no name, so that no memory holds all.
@@ -31,7 +32,7 @@ def gathered(model: nn.Module, folder: Path, world: World) -> nn.Module:
     Raises:
         RunError: the disk has no room for them.
     """
-    named = weights(model)
+    named = state.weights()
     held = {id(each): each for each in named.values()}
     files = together(
         world, lambda: {key: _in_file(each, folder) for key, each in held.items()} if world.is_main else {}
@@ -41,7 +42,7 @@ def gathered(model: nn.Module, folder: Path, world: World) -> nn.Module:
         if key in files:
             files[key].copy_(tensor)
     # tied ones share their memory
-    tensors = {name: files.get(id(each)) for name, each in named.items()} | extras(model)
+    tensors = {name: files.get(id(each)) for name, each in named.items()} | state.extras()
     return cast(nn.Module, SimpleNamespace(state_dict=lambda: tensors))
 
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..core.alike import together
 from ..core.digest import tensor_digests
 from ..core.errors import Disagreement
 from ..core.ranks import World
-from ..core.shards import Shard
-from ..core.shards import weights as weights_of
+from ..core.shards import Held, Shard
 
 Report = Mapping[str, Any]  # field -> JSON value, as one rank sees it
 SHOWN, VALUES, FIELDS, SPANS = 40, 4, 12, 8  # characters, values of a field, fields, runs of ranks
@@ -146,13 +145,12 @@ def require_same_weights(weights: Mapping[str, Tensor], step: int, world: World,
     require_agreement(report, world, f"step {step}: the {whose} weights differ, by the digests of:")
 
 
-def require_replicas(model: nn.Module, step: int, world: World, replicas: World) -> None:
+def require_replicas(held: Mapping[str, Held], step: int, world: World, replicas: World) -> None:
     """Compare what ranks hold alike: whole weights and buffers, and the shards that `replicas` of this rank hold.
 
     Raises:
         Disagreement: as `require_same_weights`; a fault in one replica ends them all.
     """
-    held = weights_of(model)
     require_same_weights({name: tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}, step, world)
     cut = {name: shard.local for name, shard in held.items() if isinstance(shard, Shard)}
     if replicas.size > 1:

@@ -1,7 +1,5 @@
 """Observers that end a run, on all ranks alike, where its state or its surroundings are not as they must be."""
 
-from torch import nn
-
 from ..core.observer import Ballot, Observer, View
 from ..core.ranks import World
 from . import opened
@@ -24,11 +22,11 @@ class Replicas(Observer):
 
     name = "replicas"
 
-    def __init__(self, every: int, model: nn.Module, world: World, replicas: World) -> None:
-        self._every, self._model, self._world, self._replicas = every, model, world, replicas
+    def __init__(self, every: int, world: World, replicas: World) -> None:
+        self._every, self._world, self._replicas = every, world, replicas
 
     def ballot(self, view: View) -> Ballot:
         """All ranks work at it together."""
         if self._every and (view.done % self._every == 0 or view.is_last):
-            require_replicas(self._model, view.done, self._world, self._replicas)
+            require_replicas(view.weights(), view.done, self._world, self._replicas)
         return Ballot()

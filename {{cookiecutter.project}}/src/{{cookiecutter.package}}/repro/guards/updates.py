@@ -10,7 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..core.errors import UserError
 from ..core.observer import Ballot, Observer, View
-from ..core.optimizers import Optimizers
+from ..core.state import State
 from .holders import require_saved
 
 
@@ -24,10 +24,10 @@ class Updates(Observer):
 
     name = "updates"
 
-    def __init__(self, model: nn.Module, optimizers: Optimizers, objects: Mapping[str, object]) -> None:
-        require_saved(optimizers, objects)
-        self._model, self._optimizers = model, optimizers
-        self._given = [weakref.ref(parameter) for parameter in model.parameters()]
+    def __init__(self, state: State) -> None:
+        require_saved(state.optimizers, state.objects)
+        self._model, self._optimizers = state.model, state.optimizers
+        self._given = [weakref.ref(parameter) for parameter in state.model.parameters()]
         self.ready = self.made = False
         self._watch = register_optimizer_step_pre_hook(self._check)
 

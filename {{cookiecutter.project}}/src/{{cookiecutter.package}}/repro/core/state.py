@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from .digest import held_digests
 from .errors import RunError, UserError, some
-from .optimizers import Optimizers
-from .shards import Held, Shard, extras, load_weights, weights
-from .trees import Stateful, copied, leaves, pack, realized, unpack
+from .optimizers import Given, Optimizers
+from .shards import Held, Shard, extras, gradients_held, load_weights, weights
+from .trees import Stateful, copied, leaves, pack, realized, require_stateful, unpack
 
 GROUPS = "model", "optimizer", "others"  # of tensors
 VALUES = "optimizer", "model", "state"  # what is no tensor: of the optimizers, beside weights, of the loop's objects
@@ -68,50 +68,81 @@ def copy(held: Held) -> Held:
     return held.of(copied(held.local)) if isinstance(held, Shard) else copied(held)
 
 
-def look(step: int, model: nn.Module, optimizer: Stateful, objects: Mapping[str, Stateful] = NONE) -> Snapshot:
-    """The state after `step` steps, with `objects` of the loop's own. Later steps change its tensors: `changed(copy)`.
+@dataclass(frozen=True)
+class State:
+    """What a later step depends on: the model, its optimizers, and `objects` of the loop's own."""
 
-    Raises:
-        UserError: the state of an object holds what a checkpoint cannot.
-    """
-    tensors: dict[str, Held] = {}
-    others: dict[str, Held] = {}
-    held = {name: {"state": each.state_dict(), **_beside(each)} for name, each in objects.items()}
-    values = {
-        "optimizer": pack(optimizer.state_dict(), "optimizer", tensors),
-        "model": pack({"extra": extras(model), **_beside(model)}, "model", others),
-        "state": pack(held, "state", others),
-    }
-    return Snapshot(step, weights(model), tensors, others, values)
+    model: nn.Module
+    optimizers: Optimizers
+    objects: Mapping[str, Stateful] = NONE
 
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: Given, objects: Mapping[str, Any]) -> "State":
+        """What `run.steps` was given.
 
-def put(snapshot: Snapshot, model: nn.Module, optimizer: Optimizers, objects: Mapping[str, Stateful] = NONE) -> None:
-    """Give model, optimizer and objects the state of a snapshot.
+        Raises:
+            UserError: an optimizer is not the model's, or one of the objects has no state to save.
+        """
+        return cls(model, Optimizers(optimizer, model), require_stateful(objects))
 
-    Raises:
-        UserError: the snapshot is of other objects; nothing is loaded then.
-        RunError: the state is not the one that was saved.
-    """
-    beside, held = (realized(unpack(snapshot.values[of], snapshot.others)) for of in ("model", "state"))
-    state = unpack(snapshot.values["optimizer"], snapshot.optimizer)
-    if held.keys() != objects.keys():
-        seen, wanted = (", ".join(sorted(names)) or "none" for names in (held, objects))
-        raise UserError(f"the checkpoint holds these objects of the loop: {seen}; run.steps(state=...) names: {wanted}")
-    shapes = [{name: tuple(each.shape) for name, each in side.items()} for side in (snapshot.model, weights(model))]
-    if odd := sorted(name for name in shapes[0] | shapes[1] if shapes[0].get(name) != shapes[1].get(name)):
-        raise UserError(
-            f"the model: {some(odd, 3)}: shape {shapes[1].get(odd[0], 'none')} here, {shapes[0].get(odd[0], 'none')} "
-            f"in the checkpoint. Build the model that the run began with, or begin in another folder with --out"
-        )
-    optimizer.require(state)
-    load_weights(model, snapshot.model, beside["extra"])
-    for name, other in objects.items():
-        other.load_state_dict(held[name]["state"])
-        _put_beside(other, held[name])
-    _put_beside(model, beside)
-    optimizer.load_state_dict(state)
-    if snapshot.digests:
-        _require_restored(snapshot, look(snapshot.step, model, optimizer, objects).digested())
+    def weights(self) -> dict[str, Held]:
+        """What the model's `state_dict` holds, buffers included."""
+        return weights(self.model)
+
+    def gradients(self) -> dict[str, Held]:
+        """The gradients of the parameters that have one, by name."""
+        return gradients_held(self.model)
+
+    def extras(self) -> dict[str, Any]:
+        """What the modules' `get_extra_state` give, under the names that `state_dict` has for it."""
+        return extras(self.model)
+
+    def look(self, step: int) -> Snapshot:
+        """The state after `step` steps. Later steps change its tensors: `changed(copy)`.
+
+        Raises:
+            UserError: the state of an object holds what a checkpoint cannot.
+        """
+        tensors: dict[str, Held] = {}
+        others: dict[str, Held] = {}
+        held = {name: {"state": each.state_dict(), **_beside(each)} for name, each in self.objects.items()}
+        values = {
+            "optimizer": pack(self.optimizers.state_dict(), "optimizer", tensors),
+            "model": pack({"extra": self.extras(), **_beside(self.model)}, "model", others),
+            "state": pack(held, "state", others),
+        }
+        return Snapshot(step, self.weights(), tensors, others, values)
+
+    def put(self, snapshot: Snapshot) -> None:
+        """Give model, optimizers and objects the state of a snapshot.
+
+        Raises:
+            UserError: the snapshot is of other objects; nothing is loaded then.
+            RunError: the state is not the one that was saved.
+        """
+        beside, held = (realized(unpack(snapshot.values[of], snapshot.others)) for of in ("model", "state"))
+        state = unpack(snapshot.values["optimizer"], snapshot.optimizer)
+        if held.keys() != self.objects.keys():
+            seen, wanted = (", ".join(sorted(names)) or "none" for names in (held, self.objects))
+            raise UserError(
+                f"the checkpoint holds these objects of the loop: {seen}; run.steps(state=...) names: {wanted}"
+            )
+        sides = snapshot.model, self.weights()
+        there, here = ({name: tuple(each.shape) for name, each in side.items()} for side in sides)
+        if odd := sorted(name for name in there | here if there.get(name) != here.get(name)):
+            raise UserError(
+                f"the model: {some(odd, 3)}: shape {here.get(odd[0], 'none')} here, {there.get(odd[0], 'none')} "
+                f"in the checkpoint. Build the model that the run began with, or begin in another folder with --out"
+            )
+        self.optimizers.require(state)
+        load_weights(self.model, snapshot.model, beside["extra"])
+        for name, other in self.objects.items():
+            other.load_state_dict(held[name]["state"])
+            _put_beside(other, held[name])
+        _put_beside(self.model, beside)
+        self.optimizers.load_state_dict(state)
+        if snapshot.digests:
+            _require_restored(snapshot, self.look(snapshot.step).digested())
 
 
 def _require_restored(wanted: Snapshot, seen: Snapshot) -> None:
