@@ -40,8 +40,11 @@ class Training:
         matrices, vectors = ([p for p in self.model.parameters() if (p.ndim > 1) == many] for many in (True, False))
         self.optimizer = optimizer([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0}])
         self.optimizers = Optimizers(self.optimizer, self.model)
-        self.state = State(self.model, self.optimizers)
         self.done = 0
+
+    @property
+    def state(self) -> State:
+        return State(self.model, self.optimizers)
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):

@@ -73,6 +73,7 @@ class Shuffled:
         self.group = {"params": shuffled, "amsgrad": True}
         self.optimizer = torch.optim.AdamW([self.group], lr=0.1, fused=True)
         self.optimizers = Optimizers(self.optimizer, self.model)
+        self.state = State(self.model, self.optimizers)
         self.held = self.optimizer.param_groups[0]  # as a loop may hold it
 
     def step(self, times: int) -> None:

@@ -30,7 +30,7 @@ from .core.optimizers import Given
 from .core.plan import Indexed
 from .core.ranks import World
 from .core.seeds import derive, seed_everything
-from .core.state import NONE, State
+from .core.state import State
 from .core.step import Step
 from .core.trees import Stateful
 from .environment.portability import Portability
@@ -158,7 +158,7 @@ class Run:
         *,
         epochs: int | None = None,
         steps: int | None = None,
-        state: Mapping[str, Stateful] = NONE,
+        state: Mapping[str, Stateful] | None = None,
         units: Sequence[nn.Module] = (),
     ) -> Iterator[Step]:
         """Yield the steps that are still to do: all, or those after the newest valid checkpoint.
@@ -182,7 +182,7 @@ class Run:
             raise UserError("run.steps() was called twice: a run is one loop; give it all epochs or steps at once")
         options = self.config.options
         planned, stop = plan.planned(dataset, options, epochs, steps)
-        held = State.of(model, optimizer, state)
+        held = State.of(model, optimizer, state or {})
         require_fit(model, self.world.device, moves=options.parallel.shard == "full" and self.world.size > 1)
         updates = Updates(held)
         tamper = self._added.tamper

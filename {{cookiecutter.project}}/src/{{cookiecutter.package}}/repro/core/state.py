@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from .trees import Stateful, copied, leaves, pack, realized, require_stateful, u
 
 GROUPS = "model", "optimizer", "others"  # of tensors
 VALUES = "optimizer", "model", "state"  # what is no tensor: of the optimizers, beside weights, of the loop's objects
-NONE: Mapping[str, Stateful] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class State:
 
     model: nn.Module
     optimizers: Optimizers
-    objects: Mapping[str, Stateful] = NONE
+    objects: Mapping[str, Stateful] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Given, objects: Mapping[str, Any]) -> "State":
