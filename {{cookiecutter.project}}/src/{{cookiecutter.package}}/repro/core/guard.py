@@ -76,7 +76,8 @@ class Guard:
                 "a backward() of your own reached the model: let the loss function return the loss, step.backward() "
                 "does the rest. Gradients for another purpose: torch.autograd.grad"
             )
-        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+        gradient = parameter.grad
+        if gradient is not None and gradient.layout != torch.strided:
             raise UserError(
                 f"{self._name(parameter)}: its gradient is sparse, and the sum wants a dense one. Use sparse=False"
             )

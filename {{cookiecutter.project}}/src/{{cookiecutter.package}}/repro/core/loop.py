@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import chain
 from operator import attrgetter
 from typing import Any, cast
@@ -86,7 +86,8 @@ class Loop:
         """Report to these observers from now on."""
         self.observers = observers
         self._hearers = {
-            event: [(place, each) for place, each in enumerate(observers) if _has(each, event)] for event in EVENTS
+            event: [(place, each, getattr(each, event)) for place, each in enumerate(observers) if _has(each, event)]
+            for event in EVENTS
         }
         self._watching = [each for each in observers if _has(each, "watching")]
         self._failure: Exception | None = None
@@ -152,9 +153,9 @@ class Loop:
             return ballots
         reach, suspects = self._reach(event, view), []
         before = self._versions(event, reach)
-        for place, observer in [*hearers]:
+        for place, observer, hear in [*hearers]:
             try:
-                said = getattr(observer, event)(view, *(answers[place] if answers else ()))
+                said = hear(view, *answers[place]) if answers else hear(view)
                 if event == "ballot":
                     ballots[place] = _valid(said, observer)
             except Exception as error:
@@ -203,7 +204,8 @@ class Loop:
         """An observer raised, or wrote."""
         if not vital:
             self._hearers = {
-                each: [pair for pair in hearers if pair[1] is not observer] for each, hearers in self._hearers.items()
+                each: [hearer for hearer in hearers if hearer[1] is not observer]
+                for each, hearers in self._hearers.items()
             }
             _print_line(f"step {step}: {observer.name} raised in {event}, and is left out: {_said(error)}")
             return
@@ -239,9 +241,12 @@ class Loop:
             if observer.watches:
                 self._watch.enter_context(observer.watching())
 
-    @contextmanager
-    def unwatched(self) -> Iterator[None]:
+    def unwatched(self) -> AbstractContextManager[None]:
         """No observer watches what runs in here, nor do workers that are started inherit its watch."""
+        return self._pause() if any(each.watches for each in self._watching) else nullcontext()
+
+    @contextmanager
+    def _pause(self) -> Iterator[None]:
         self._watch.close()
         try:
             yield

@@ -76,8 +76,8 @@ class View:
 
     def state(self) -> dict[str, list[Held]]:
         """The tensors that an optimizer keeps for each parameter, by its name."""
-        named = self._loop.model.named_parameters()
-        return {name: self._loop.optimizers.state_of(parameter) for name, parameter in named}
+        state = self._loop.state
+        return {name: state.optimizers.state_of(parameter) for name, parameter in state.parameters.items()}
 
     def groups(self) -> list[list[Tensor]]:
         """The parameters of each group of the optimizers, as this rank holds them."""

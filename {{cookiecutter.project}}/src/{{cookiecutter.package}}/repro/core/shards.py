@@ -195,9 +195,9 @@ def of_mixture(error: BaseException | None) -> UserError | None:
     )
 
 
-def gradients_held(model: nn.Module) -> dict[str, Held]:
-    """The gradients of the parameters that have one, by name."""
-    held = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+def gradients_held(parameters: Mapping[str, Tensor]) -> dict[str, Held]:
+    """The gradients of those that have one."""
+    held = {name: gradient for name, parameter in parameters.items() if (gradient := parameter.grad) is not None}
     return {name: each.shard if isinstance(each, Scattered) else each for name, each in held.items()}
 
 

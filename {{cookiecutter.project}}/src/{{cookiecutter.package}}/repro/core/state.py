@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -83,13 +84,18 @@ class State:
         """
         return cls(model, Optimizers(optimizer, model), require_stateful(objects))
 
+    @cached_property
+    def parameters(self) -> dict[str, Tensor]:
+        """Those of the model by name, as the loop begins; from then on none may be replaced."""
+        return dict(self.model.named_parameters())
+
     def weights(self) -> dict[str, Held]:
         """What the model's `state_dict` holds, buffers included."""
         return weights(self.model)
 
     def gradients(self) -> dict[str, Held]:
         """The gradients of the parameters that have one, by name."""
-        return gradients_held(self.model)
+        return gradients_held(self.parameters)
 
     def extras(self) -> dict[str, Any]:
         """What the modules' `get_extra_state` give, under the names that `state_dict` has for it."""
