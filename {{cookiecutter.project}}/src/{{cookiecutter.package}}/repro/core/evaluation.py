@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 
 from .batch import on_device
@@ -14,7 +15,6 @@ from .plan import Indexed
 from .ranks import World
 from .sampling import Seeded
 from .seeds import derive, seed_everything
-from .shards import is_cut
 
 
 @contextmanager
@@ -34,7 +34,11 @@ def evaluating(
         model.eval()
         with preserved(), torch.no_grad():
             batches = _batches(dataset, batch, seed, world)
-            yield _in_step(model, batches, count_batches(dataset, batch), world) if is_cut(model) else batches
+            yield (
+                _in_step(model, batches, count_batches(dataset, batch), world)
+                if isinstance(model, FSDPModule)
+                else batches
+            )
     finally:
         for module, training in modes:
             module.training = training

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from .errors import UserError
@@ -98,11 +97,6 @@ def unsharded(held: Held | Stored) -> Tensor:
     filled[held.start : held.stop] = held.local
     held.world.sum(filled.view(torch.uint8))  # of each byte, all ranks but one have 0: exact, also for -0.0 and NaN
     return filled.view(held.shape)
-
-
-def is_cut(model: nn.Module) -> bool:
-    """Whether each rank holds a shard of the weights."""
-    return isinstance(model, FSDPModule)
 
 
 def weights(model: nn.Module) -> dict[str, Held]:

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from ..base.files import durable
 from ..base.project import Project
 from ..core.observer import Observer, View
-from ..core.shards import is_cut
 from ..record import names
 from .logged_model import write_code
 
@@ -83,7 +83,7 @@ def _named(held: Any) -> dict[str, Tensor]:
 
 def write(model: nn.Module, project: Project, out: Path) -> str | None:
     """Write model.pth and code.zip into `out`; or return a line that tells why this model has none."""
-    if is_cut(model):
+    if isinstance(model, FSDPModule):
         return "MLflow gets the weights, but no model that it can load: parallel.shard=full has sharded it"
     import cloudpickle  # takes along a class that the loop's own file defines
 
