@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,11 @@ def changed(key: str) -> str:
     raise AssertionError(f"{key}: no other value in its row")
 
 
+def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    """The names of what was changed or added."""
+    return {name for name in after if before.get(name) != after[name]}
+
+
 def test_every_key_has_a_row_in_one_table(config: Config):
     assert sorted([*ADDRESSED, *OUTSIDE]) == sorted(config.flat())
 
@@ -104,17 +109,13 @@ def test_an_override_changes_its_key_only(config: Config):
         assert [name for name, now in other.flat().items() if now != config.flat()[name]] == [key]
 
 
-@pytest.mark.parametrize("key", ADDRESSED)
-def test_key_that_asks_for_other_numbers_changes_the_address(key: str):
+@pytest.mark.parametrize("key", ADDRESSED | OUTSIDE)
+def test_key_changes_the_address_where_it_asks_for_other_numbers(key: str):
     before, after = address_of(), address_of(changed(key))
+    stock = {"world_size"}  # which stock DDP adds
     part = "seed" if key == "seed" else "config"
-    assert after.digest != before.digest
-    assert {name for name in before.parts if before.parts[name] != after.parts[name]} == {part}
-
-
-@pytest.mark.parametrize("key", OUTSIDE)
-def test_neutral_or_environment_key_does_not_change_the_address(key: str):
-    assert address_of(changed(key)) == address_of()
+    assert differing(before.parts, after.parts) - stock == ({part} if key in ADDRESSED else set())
+    assert (after != before) == (after.digest != before.digest) == (key in ADDRESSED)
 
 
 def test_params_yaml_marks_the_keys_that_stay_outside():
@@ -216,7 +217,7 @@ def test_world_size_enters_with_stock_ddp_only():
 def test_data_changes_its_own_part_only():
     entry = {"path": "a.npy", "size": 1, "sha256": "0" * 64}
     before, after = address_of(data={"files": [entry]}), address_of(data={"files": [entry | {"size": 2}]})
-    assert {name for name in before.parts if before.parts[name] != after.parts[name]} == {"data"}
+    assert differing(before.parts, after.parts) == {"data"}
 
 
 # ---- code
@@ -234,36 +235,14 @@ def test_name_of_the_package_does_not_change_the_code(renamed: Project):
     assert code(renamed) == code(OURS)
 
 
-@pytest.mark.parametrize("name", ["train.py", "model.py", "data.py", "repro/core/accumulate.py", "repro/core/step.py"])
-def test_a_comment_in_the_code_of_a_run_changes_the_address(renamed: Project, name: str):
-    with (renamed.package / name).open("a") as file:
-        file.write("# a remark\n")
-    before, after = code(OURS), code(renamed)
-    assert {each for each in before if before[each] != after[each]} == {name}
-    assert digest(before) != digest(after)
-
-
-NEW = "losses.py", "losses.pyc", "words.txt", "table.csv", "kernels/sum.cu", "repro/core/new.py", "repro/core/a.cu"
-
-
-@pytest.mark.parametrize("name", NEW)
-def test_a_new_file_of_any_kind_changes_the_code(renamed: Project, name: str):
-    (renamed.package / name).parent.mkdir(exist_ok=True)
-    (renamed.package / name).write_text("")
-    assert set(code(renamed)) - set(code(OURS)) == {name}
-
-
-@pytest.mark.parametrize(
-    "name", ["repro/analysis/results.py", "repro/cli.py", "repro/analysis/new.py", "repro/library.sha256"]
-)
-def test_what_no_run_imports_does_not_change_the_code(renamed: Project, name: str):
-    with (renamed.package / name).open("a") as file:
-        file.write("# a remark\n")
-    assert code(renamed) == code(OURS)
-
-
 LIBRARY = sorted(path.relative_to(OURS.library).as_posix() for path in OURS.library.rglob("*.py"))
 CORE = [name for name in LIBRARY if address.in_core(name)]
+OWN = "train.py", "model.py", "data.py"
+NEW = "losses.py", "losses.pyc", "words.txt", "table.csv", "kernels/sum.cu", "repro/core/new.py", "repro/core/a.cu"
+LEFT_OUT = (
+    *("repro/analysis/new.py", "repro/library.sha256"),  # what no run imports
+    *("model.py~", ".model.py.swp", ".hidden/model.py", "__pycache__/gone.pyc"),  # what editors and python leave behind
+)
 
 
 def test_core_is_what_decides_bits():
@@ -273,26 +252,22 @@ def test_core_is_what_decides_bits():
     assert 20 < len(CORE) < len(LIBRARY) / 2
 
 
-@pytest.mark.parametrize("name", LIBRARY)
-def test_edit_of_a_module_changes_the_address_only_in_core(renamed: Project, name: str):
-    """A planted line in each module of the library."""
-    with (renamed.library / name).open("a") as file:
-        file.write("planted = 1\n")
-    before, after = core(code(OURS)), core(code(renamed))
-    assert {f"core/{each}" for each in after if before.get(each) != after[each]} == ({name} & set(CORE))
-    assert (code(renamed) != code(OURS)) == (name in CORE)
+@pytest.mark.parametrize("name", [*OWN, *NEW, *LEFT_OUT, *(f"repro/{name}" for name in LIBRARY)])
+def test_line_in_a_file_changes_the_code_where_the_file_decides_bits(renamed: Project, name: str):
+    """A file of any kind, new ones too; of the library those in core alone."""
+    (renamed.package / name).parent.mkdir(exist_ok=True)
+    with (renamed.package / name).open("a") as file:
+        file.write("# a remark\n")
+    before, after = code(OURS), code(renamed)
+    decides = {name} if name in (*OWN, *NEW) or name.removeprefix("repro/") in CORE else set()
+    assert differing(before, after) == decides and (digest(before) != digest(after)) == bool(decides)
+    in_core = {f"repro/core/{each}" for each in differing(core(before), core(after))}
+    assert in_core == {each for each in decides if each.startswith("repro/")}
 
 
 def test_files_of_core_are_named_from_its_folder(renamed: Project):
     """So the library may be moved within a package, or out of it."""
     assert {f"core/{name}" for name in core(code(renamed))} == {*CORE}
-
-
-@pytest.mark.parametrize("name", ["model.py~", ".model.py.swp", ".hidden/model.py", "__pycache__/gone.pyc"])
-def test_what_editors_and_python_leave_behind_does_not_change_the_code(renamed: Project, name: str):
-    (renamed.package / name).parent.mkdir(exist_ok=True)
-    (renamed.package / name).write_text("# a remark\n")
-    assert code(renamed) == code(OURS)
 
 
 def test_folder_that_is_a_link_is_refused(renamed: Project, tmp_path: Path):
@@ -357,21 +332,15 @@ def test_pins_are_those_of_what_the_code_imports_and_all_that_this_needs():
     assert not [name for name in held if name.startswith("nvidia")] and "+" not in held["torch"]
 
 
-@pytest.mark.parametrize("package", ["torch", "numpy", "sympy", "pydantic-core"])
-def test_bump_of_what_decides_bits_changes_its_pin_only(locked: Project, package: str):
-    before = pinned(locked)
-    bump(locked, package)
-    after = pinned(locked)
-    assert {name for name in before if before[name] != after[name]} == {package.replace("-", "_")}
+DECISIVE = "torch", "numpy", "sympy", "pydantic-core"
+IDLE = "ruff", "pytest", "dvc", "mlflow", "mlflow-skinny", "mypy", "rich", "nvidia-nccl-cu13"
 
 
-@pytest.mark.parametrize(
-    "package", ["ruff", "pytest", "dvc", "mlflow", "mlflow-skinny", "mypy", "rich", "nvidia-nccl-cu13"]
-)
-def test_bump_of_what_decides_no_bit_changes_nothing(locked: Project, package: str):
+@pytest.mark.parametrize("package", [*DECISIVE, *IDLE])
+def test_bump_changes_the_pin_of_what_decides_bits_and_nothing_else(locked: Project, package: str):
     before = pinned(locked)
     bump(locked, package)
-    assert pinned(locked) == before
+    assert differing(before, pinned(locked)) == ({package.replace("-", "_")} if package in DECISIVE else set())
 
 
 def test_locks_of_cpu_and_cuda_give_one_address(locked: Project):
@@ -390,9 +359,8 @@ def test_locks_of_cpu_and_cuda_give_one_address(locked: Project):
 
 def test_locks_with_two_versions_of_what_decides_bits_are_refused(locked: Project):
     bump(locked, "numpy", "train-cuda")
-    with pytest.raises(
-        UserError, match=r"numpy: 2\.4\.6 for cpu, 2\.4\.6\.1 for cuda in requirements/train-.*make lock"
-    ):
+    two = r"numpy: 2\.4\.6 for cpu, 2\.4\.6\.1 for cuda in requirements/train-.*make lock"
+    with pytest.raises(UserError, match=two):
         pinned(locked)
 
 
@@ -500,10 +468,7 @@ def test_renamed_project_has_the_same_address(renamed: Project, prepared: Path, 
     (elsewhere / "params.yaml").write_text(
         params.replace(f'"{config.tracking.experiment}"', '"another"').replace("# ", "# remark: ")
     )
-    done = python(
-        *("-m", renamed.name, "address", "--set", f"data.prepared={prepared}"),
-        cwd=elsewhere,
-        env={"PYTHONPATH": str(renamed.root / "src")},
-    )
+    words = "-m", renamed.name, "address", "--set", f"data.prepared={prepared}"
+    done = python(*words, cwd=elsewhere, env={"PYTHONPATH": str(elsewhere / "src")})
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == content_address(OURS, config, manifest.read(prepared), 1).record()
