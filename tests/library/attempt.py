@@ -2,13 +2,16 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from project.config import Config
 from project.repro.base.files import read_json
-from project.repro.checkpoint import checkpoint
+from project.repro.checkpoint import checkpoint, saver
+from project.repro.core.snapshot import Snapshot
 from project.repro.record import names
 
 STEPS = 23  # of one epoch
@@ -54,3 +57,18 @@ def inside(config: Config, prepared: Path, workers: int = 1, **checkpoints: Any)
 
 class Crash(BaseException):
     """Stands for the end of the process: nothing that handles errors may run after it."""
+
+
+@contextmanager
+def crash_after(last: int) -> Iterator[None]:
+    """A training inside this process crashes at its first checkpoint after this step."""
+    taken = saver.look
+
+    def crash(step: int, *rest: Any) -> Snapshot:
+        if step > last:
+            raise Crash
+        return taken(step, *rest)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(saver, "look", crash)
+        yield

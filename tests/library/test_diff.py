@@ -7,13 +7,14 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from attempt import Crash, inside
+from attempt import crash_after, inside
 from conftest import PACKAGE, PROJECT, Trained, python, trained, training
 from faulty import Faulty
 from handmade import HEX, write
@@ -27,13 +28,12 @@ from project.repro.address import manifest
 from project.repro.address.manifest import sha256_file
 from project.repro.analysis.diff import Place, causes, first_place, load, report
 from project.repro.base.files import read_json
-from project.repro.checkpoint import checkpoint, saver
+from project.repro.checkpoint import checkpoint
 from project.repro.config.settings import Checkpoint
 from project.repro.core import loop as loop_module
 from project.repro.core.errors import UserError
 from project.repro.core.sampling import Plan
 from project.repro.core.seeds import derive
-from project.repro.core.state import Snapshot
 from project.repro.record import receipt
 from project.repro.record.chain import STEP
 from project.repro.record.view import RunView
@@ -41,6 +41,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 SETTINGS = "tracking.enabled=false", "trace.level=tensor"
+TRANSFORMER = "model.name=transformer"
 Train = Callable[..., Path]
 
 
@@ -72,10 +73,15 @@ def done(ended: Trained) -> Path:
 
 
 @pytest.fixture(scope="module")
-def clean(config: Config, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clean(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run without a fault, in a process of its own."""
-    out = tmp_path_factory.mktemp("clean") / "run"
-    return done(trained(out, prepared, *SETTINGS))
+    return done(trained(tmp_path_factory.mktemp("clean") / "run", prepared, *SETTINGS))
+
+
+@pytest.fixture(scope="module")
+def seeded(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with another seed."""
+    return done(trained(tmp_path_factory.mktemp("seeded") / "run", prepared, *SETTINGS, "seed=1"))
 
 
 def faulty(out: Path, prepared: Path, fault: str, at: int, ranks: int, **env: str) -> Path:
@@ -118,10 +124,8 @@ def test_run_that_ends_early_is_equal_as_far_as_it_goes(clean: Path, tmp_path: P
 
 def test_folder_without_a_run_is_refused(clean: Path, tmp_path: Path):
     message = command("diff", clean, tmp_path)
-    assert (
-        message.returncode == 2 and "address.json: missing; a run directory, or a receipt, is wanted" in message.stderr
-    )
-    assert len(message.stderr.splitlines()) == 1
+    (line,) = message.stderr.splitlines()
+    assert message.returncode == 2 and "address.json: missing; a run directory, or a receipt, is wanted" in line
 
 
 # ---- what the receipts state, and no step of a trace holds
@@ -184,33 +188,32 @@ def test_run_with_neither_a_trace_nor_a_receipt_is_refused(tmp_path: Path, in_a_
 # ---- what was asked for
 
 
-def test_another_seed(train: Train):
-    one, other = train("one"), train("other", seed=1)
-    place, found = compare(one, other)
+def test_another_seed(clean: Path, seeded: Path):
+    place, found = compare(clean, seeded)
     assert (place.step, place.phase) == (0, "batch")
     assert found == ["seed: 0 | 1: every random number is derived from the seed"]
-    message = command("diff", one, other)
+    message = command("diff", clean, seeded)
     assert message.returncode == 1
-    assert message.stdout.splitlines()[0] == f"DIFFERENT: {one} and {other} first differ at step 0, batch"
+    assert message.stdout.splitlines()[0] == f"DIFFERENT: {clean} and {seeded} first differ at step 0, batch"
     assert "seed: 0 | 1" in message.stdout
 
 
-def test_one_sample_altered(train: Train, config: Config, prepared: Path, tmp_path: Path):
+def steps_of(sample: int, plan: Plan) -> list[int]:
+    """The steps of one epoch that a sample comes in."""
+    places = product(range(plan.steps(1)), range(plan.micro_batches))
+    return [step for step, micro_batch in places if (0, sample) in plan.keys(step, micro_batch)]
+
+
+def test_one_sample_altered(clean: Path, train: Train, config: Config, prepared: Path, tmp_path: Path):
     shutil.copytree(prepared, tmp_path / "data")
     images = np.load(tmp_path / "data" / "train-images.npy")
     images[700, 3, 3] += 1
     np.save(tmp_path / "data" / "train-images.npy", images)
     manifest.write(tmp_path / "data", requested=config.data)
     altered = config.data.model_copy(update={"prepared": str(tmp_path / "data")})
-    place, found = compare(train("one"), train("other", data=altered))
+    place, found = compare(clean, train("other", data=altered))
     plan = Plan(len(images), config.parallel.global_batch, config.parallel.micro_batches, config.seed)
-    steps = [
-        s
-        for s in range(plan.steps(1))
-        for micro_batch in range(plan.micro_batches)
-        if (0, 700) in plan.keys(s, micro_batch)
-    ]
-    assert steps == [place.step] and place.phase == "batch"
+    assert steps_of(700, plan) == [place.step] and place.phase == "batch"
     assert len(found) == 1 and found[0].startswith("data.train-images.npy: ")
     assert found[0].endswith(": the batch is made of other data")
 
@@ -230,30 +233,29 @@ def test_changed_optimizer_epsilon(clean: Path, prepared: Path, tmp_path: Path):
 # ---- what it ran on
 
 
+TWO = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+LEFT_OFF: dict[str, tuple[dict[str, str | None], int, str, str]] = {  # among so many causes: how it begins, and ends
+    "MKL_CBWR": ({"MKL_CBWR": None}, 1, "3 | ", ": MKL takes another path for each maker and model of CPU"),
+    "OMP_NUM_THREADS": (TWO, 2, "1 | 2: the thread count decides", ""),
+}
+
+
+@pytest.fixture(scope="module")
+def transformer(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the transformer under all flags."""
+    return done(trained(tmp_path_factory.mktemp("transformer") / "run", prepared, *SETTINGS, TRANSFORMER))
+
+
 @pytest.mark.long
-def test_switch_off(prepared: Path, tmp_path: Path):
-    network = "model.name=transformer"
-    outs = tmp_path / "on", tmp_path / "off"
-    done(trained(outs[0], prepared, *SETTINGS, network))
-    relaxed = training(outs[1], prepared, *SETTINGS, network, "determinism.relax=[MKL_CBWR]")
-    assert python("-m", f"{PACKAGE}.train", *relaxed, env={"MKL_CBWR": None}).returncode == 0
-    place, found = compare(*outs)
+@pytest.mark.parametrize("flag", LEFT_OFF)
+def test_switch_left_off(flag: str, transformer: Path, prepared: Path, tmp_path: Path):
+    env, first, values, why = LEFT_OFF[flag]
+    relax = f"determinism.relax=[{','.join(env)}]"
+    words = training(tmp_path / "off", prepared, *SETTINGS, TRANSFORMER, relax)
+    assert python("-m", f"{PACKAGE}.train", *words, env=env).returncode == 0
+    place, found = compare(transformer, tmp_path / "off")
     assert place.step == 0 and place.phase in ("output", "gradient") and place.tensors
-    assert found[0].startswith("flags.MKL_CBWR: 3 | ")
-    assert found[0].endswith(": MKL takes another path for each maker and model of CPU")
-
-
-@pytest.mark.long
-def test_another_thread_count(prepared: Path, tmp_path: Path):
-    network = "model.name=transformer"
-    outs = tmp_path / "one", tmp_path / "two"
-    done(trained(outs[0], prepared, *SETTINGS, network))
-    relaxed = training(outs[1], prepared, *SETTINGS, network, "determinism.relax=[OMP_NUM_THREADS,MKL_NUM_THREADS]")
-    threads = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
-    assert python("-m", f"{PACKAGE}.train", *relaxed, env=threads).returncode == 0
-    place, found = compare(*outs)
-    assert place.step == 0 and place.tensors
-    assert any(text.startswith("flags.OMP_NUM_THREADS: 1 | 2: the thread count decides") for text in found[:2])
+    assert any(text.startswith(f"flags.{flag}: {values}") and text.endswith(why) for text in found[:first])
 
 
 # ---- what nobody recorded
@@ -268,22 +270,19 @@ def test_augmentation_with_an_unseeded_generator(train: Train, monkeypatch: pyte
 
     monkeypatch.setattr(data_module.Digits, "__getitem__", noisy)
     place, found = compare(train("one"), train("other"))
-    config_plan = Plan(1438, 64, 8, 0)
-    (step,) = (s for s in range(23) for micro_batch in range(8) if (0, 321) in config_plan.keys(s, micro_batch))
-    assert (place.step, place.phase) == (step, "batch")
+    assert steps_of(321, Plan(1438, 64, 8, 0)) == [place.step] and place.phase == "batch"
     assert len(found) == 1 and "randomness that nobody seeds" in found[0]
 
 
-def test_dropout_not_reseeded(train: Train, config: Config, monkeypatch: pytest.MonkeyPatch):
-    one, left_out = train("one", workers=1), derive(config.seed, "micro-batch", 5, 3)
-    seed = loop_module.seed_everything
+def test_dropout_not_reseeded(clean: Path, train: Train, config: Config, monkeypatch: pytest.MonkeyPatch):
+    left_out, seed = derive(config.seed, "micro-batch", 5, 3), loop_module.seed_everything
 
     def forgetful(number: int) -> None:
         if number != left_out:
             seed(number)
 
     monkeypatch.setattr(loop_module, "seed_everything", forgetful)
-    place, found = compare(one, train("other", workers=1))
+    place, found = compare(clean, train("other", workers=1))
     assert (place.step, place.phase) == (5, "output")
     assert isinstance(build(config).get_submodule(place.tensors[0]), torch.nn.Dropout)
     assert len(found) == 1 and "not seeded per micro-batch" in found[0]
@@ -296,30 +295,24 @@ def test_bit_flipped_in_a_gradient_of_one_rank(clean: Path, prepared: Path, tmp_
     assert len(found) == 1 and "integrity.recompute_every finds hardware" in found[0]
 
 
-def test_resume_from_a_wrong_step(train: Train, monkeypatch: pytest.MonkeyPatch):
-    one, taken, newest = train("one", level="step"), saver.look, checkpoint.newest
-
-    def crash(step: int, *rest: Any) -> Snapshot:
-        if step > 12:
-            raise Crash
-        return taken(step, *rest)
+def test_resume_from_a_wrong_step(clean: Path, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    newest = checkpoint.newest
 
     def one_late(*arguments: Any) -> Any:
         snapshot = newest(*arguments)
         return dataclasses.replace(snapshot, step=snapshot.step + 1)
 
     every = {"checkpoint": Checkpoint(every=4, keep=1, on_error="stop")}
-    with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(saver, "look", crash)
+    with crash_after(12):
         train("other", level="step", **every)
-    other = one.parent / "other"
+    other = tmp_path / "other"
     record = other / "run.json"
     record.write_text(json.dumps(json.loads(record.read_text()) | {"status": "RUNNING"}))
     os.truncate(other / "trace" / "steps.bin", 13 * 64)  # else the run itself finds that its steps differ
     rows = (other / "metrics.jsonl").read_text().splitlines(keepends=True)
     (other / "metrics.jsonl").write_text("".join(rows[:13]))
     monkeypatch.setattr(checkpoint, "newest", one_late)
-    place, found = compare(one, train("other", level="step", **every))
+    place, found = compare(clean, train("other", level="step", **every))
     assert (place.step, place.phase) == (13, "loss")
     assert found[0].endswith("other was resumed just before step 13: it went on from another state")
 
@@ -351,9 +344,8 @@ def test_gradients_are_named_from_the_one_that_the_backward_pass_comes_by_first(
 # ---- receipts
 
 
-def test_receipts_are_compared_by_their_roots(clean: Path, train: Train):
-    other = train("other", seed=1)
-    one, another = clean / "receipt.json", other / "receipt.json"
+def test_receipts_are_compared_by_their_roots(clean: Path, seeded: Path):
+    one, another = clean / "receipt.json", seeded / "receipt.json"
     root = json.loads((clean / "run.json").read_text())["tags"]["repro.trace"]
     equal, lines = report(load(one), load(clean))
     assert equal and f"in all 23 steps, trace root {root}, weights " in lines[0]

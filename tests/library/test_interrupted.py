@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attempt import STEPS, Crash, Finish, inside, origin, result
+from attempt import STEPS, Crash, Finish, crash_after, inside, origin, result
 from project import PROJECT as OURS
 from project import train as train_module
 from project.config import Config
 from project.repro.base.files import read_json, write_json
-from project.repro.checkpoint import checkpoint, saver
+from project.repro.checkpoint import checkpoint
 from project.repro.config.settings import Record as Fate
 from project.repro.core.errors import RunError, UserError
 from project.repro.core.shards import unsharded
@@ -28,17 +28,9 @@ from victim import Start
 
 
 @pytest.fixture
-def interrupted(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def interrupted(config: Config, prepared: Path, tmp_path: Path) -> Path:
     """The run directory of `start`, as a crash after step 12 leaves it: made in this process."""
-
-    def crash(step: int, *rest: Any) -> Snapshot:
-        if step > 12:
-            raise Crash
-        return taken(step, *rest)
-
-    taken = saver.look
-    with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(saver, "look", crash)
+    with crash_after(12):
         train_module.train(inside(config, prepared, every=3, keep=2), tmp_path / "run")
     write_json(tmp_path / "run" / "run.json", read_json(tmp_path / "run" / "run.json") | {"status": "RUNNING"})
     assert [int(p.name[:9]) for p in checkpoint.found(tmp_path / "run" / "checkpoints")] == [9, 12]
