@@ -99,7 +99,7 @@ def write(
         "tags": {"repro.address": address["address"]}, "tracking": {"uri": "", "experiment": "any"},
         "dataset": {"name": "any", "digest": HEX}, "resumed": [],
     }  # fmt: skip
-    outcome = dict(metrics or {"accuracy": 0.975}) | {"steps": steps}
+    outcome = dict(metrics or {"accuracy": 0.975}) | ({"steps": steps} if steps else {})
     trace = chain(traced(steps) if rows is None else rows)
     folder.mkdir(parents=True)
     (folder / "trace").mkdir()

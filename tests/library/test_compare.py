@@ -1,7 +1,7 @@
 """`repro compare`: a difference between groups of runs is called more than noise where it is, and nowhere else."""
 
-import itertools
 import json
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,51 +9,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-import rfc8785
 from click.testing import CliRunner
 from conftest import PACKAGE, python
+from handmade import write
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.address.address import digest
 from project.repro.cli import Ours, main
-from project.repro.record import names, receipt
-from project.repro.record.classes import described
+from project.repro.record import names
 from project.repro.tracking import tracking
 
-NUMBERS = itertools.count()
 LOW, HIGH = [0.9861, 0.9875, 0.9889, 0.9847, 0.9902], [0.9944, 0.9958, 0.9931, 0.9972, 0.9919]
-NAN = "nan"  # as a receipt holds it
 
 
 def run(
     folder: Path, metrics: dict[str, Any], seed: int = 0, requested: dict[str, Any] | None = None, cpu: str = "any"
 ) -> Path:
     """Write what a finished run leaves that a comparison reads, and return its directory."""
-    config = {"train.learning_rate": 0.004} | (requested or {})
-    data = {"files": [{"path": "train.npy", "sha256": "0" * 64}]}
-    preimage = {"config": config, "code": {"train.py": "0" * 64}, "data": data, "lock": {}, "seed": seed}
-    stated = {
-        "schema": receipt.SCHEMA,
-        "address": digest(preimage),
-        "parts": {name: digest(part) for name, part in preimage.items()},
-        "preimage": preimage,
-        "environment": described({"device": "cpu", "cpu": cpu}, plain=True),
-        "config": {**config, "seed": seed},
-        "code": {"commit": None, "patch": None},
-        "metrics": metrics,
-        "trace": None,
-        "informational": {"resumed": [], "started": next(NUMBERS)},  # no two runs have one receipt
-    }
-    subject = [{"name": names.WEIGHTS, "digest": {"sha256": "0" * 64}}]
-    statement = {"_type": receipt.STATEMENT, "subject": subject, "predicateType": receipt.PREDICATE}
-    folder.mkdir(parents=True)
-    (folder / names.RECEIPT).write_bytes(rfc8785.dumps(statement | {"predicate": stated}))
-    numbers = {name: float(value) if isinstance(value, str) else value for name, value in metrics.items()}
-    (folder / names.METRICS).write_text(json.dumps(numbers))
-    return folder
+    environment = {"device": "cpu", "cpu": cpu}
+    return write(folder, steps=0, seed=seed, metrics=metrics, config=requested, environment=environment)
 
 
-def group(folder: Path, accuracies: Sequence[float | str], metric: str = "accuracy", **more: Any) -> list[Path]:
+def group(folder: Path, accuracies: Sequence[float], metric: str = "accuracy", **more: Any) -> list[Path]:
     """A run of each seed with these values of a metric."""
     return [
         run(folder / str(seed), {metric: value, "steps": 23}, seed, **more) for seed, value in enumerate(accuracies)
@@ -173,15 +149,14 @@ def test_smaller_spread_after_a_fix_is_found(tmp_path: Path):
 
 def test_noise_floor_is_the_deviation_between_runs_of_one_content_address(tmp_path: Path):
     a, b = (
-        [run(tmp_path / name / str(n), {"x": add + n // 2 + n / 1000}, seed=n // 2) for n in range(6)]
+        [run(tmp_path / name / str(n), {"x": add + n // 2 + (n + 1) / 1000}, seed=n // 2) for n in range(6)]
         for name, add in (("a", 0), ("b", 5))
     )
-    found = facts(*a, "--", *b)
-    assert found["compared"][0]["size"]["noise_floor"] == pytest.approx(0.001 / 2**0.5)
-    assert (
-        "times the noise floor, that of runs of one content address; " in found["compared"][0]["of_means"]["sentence"]
-    )
-    assert "(6 runs of 3 in A, 6 runs of 3 in B): a repeat is no new draw" in found["notes"][0]
+    said = facts(*a, "--", *b)
+    (found,) = said["compared"]
+    assert found["size"]["noise_floor"] == pytest.approx(0.001 / 2**0.5)
+    assert "times the noise floor, that of runs of one content address; " in found["of_means"]["sentence"]
+    assert "(6 runs of 3 in A, 6 runs of 3 in B): a repeat is no new draw" in said["notes"][0]
 
 
 # ---- what is told of the groups
@@ -251,8 +226,8 @@ def test_run_given_twice_is_refused_under_any_name(low: list[Path], high: list[P
     assert f"{low[0]}: the same run given twice" in refusal(low[0], low[0], "--", *high)
 
 
-@pytest.mark.parametrize("value", [NAN, "inf", "-inf", 2e300])
-def test_what_is_no_finite_number_is_refused(value: float | str, low: list[Path], tmp_path: Path):
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2e300])
+def test_what_is_no_finite_number_is_refused(value: float, low: list[Path], tmp_path: Path):
     b = group(tmp_path / "b", HIGH)
     folder = tmp_path / "ill"
     run(folder, {"accuracy": value})
