@@ -34,6 +34,15 @@ def copied(folder: Path, parts: Iterable[str], files: Iterable[str]) -> Path:
     return folder
 
 
+def edit(path: Path, *changes: tuple[str, str]) -> None:
+    """Change texts in a file, the first time that each stands there."""
+    text = path.read_text()
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    path.write_text(text)
+
+
 def commit(project: Path, message: str = "start") -> None:
     """Commit all that is there, into a new repository if there is none."""
     if not (project / ".git").exists():

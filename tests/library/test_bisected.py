@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clone import git, project_in
+from clone import commit, copied, edit, project_in
 from conftest import PACKAGE, PROJECT, python
 from project import PROJECT as OURS
 from project.config import Config
@@ -195,31 +195,20 @@ class Repository:
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     """Five commits: one of them changes bits, and uncommitted work lies on top."""
     root = tmp_path_factory.mktemp("repository") / "project"
-    for part in ("src", "requirements", "data/raw"):
-        shutil.copytree(PROJECT / part, root / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("params.yaml", "dvc.yaml", "pyproject.toml", ".gitignore"):
-        shutil.copyfile(PROJECT / name, root / name)
+    files = "params.yaml", "dvc.yaml", "pyproject.toml", ".gitignore"
+    copied(root, ("src", "requirements", "data/raw"), files)
     package, commits = root / "src" / PACKAGE, dict[str, str]()
-
-    def commit(name: str) -> None:
-        git(root, "add", ".")
-        git(root, "commit", "--quiet", "--message", f"{name}\a of the model")
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
-        commits[name] = done.stdout.strip()
-
-    git(root, "init", "--quiet")
-    commit("start")
     for name, file, old, new in (
+        ("start", "model.py", "", ""),
         ("comment", "model.py", "class Block(", "# a remark\nclass Block("),
         ("culprit", "model.py", "nn.Dropout(dropout)", "nn.Dropout(dropout / 2)"),
         ("other file", "data.py", '"""Yours: ', '"""Ours: '),
         ("later", "model.py", "# a remark\n", "# another remark\n"),
     ):
-        path = package / file
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new, 1))
-        commit(name)
+        edit(package / file, (old, new))
+        commit(root, f"{name}\a of the model")
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
+        commits[name] = done.stdout.strip()
     (package / "model.py").write_text("uncommitted, and no Python\n")
     (root / "left.txt").write_text("not in git\n")
     return Repository(root, commits)

@@ -1,12 +1,11 @@
 """A fix of the library around its core leaves every result valid, and every unfinished run resumable."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
-from clone import SETTINGS, command, project_in
-from conftest import PACKAGE, PROJECT, python, training
+from clone import SETTINGS, command, copied, project_in
+from conftest import PACKAGE, python, training
 from project.repro.address.address import in_core
 from project.repro.address.manifest import sha256_file
 from project.repro.base.files import read_json, write_json
@@ -37,10 +36,7 @@ def plant(project: Path, core: bool) -> list[str]:
 def fixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with a finished run and one that has stopped after step 7; then each module around core is fixed."""
     folder = tmp_path_factory.mktemp("fixed")
-    for part in ("src", "requirements", "data/raw"):
-        shutil.copytree(PROJECT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("params.yaml", "pyproject.toml"):
-        shutil.copyfile(PROJECT / name, folder / name)
+    copied(folder, ("src", "requirements", "data/raw"), ("params.yaml", "pyproject.toml"))
     assert command(folder, f"{PACKAGE}.prepare").returncode == 0
     train(folder, "finished")
     train(folder, "unfinished", STOPPED)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from clone import command, git, project_in
+from clone import command, commit, copied, edit, git, project_in
 from conftest import PACKAGE, PROJECT, python
 from project.config import Config
 from project.data import parse
@@ -48,14 +48,6 @@ def load(config: Config) -> tuple[Digits, Digits]:
 '''
 
 
-def edit(path: Path, *changes: tuple[str, str]) -> None:
-    text = path.read_text()
-    for old, new in changes:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    path.write_text(text)
-
-
 def between(path: Path, start: str, end: str, text: str) -> None:
     """Put a text in the place of that from `start`, which stays, to `end`."""
     before, _, rest = path.read_text().partition(start)
@@ -66,10 +58,8 @@ def between(path: Path, start: str, end: str, text: str) -> None:
 def project(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This project with the folder for a dataset, committed, and prepared through DVC."""
     folder = tmp_path_factory.mktemp("clone")
-    for part in ("src", "requirements", ".dvc"):
-        shutil.copytree(PROJECT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "cache", "tmp"))
-    for name in ("params.yaml", "results.lock", "dvc.yaml", "pyproject.toml", ".gitignore", ".dvcignore"):
-        shutil.copyfile(PROJECT / name, folder / name)
+    files = "params.yaml", "results.lock", "dvc.yaml", "pyproject.toml", ".gitignore", ".dvcignore"
+    copied(folder, ("src", "requirements", ".dvc"), files)
     images, labels = parse(PROJECT / config.data.raw)
     for number in range(200):
         place = folder / RAW / str(labels[number])
@@ -91,11 +81,9 @@ def project(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     edit(folder / "params.yaml", (f"sha256: {config.data.sha256}", f"sha256: {printed}"))
     git(folder, "init", "--quiet")
     dvc(folder, "add", "--quiet", RAW)
-    git(folder, "add", ".")
-    git(folder, "commit", "--quiet", "--message", "start")
+    commit(folder)
     dvc(folder, "repro")
-    git(folder, "add", ".")
-    git(folder, "commit", "--quiet", "--message", "the first run")
+    commit(folder, "the first run")
     return folder
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clone import project_in
+from clone import copied, project_in
 from conftest import PACKAGE
 from project import PROJECT
 from project.repro.analysis import verify
@@ -70,9 +69,7 @@ globals()[sys.argv[1]]()
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A project whose package holds that module."""
-    root = tmp_path_factory.mktemp("project")
-    shutil.copytree(PROJECT.root / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    return project_in(root)
+    return project_in(copied(tmp_path_factory.mktemp("project"), ("src",), ()))
 
 
 @pytest.fixture(scope="module")
