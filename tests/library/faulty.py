@@ -59,15 +59,7 @@ def arguments(package: str) -> None:
 
 def initial_weights(package: str) -> None:
     """One bit of the first weights."""
-    model = import_module(f"{package}.model")
-    built = model.build
-
-    def build(*arguments: Any) -> Any:
-        network = built(*arguments)
-        flip(network.head.weight)
-        return network
-
-    model.build = build
+    head_built(package, lambda head: flip(head.weight))
 
 
 def weights(package: str) -> None:
@@ -254,30 +246,6 @@ def nothing(package: str) -> None:
     """No fault."""
 
 
-FAULTS: dict[str, Callable[[str], None]] = {
-    f.__name__: f
-    for f in (
-        library,
-        variable,
-        code,
-        arguments,
-        initial_weights,
-        weights,
-        gradient,
-        output_gradient,
-        shard,
-        evaluation,
-        second_epoch,
-        observer,
-        now_and_then,
-        unseen,
-        no_room,
-        dies,
-        nothing,
-    )
-}
-
-
 class Faulty:
     """One run to its end: what it told, each rank's exit code, and how many steps it recorded."""
 
@@ -318,7 +286,7 @@ if __name__ == "__main__":
     rank, code_left = os.environ.get("RANK", "0"), "0"
     sys.argv = ["train", *rest]
     if rank == at:
-        FAULTS[chosen](package)
+        globals()[chosen](package)
     forget_tests()
     try:
         runpy.run_module(f"{package}.train", run_name="__main__", alter_sys=True)

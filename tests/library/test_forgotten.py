@@ -135,47 +135,27 @@ def test_slip_after_a_resume_costs_nothing_that_was_saved(attempt: Callable[...,
 # ---- what the library does in place of the one who forgets: it seeds what is drawn outside the loss function
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """The numbers that a loop draws: in one process, as rank 0 of two, and interrupted and resumed."""
-
-    alone: Any
-    rank: Any
-    resumed: Any
-
-
-@pytest.fixture
-def drawn(attempt: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> Callable[[], Drawn]:
-    """A function that lets the same loop draw in these three ways."""
-
-    def drawn() -> Drawn:
-        alone = attempt(each_step(draws), out="alone").rows()
-        assert attempt(stopped(draws), out="resumed").code == 143
-        resumed = attempt(each_step(draws), out="resumed").rows()
-        with monkeypatch.context() as patch:
-            patch.setattr(accumulate, "blocks", lambda leaves, ranks: [range(leaves // 2)])
-            patch.setattr(Buffers, "odd", lambda buffers: [])  # the other rank's counts are missing
-            return Drawn(alone, attempt(each_step(draws), out="rank").rows(), resumed)
-
-    return drawn
-
-
-def test_numbers_that_the_loop_draws_do_not_depend_on_rank_or_kill(drawn: Callable[[], Drawn]):
-    numbers = drawn()
-    assert numbers.alone == numbers.rank == numbers.resumed
-    assert len({value for _, row in numbers.alone[:STEPS] for value in row.values()}) == 3 * STEPS
-
-
-def test_numbers_that_the_loop_draws_would_depend_on_both(drawn: Callable[[], Drawn], monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("forgets", [False, True])
+def test_numbers_that_the_loop_draws_do_not_depend_on_rank_or_kill(
+    forgets: bool, attempt: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+):
+    """In one process, interrupted and resumed, and as rank 0 of two; the planted fault seeds micro-batches alone."""
     seed = TrainingLoop.seed
 
     def micro_batches_only(loop: TrainingLoop, step: int, micro_batch: int) -> None:
         if micro_batch < loop.plan.micro_batches:
             seed(loop, step, micro_batch)
 
-    monkeypatch.setattr(TrainingLoop, "seed", micro_batches_only)
-    numbers = drawn()
-    assert numbers.alone != numbers.rank and numbers.alone != numbers.resumed
+    if forgets:
+        monkeypatch.setattr(TrainingLoop, "seed", micro_batches_only)
+    alone = attempt(each_step(draws), out="alone").rows()
+    assert attempt(stopped(draws), out="resumed").code == 143
+    resumed = attempt(each_step(draws), out="resumed").rows()
+    monkeypatch.setattr(accumulate, "blocks", lambda leaves, ranks: [range(leaves // 2)])
+    monkeypatch.setattr(Buffers, "odd", lambda buffers: [])  # the other rank's counts are missing
+    rank = attempt(each_step(draws), out="rank").rows()
+    assert (alone != rank and alone != resumed) if forgets else (alone == rank == resumed)
+    assert forgets or len({value for _, row in alone[:STEPS] for value in row.values()}) == 3 * STEPS
 
 
 def test_model_made_before_the_run_follows_from_the_seed(config: Config, prepared: Path, tmp_path: Path):
@@ -391,26 +371,21 @@ def test_state_of_the_loop_survives_a_stop(attempt: Callable[..., Ended]):
 
 @pytest.mark.parametrize("state", [{}, {"average": None}, {"averages": torch.optim.SGD([torch.ones(1)])}])
 def test_other_state_than_the_checkpoint_has_is_refused(state: dict[str, Any], attempt: Callable[..., Ended]):
-    def other(run: Run, parts: Parts) -> None:
-        for step in run.steps(parts.model, parts.optimizer, parts.dataset, steps=STEPS, state=state):
+    def loop(run: Run, parts: Parts, first: bool) -> None:
+        given = {"average": AveragedModel(parts.model)} if first else state
+        for step in run.steps(parts.model, parts.optimizer, parts.dataset, steps=STEPS, state=given):
             good(step, parts)
+            run._stop.came = first
         run.finish()
 
-    def held(run: Run, parts: Parts) -> None:
-        mine = {"average": AveragedModel(parts.model)}
-        for step in run.steps(parts.model, parts.optimizer, parts.dataset, steps=STEPS, state=mine):
-            good(step, parts)
-            run._stop.came = True
-        run.finish()
-
-    assert attempt(held).code == 143
-    ended = attempt(other)
+    assert attempt(partial(loop, first=True)).code == 143
+    ended = attempt(partial(loop, first=False))
     assert ended.code == 2
-    named = ", ".join(state) or "none"
     wanted = (
-        f"the checkpoint holds these objects of the loop: average; run.steps(state=...) names: {named}"
-        if state != {"average": None}
-        else "run.steps(state=...): average is a NoneType"
+        "run.steps(state=...): average is a NoneType"
+        if "average" in state
+        else "the checkpoint holds these objects of the loop: average; run.steps(state=...) names: "
+        + (", ".join(state) or "none")
     )
     assert ended.message.startswith(wanted) and ended.message.count("\n") == 1, ended.message
 
