@@ -20,6 +20,7 @@ from project.config import Config
 from project.repro.address import locks as requested
 from project.repro.analysis.doctor import checks, doctor, hardware, packages
 from project.repro.analysis.doctor.found import Context, Found, State
+from project.repro.environment import canary
 from server import Quiet
 
 OK, WARNING, FAULT, UNKNOWN = State
@@ -142,17 +143,38 @@ def test_wrong_key_is_found(
     assert found.state is state and seen in found.seen, found
 
 
-def test_variable_that_contradicts_a_switch_is_found(context: Context, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("MKL_CBWR", "AVX2")
-    found = looked(checks.flags_effective, context)
-    assert found.state is FAULT and "MKL_CBWR=AVX2 is set, COMPATIBLE is wanted" in found.seen
+SPOILED: list[tuple[Callable[[pytest.MonkeyPatch], object], Callable[[Context], Found], State, str]] = [
+    (
+        lambda patch: patch.setenv("MKL_CBWR", "AVX2"),
+        checks.flags_effective,
+        FAULT,
+        "MKL_CBWR=AVX2 is set, COMPATIBLE is wanted",
+    ),
+    (lambda patch: patch.setattr(canary, "arithmetic_canary", lambda: "f" * 64), checks.arithmetic, WARNING, ""),
+    (lambda patch: patch.setattr(checks, "CONTAINER", (Path("/"),)), checks.image, WARNING, ""),
+    (lambda patch: patch.setitem(sys.modules, "numpy", None), checks.generators, FAULT, "numpy"),
+    (lambda patch: patch.setattr(hardware, "SPACE", 2**80), hardware.disk, FAULT, ""),
+    # root may write anywhere
+    (lambda patch: patch.setattr(hardware.os, "access", lambda path, mode: False), hardware.disk, FAULT, ""),
+    (
+        lambda patch: patch.setattr(hardware.time, "time", lambda now=hardware.time.time: now() - 3600),
+        hardware.clock,
+        WARNING,
+        "+3600 s",
+    ),
+]
 
 
-def test_arithmetic_of_another_library_is_found(context: Context, monkeypatch: pytest.MonkeyPatch):
-    from project.repro.environment import canary
-
-    monkeypatch.setattr(canary, "arithmetic_canary", lambda: "f" * 64)
-    assert looked(checks.arithmetic, context).state is WARNING
+@pytest.mark.parametrize(("spoil", "look", "state", "seen"), SPOILED)
+def test_fault_of_this_process_or_machine_is_found(
+    spoil: Callable[[pytest.MonkeyPatch], object], look: Callable[[Context], Found], state: State, seen: str,
+    context: Context, monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    """A package that cannot be loaded is a fault, too, and no traceback."""
+    monkeypatch.delenv("REPRO_IMAGE", raising=False)
+    spoil(monkeypatch)
+    found = looked(look, context)
+    assert found.state is state and seen in found.seen, found
 
 
 def test_generator_that_ignores_the_seed_is_found(context: Context, monkeypatch: pytest.MonkeyPatch):
@@ -171,19 +193,7 @@ def test_image_without_a_digest_is_found(image: str, state: State, context: Cont
     assert looked(checks.image, context).state is state
 
 
-def test_container_whose_image_nobody_knows_is_found(context: Context, monkeypatch: pytest.MonkeyPatch, own: Path):
-    monkeypatch.delenv("REPRO_IMAGE", raising=False)
-    monkeypatch.setattr(checks, "CONTAINER", (own,))
-    assert looked(checks.image, context).state is WARNING
-
-
 # ---- packages
-
-
-def test_package_that_cannot_be_loaded_is_a_fault_and_no_traceback(context: Context, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "numpy", None)
-    found = looked(checks.generators, context)
-    assert found.state is FAULT and "numpy" in found.seen
 
 
 LOCKS = {
@@ -282,23 +292,6 @@ def test_errors_of_the_memory_are_found(
     (tmp_path / "mc0" / "ue_count").write_text(f"{wrong}\n")
     (tmp_path / "mc0" / "ce_count").write_text(f"{mended}\n")
     assert looked(hardware.memory, context).state is state
-
-
-def test_full_disk_is_found(context: Context, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hardware, "SPACE", 2**80)
-    assert looked(hardware.disk, context).state is FAULT
-
-
-def test_folder_that_is_not_writable_is_found(context: Context, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hardware.os, "access", lambda path, mode: False)  # root may write anywhere
-    assert looked(hardware.disk, context).state is FAULT
-
-
-def test_clock_that_is_not_the_file_systems_is_found(context: Context, monkeypatch: pytest.MonkeyPatch):
-    now = hardware.time.time()
-    monkeypatch.setattr(hardware.time, "time", lambda: now - 3600)
-    found = looked(hardware.clock, context)
-    assert found.state is WARNING and "+3600 s" in found.seen
 
 
 # ---- services
