@@ -86,9 +86,16 @@ def test_short_gradients_are_left_alone_and_missing_ones_left_out():
     assert exact.clip_grad_norm_([missing], 1.0).item() == 0.0
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_norm_of_what_is_not_finite_is_infinite(value: float):
-    assert exact.clip_grad_norm_(with_gradients(torch.tensor([1.0, value])), 1.0).item() == float("inf")
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        *(torch.tensor([1.0, value]) for value in (torch.inf, -torch.inf, torch.nan)),
+        torch.tensor([1.0, torch.nan], dtype=torch.float64),
+        torch.full((4,), 1e308, dtype=torch.float64),  # its norm is beyond the range
+    ],
+)
+def test_norm_of_what_is_not_finite_is_infinite(gradient: torch.Tensor):
+    assert exact.clip_grad_norm_(with_gradients(gradient), 1.0).item() == float("inf")
 
 
 # ---- the order in which its squares are added
@@ -149,11 +156,6 @@ def test_norm_of_float64_neither_overflows_nor_vanishes(scale: float):
     norm = exact._norm([vector[:1234], vector[1234:]]).item()
     assert norm == math.ldexp(by_the_rule(near), exponent)
     assert exact._norm([vector[:0]]).item() == 0.0 and exact._norm([vector, torch.ones(3)]).item() >= math.sqrt(3)
-
-
-def test_float64_beyond_the_range_is_infinite():
-    assert exact._norm([torch.full((4,), 1e308, dtype=torch.float64)]).item() == float("inf")
-    assert exact._norm([torch.tensor([1.0, torch.nan], dtype=torch.float64)]).item() == float("inf")
 
 
 # ---- on ranks
