@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from clone import command, git, project_in
 from conftest import PACKAGE
+from project.repro.address.manifest import sha256_file
 from project.repro.analysis import archive
 from project.repro.analysis.bundle.bundle import bundled
 from project.repro.analysis.sources import KEPT, located
@@ -70,9 +71,7 @@ def test_croissant_names_every_file_with_its_digest(project: Path, run: Path):
     predicate = json.loads(held["runs/1/receipt.json"])["predicate"]
     files = {each["contentUrl"]: each["sha256"] for each in croissant["distribution"]}
     raw = predicate["config"]["data.raw"]
-    assert (
-        files.pop(raw) == predicate["config"]["data.sha256"] == hashlib.sha256((project / raw).read_bytes()).hexdigest()
-    )
+    assert files.pop(raw) == predicate["config"]["data.sha256"] == sha256_file(project / raw)
     prepared = {entry["path"]: entry["sha256"] for entry in predicate["preimage"]["data"]["files"]}
     assert {Path(name).name: digest for name, digest in files.items()} == prepared
 

@@ -85,7 +85,6 @@ def test_index_of_many_samples_costs_no_worker_memory(case: Case, config: Config
 
 
 def test_index_that_no_hash_covers_is_refused_in_the_worker(case: Case, config: Config):
-    with pytest.raises(
-        UserError, match=r"UserError: tables/index.npy \(by data.py:\d+\): opened, but not in the content"
-    ):
+    said = r"UserError: tables/index.npy \(by data.py:\d+\): opened, but not in the content"
+    with pytest.raises(UserError, match=said):
         items(case, config, index(case, "tables", 1000), "r")
