@@ -101,11 +101,3 @@ def test_same_checkpoint_may_be_damaged_twice(tmp_path: Path):
     for _ in range(2):
         rotten(write(snapshot(2), tmp_path, ORIGIN, 3))
         assert newest(tmp_path, ORIGIN, lambda message: None) is None
-
-
-def test_nothing_is_half_loaded(tmp_path: Path):
-    """Weights that are whole beside an optimizer that is not: neither is taken."""
-    path = write(snapshot(2), tmp_path, ORIGIN, 1)
-    truncated(path)
-    with pytest.raises(Damaged, match="optimizer"):
-        read(path, ORIGIN)

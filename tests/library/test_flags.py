@@ -313,6 +313,3 @@ def test_portable_needs_avx2(line: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert not can_be_portable(tmp_path / "absent")
     monkeypatch.setattr(flags.platform, "machine", lambda: "aarch64")
     assert not can_be_portable(tmp_path / "cpuinfo")
-
-
-# ---- seeding
