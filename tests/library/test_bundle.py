@@ -119,13 +119,8 @@ def archived(path: Path, files: dict[str, bytes], **facts: Any) -> Path:
 
 
 def test_hostile_archive_writes_nothing_but_the_record(tmp_path: Path):
-    names = [
-        "x/runs/1/receipt.json",
-        "x/runs/1/../../../../evil",
-        "/x/runs/1/receipt.json.sig",
-        "x/runs/1/run/../../evil",
-    ]
-    names += ["x/runs/1/trace/../../evil", "x/runs/1/evil.sh", "x/runs/2/run.json", "x/runs/1/trace/a/b"]
+    names = ["x/runs/1/receipt.json", "/x/runs/1/receipt.json.sig", "x/runs/2/run.json", "x/runs/1/evil.sh"]
+    names += [f"x/runs/1/{way}" for way in ("../../../../evil", "run/../../evil", "trace/../../evil", "trace/a/b")]
     path = archived(tmp_path / "a.tar", dict.fromkeys(names, b"content"))
     folder = tmp_path / "out"
     folder.mkdir()

@@ -1,6 +1,7 @@
 """Torch's list of nondeterministic operations is read whole, and each is known in what the dispatcher sees."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -64,6 +65,23 @@ def image(n: int) -> torch.Tensor:
     return torch.rand(1, 2, *[4] * n, requires_grad=True)
 
 
+LAYERS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {  # by what each is made, and for how many dimensions
+    "Conv": ((2, 2, 3), (1, 2, 3)),
+    "ConvTranspose": ((2, 2, 3), (1, 2, 3)),
+    "ReplicationPad": ((1,), (1, 2, 3)),
+    "ReflectionPad": ((1,), (1, 2, 3)),
+    "FractionalMaxPool": ((2, 2), (2, 3)),
+    "AdaptiveAvgPool": ((2,), (2, 3)),
+    "AdaptiveMaxPool": ((2,), (2,)),
+    "MaxPool": ((2,), (3,)),
+    "AvgPool": ((2,), (3,)),
+}
+
+
+def layer(kind: str, n: int) -> torch.Tensor:
+    return getattr(nn, f"{kind}{n}d")(*LAYERS[kind][0])(image(n))
+
+
 def row() -> torch.Tensor:
     return torch.rand(6, requires_grad=True)
 
@@ -71,25 +89,8 @@ def row() -> torch.Tensor:
 PICK = torch.tensor([0, 2, 1])
 DENSE = torch.rand(1, 3, 3)
 CALLS: dict[str, Callable[[], torch.Tensor]] = {
-    **{f"torch.nn.Conv{n}d": lambda n=n: getattr(nn, f"Conv{n}d")(2, 2, 3)(image(n)) for n in (1, 2, 3)},
-    **{
-        f"torch.nn.ConvTranspose{n}d": lambda n=n: getattr(nn, f"ConvTranspose{n}d")(2, 2, 3)(image(n))
-        for n in (1, 2, 3)
-    },
-    **{
-        f"torch.nn.{mode}Pad{n}d": lambda mode=mode, n=n: getattr(nn, f"{mode}Pad{n}d")(1)(image(n))
-        for mode in ("Replication", "Reflection")
-        for n in (1, 2, 3)
-    },
-    **{
-        f"torch.nn.FractionalMaxPool{n}d": lambda n=n: getattr(nn, f"FractionalMaxPool{n}d")(2, output_size=2)(image(n))
-        for n in (2, 3)
-    },
-    **{f"torch.nn.MaxUnpool{n}d": lambda n=n: unpooled(n) for n in (1, 2, 3)},
-    **{f"torch.nn.AdaptiveAvgPool{n}d": lambda n=n: getattr(nn, f"AdaptiveAvgPool{n}d")(2)(image(n)) for n in (2, 3)},
-    "torch.nn.MaxPool3d": lambda: F.max_pool3d(image(3), 2),
-    "torch.nn.AvgPool3d": lambda: F.avg_pool3d(image(3), 2),
-    "torch.nn.AdaptiveMaxPool2d": lambda: F.adaptive_max_pool2d(image(2), 2),
+    **{f"torch.nn.{kind}{n}d": partial(layer, kind, n) for kind, (_, dimensions) in LAYERS.items() for n in dimensions},
+    **{f"torch.nn.MaxUnpool{n}d": partial(unpooled, n) for n in (1, 2, 3)},
     "torch.nn.functional.interpolate": lambda: F.interpolate(image(1), scale_factor=2, mode="linear"),
     "torch.nn.functional.grid_sample": lambda: F.grid_sample(image(2), torch.rand(1, 3, 3, 2), align_corners=False),
     "torch.nn.NLLLoss": lambda: F.cross_entropy(image(2), torch.zeros(1, 4, 4, dtype=torch.long)),

@@ -36,10 +36,8 @@ class Fake:
     def one(self, requested: Any) -> Any:
         """One training."""
         self.made.append(requested.name)
-        slower, share = (
-            1 + 0.01 * len(self.made),
-            1.3 if self.cheap is not None and requested.name not in self.cheap else 1.0,
-        )
+        slower = 1 + 0.01 * len(self.made)
+        share = 1.3 if self.cheap is not None and requested.name not in self.cheap else 1.0
         seconds = (0.01 * slower * share * self.rng.lognormal(0, 0.1, self.steps)).tolist()
         seconds[0] = 9.0  # of the first step, which loads much
         receipt = SimpleNamespace(stated={"environment": {"preimage": {"device": self.device}}})

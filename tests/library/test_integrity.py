@@ -45,30 +45,21 @@ def run(tmp_path: Path, prepared: Path) -> Run:
 # ---- weights that differ between ranks
 
 
-@pytest.mark.parametrize("at", [0, 2])
-def test_flipped_bit_in_one_ranks_weights_is_caught_and_blamed(run: Run, at: int):
-    ran = run("weights", at, 3, "integrity.compare_every=5")
-    caught = next(step for step in range(FLIPPED_AFTER, FLIPPED_AFTER + 5) if step % 5 == 0)
-    assert ran.codes == {0: "4", 1: "4", 2: "4"}, ran.message
+@pytest.mark.parametrize(
+    ("at", "ranks", "every", "caught"),
+    [(0, 3, 5, 10), (2, 3, 5, 10), (1, 2, 1, FLIPPED_AFTER), (1, 2, 1000, 23)],  # at the end in any case
+)
+def test_flipped_bit_in_one_ranks_weights_is_caught_and_blamed(run: Run, at: int, ranks: int, every: int, caught: int):
+    """Of two ranks neither is blamed."""
+    ran = run("weights", at, ranks, f"integrity.compare_every={every}")
+    assert ran.codes == dict.fromkeys(range(ranks), "4"), ran.message
     assert f"step {caught}: the ranks' weights differ" in ran.message
-    others = {0: "1-2", 2: "0-1"}[at]
-    assert [line[2:] for line in ran.lines("head.weight")] == [[others, *HOST], [str(at), *HOST]]
-    assert f"against the majority: rank {at} on {AT}" in ran.message
+    found = [line[2:] for line in ran.lines("head.weight")]
+    others = {(0, 3): "1-2", (2, 3): "0-1", (1, 2): "0"}[at, ranks]
+    assert found == [[others, *HOST], [str(at), *HOST]]
+    blame = "no rank is blamed" if ranks == 2 else f"against the majority: rank {at} on {AT}"
+    assert blame in ran.message and ("against the majority" in ran.message) == (ranks == 3)
     assert ran.steps() == caught and not (ran.out / "model.safetensors").exists()
-
-
-def test_weights_are_compared_at_the_end_whatever_the_interval(run: Run):
-    ran = run("weights", 1, 2, "integrity.compare_every=1000")
-    assert ran.codes == {0: "4", 1: "4"}, ran.message
-    assert not (ran.out / "model.safetensors").exists()
-
-
-def test_of_two_ranks_neither_is_blamed(run: Run):
-    ran = run("weights", 1, 2, "integrity.compare_every=1")
-    assert ran.codes == {0: "4", 1: "4"}, ran.message
-    assert f"step {FLIPPED_AFTER}: the ranks' weights differ" in ran.message
-    assert len(ran.lines("head.weight")) == 2 and "no rank is blamed" in ran.message
-    assert "against the majority" not in ran.message
 
 
 @pytest.mark.long
@@ -96,31 +87,26 @@ def test_comparing_and_recomputing_change_no_bit(run: Run, model: str):
 def test_shards_of_replicas_are_compared(run: Run):
     ran = run("weights", 3, 4, "integrity.compare_every=1", "parallel.shard=full", "parallel.replicas=2")
     assert ran.codes == dict.fromkeys(range(4), "4"), ran.message
-    assert (
-        f"step {FLIPPED_AFTER}: the replicas' weights differ" in ran.message
-        and "(met by rank 1, 3 of 4)" in ran.message
-    )
+    assert f"step {FLIPPED_AFTER}: the replicas' weights differ" in ran.message
+    assert "(met by rank 1, 3 of 4)" in ran.message
     assert len(ran.lines("head.weight")) == 2, ran.message
 
 
 # ---- gradients computed twice
 
 
-def test_wrong_gradient_of_a_rank_is_caught_and_named(run: Run):
-    ran = run("gradient", 1, 2, "integrity.recompute_every=1")
+@pytest.mark.parametrize(
+    ("fault", "shard", "micro_batch", "first"),
+    [
+        ("gradient", "none", 4, "head.weight: "),
+        pytest.param("output_gradient", "full", 5, "", marks=pytest.mark.long),
+    ],
+)
+def test_wrong_gradient_of_a_rank_is_caught_and_named(run: Run, fault: str, shard: str, micro_batch: int, first: str):
+    ran = run(fault, 1, 2, "integrity.recompute_every=1", f"parallel.shard={shard}")
     assert ran.codes[1] == "4", ran.message
-    assert f"rank 1: micro-batch 4: computed twice on {AT}, the gradient differs in head.weight: " in ran.message
-    assert ran.steps() == 4 and not (ran.out / "model.safetensors").exists()
-
-
-@pytest.mark.long
-def test_wrong_gradient_is_caught_where_weights_are_sharded(run: Run):
-    ran = run("output_gradient", 1, 2, "integrity.recompute_every=1", "parallel.shard=full")
-    assert ran.codes[1] == "4", ran.message
-    assert (
-        f"rank 1: micro-batch 5: computed twice on {AT}, the gradient differs in" in ran.message
-        and "head.weight" in ran.message
-    )
+    said = f"rank 1: micro-batch {micro_batch}: computed twice on {AT}, the gradient differs in {first}"
+    assert said in ran.message and "head.weight" in ran.message
     assert ran.steps() == 4 and not (ran.out / "model.safetensors").exists()
 
 

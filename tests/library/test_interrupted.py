@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attempt import STEPS, Crash, Finish, crash_after, inside, origin, result
+from attempt import STEPS, Crash, Finish, crash_after, inside, origin
 from project import PROJECT as OURS
 from project import train as train_module
 from project.config import Config
@@ -219,13 +219,7 @@ def test_killed_while_starting_it_starts_again(
 
 @pytest.mark.parametrize("on_error", ["stop", "continue"])
 def test_checkpoint_that_cannot_be_written_stops_the_run_or_not(
-    on_error: str,
-    config: Config,
-    prepared: Path,
-    tmp_path: Path,
-    whole: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    on_error: str, finish: Finish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     write, out = checkpoint.write, tmp_path / "run"
     rows: list[int] = []  # that were recorded when the disk was full
@@ -239,16 +233,12 @@ def test_checkpoint_that_cannot_be_written_stops_the_run_or_not(
             raise OSError(28, "No space left on device")
         return write(snapshot, *rest)
 
-    def train() -> None:
-        train_module.train(inside(config, prepared, every=4, on_error=on_error), out)
-
     monkeypatch.setattr(checkpoint, "write", full)
     if on_error == "stop":
         with pytest.raises(RunError, match=r"no checkpoint was written: .*No space left on device"):
-            train()
+            finish(every=4, on_error=on_error)
         assert 8 <= count() <= rows[0] + 2, "known with the step under way or the next one, not at the next checkpoint"
         assert [int(path.name[:9]) for path in checkpoint.found(out / "checkpoints")] == [4]
         monkeypatch.setattr(checkpoint, "write", write)
-    train()
-    assert result(out) == whole
+    finish(every=4, on_error=on_error)
     assert capsys.readouterr().err.count("No space left") == (3 if on_error == "continue" else 1)
