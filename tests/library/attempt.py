@@ -11,7 +11,7 @@ import pytest
 from project.config import Config
 from project.repro.base.files import read_json
 from project.repro.checkpoint import checkpoint, saver
-from project.repro.core.snapshot import Snapshot
+from project.repro.core.state import Snapshot
 from project.repro.record import names
 
 STEPS = 23  # of one epoch

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from project.repro.checkpoint.checkpoint import Origin
 from project.repro.config.settings import Parallel
+from project.repro.core.finite import nonfinite
 from project.repro.core.optimizers import Optimizers
-from project.repro.core.shards import unsharded
+from project.repro.core.shards import gradients_held, unsharded
 from project.repro.core.state import Snapshot, State, copy
 from torch import nn
 
@@ -58,6 +59,11 @@ class Training:
 
     def take(self) -> Snapshot:
         return self.state.look(self.done).changed(copy)
+
+
+def nonfinite_of(model: nn.Module, sums: Any) -> list[str]:
+    """The names that a step with these sums would give."""
+    return nonfinite(sums.buffers, gradients_held(dict(model.named_parameters())))
 
 
 def snapshot(steps: int) -> Snapshot:

@@ -11,12 +11,12 @@ import torch.distributed as dist
 from project.repro.core import accumulate, buckets
 from project.repro.core.accumulate import Accumulation
 from project.repro.core.buckets import Bucket
-from project.repro.core.finite import nonfinite, one_nan
+from project.repro.core.finite import one_nan
 from project.repro.core.ranks import World
 from project.repro.core.shards import gradients_held
 from project.repro.core.summing import gradients_of
 from project.repro.core.tree import total
-from states import parallel_of
+from states import nonfinite_of, parallel_of
 from torch import Tensor, nn
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -199,10 +199,10 @@ def test_leaf_that_is_accumulated_into_the_wrong_sibling_is_found(monkeypatch: p
 def test_nonfinite_value_in_one_micro_batch_is_named(value: float, micro_batch: int):
     model = network()
     losses = losses_of(model)
-    assert nonfinite(summed(model, losses).buffers, gradients_held(dict(model.named_parameters()))) == []
+    assert nonfinite_of(model, summed(model, losses)) == []
     losses[micro_batch] = partial(losses[micro_batch], value)
     message = [f"{name} (largest finite value 0.0e+00)" for name, _ in model.named_parameters()]
-    assert nonfinite(summed(model, losses).buffers, gradients_held(dict(model.named_parameters()))) == message
+    assert nonfinite_of(model, summed(model, losses)) == message
 
 
 def test_nonfinite_gradient_is_named_with_its_largest_finite_value():
@@ -211,7 +211,7 @@ def test_nonfinite_gradient_is_named_with_its_largest_finite_value():
     hole = torch.ones(999).index_fill(0, mean.abs().argmax(), torch.nan)
     gradients = summed(model, [*losses[:-1], lambda: (model[0] * hole).sum() + losses[-1]()])
     largest = model[0].grad[model[0].grad.isfinite()].abs().max()
-    assert nonfinite(gradients.buffers, gradients_held(dict(model.named_parameters()))) == [f"0 (largest finite value {largest:.1e})"]
+    assert nonfinite_of(model, gradients) == [f"0 (largest finite value {largest:.1e})"]
 
 
 def test_every_nan_is_one():

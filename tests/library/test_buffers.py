@@ -8,12 +8,10 @@ import torch
 from project.repro.core.accumulate import Accumulation
 from project.repro.core.buffers import Buffers
 from project.repro.core.errors import UserError
-from project.repro.core.finite import nonfinite
 from project.repro.core.ranks import World
-from project.repro.core.shards import gradients_held
 from project.repro.core.transport import Transport
 from project.repro.core.tree import Node, blocks, push, total
-from states import parallel_of
+from states import nonfinite_of, parallel_of
 from torch import Tensor, nn
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -123,7 +121,7 @@ def test_statistics_of_large_inputs_are_finite_and_right():
         assert torch.equal(getattr(module.norm, name), mean.float())
     assert module.norm.running_var.min() > 1e6
     assert module.norm.num_batches_tracked == 1
-    assert nonfinite(gradients.buffers, gradients_held(dict(module.named_parameters()))) == []
+    assert nonfinite_of(module, gradients) == []
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 3e38])
@@ -133,7 +131,7 @@ def test_statistic_that_becomes_infinite_is_named(value: float):
         module.held[1] *= 2
 
     module = Holder(torch.zeros(3), double)
-    assert nonfinite(step(module).buffers, gradients_held(dict(module.named_parameters()))) == ["buffer held"]
+    assert nonfinite_of(module, step(module)) == ["buffer held"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64])
@@ -150,7 +148,7 @@ MASK = torch.tensor([0.0, float("-inf"), float("inf"), float("nan"), -0.0, 1e-40
 @pytest.mark.parametrize("constant", [MASK, torch.arange(6), torch.tensor([True, False])], ids=str)
 def test_constants_keep_every_bit(constant: Tensor):
     module = Holder(constant, lambda module, micro_batch: None)
-    assert nonfinite(step(module, times=2).buffers, gradients_held(dict(module.named_parameters()))) == []
+    assert nonfinite_of(module, step(module, times=2)) == []
     assert torch.equal(module.held.view(torch.uint8), constant.view(torch.uint8))
 
 
@@ -196,11 +194,11 @@ def test_integers_that_have_no_whole_mean_are_refused(dtype: torch.dtype):
     start, last = torch.zeros(2, dtype=dtype), torch.tensor([0, 1]).to(dtype)
     module = Holder(start, lambda module, micro_batch: module.held.copy_(last if micro_batch == 3 else start))
     gradients = step(module)
-    with pytest.raises(UserError, match=r"^buffer held: the micro-batches changed it by amounts whose mean is not whol"):
-        nonfinite(gradients.buffers, gradients_held(dict(module.named_parameters())))
+    with pytest.raises(UserError, match=r"^buffer held: .* changed it by amounts whose mean is not whole"):
+        nonfinite_of(module, gradients)
 
 
 def test_flag_that_every_micro_batch_sets_is_set():
     module = Holder(torch.tensor([False, True]), lambda module, micro_batch: module.held.fill_(True))
-    assert nonfinite(step(module).buffers, gradients_held(dict(module.named_parameters()))) == []
+    assert nonfinite_of(module, step(module)) == []
     assert module.held.tolist() == [True, True] and module.held.dtype == torch.bool

@@ -418,9 +418,7 @@ def test_processes_that_remember_at_once_do_not_disturb_each_other(raw: Path, me
     assert len(list(memory.iterdir())) == 1
 
 
-def test_interrupt_waits_for_the_files_in_hand_alone(
-    raw: Path, monkeypatch: pytest.MonkeyPatch, was_read: WasRead
-):
+def test_interrupt_waits_for_the_files_in_hand_alone(raw: Path, monkeypatch: pytest.MonkeyPatch, was_read: WasRead):
     for number in range(500):
         (raw / f"{number}.png").touch()
     drained, read = threading.Event(), hashing._read
