@@ -140,14 +140,25 @@ def test_operation_is_told_with_module_line_and_replacement(name: str, attempt: 
     assert facts["environments"] == [facts["tags"]["repro.environment"]] == [ended.environment["environment"]]
 
 
-@pytest.mark.parametrize(("fused", "remedy"), [("AdamW", "AdamW(..., fused=True)"), ("RMSprop", "an optimizer with")])
-def test_optimizer_that_is_not_fused_is_told_with_its_own_remedy(fused: str, remedy: str, attempt: Attempt):
+@pytest.mark.parametrize(
+    ("name", "foreach", "root", "remedy"),
+    [
+        ("AdamW", False, "sqrt", "AdamW(..., fused=True)"),
+        ("AdamW", True, "_foreach_sqrt", "AdamW(..., fused=True)"),
+        ("RMSprop", False, "sqrt", "an optimizer with fused=True, such as AdamW"),
+    ],
+)
+def test_optimizer_that_is_not_fused_is_told_by_its_line_with_its_own_remedy(
+    name: str, foreach: bool, root: str, remedy: str, attempt: Attempt
+):
     def loop(run: Run, parts: Parts) -> None:
-        parts.optimizer = getattr(torch.optim, fused)(parts.model.parameters(), lr=0.01, foreach=False)
+        parts.optimizer = getattr(torch.optim, name)(parts.model.parameters(), lr=0.01, foreach=foreach)
         PLAIN(run, parts)
 
-    message = attempt(loop).message[0]
-    assert message.startswith("sqrt float32 at loops.py:") and f". Use {remedy}" in message
+    ended = attempt(loop)
+    assert ended.non_portable == [f"{root} float32"]
+    assert ended.message[0].startswith(f"{root} float32 at loops.py:")
+    assert ended.message[0].endswith(f": its bits differ between CPUs. Use {remedy}")
 
 
 def other(graph: Any, inputs: Any) -> Callable[..., Any]:
@@ -196,17 +207,6 @@ def test_default_project_stays_in_the_class(untracked: Trained):
     assert recorded["class"].startswith("cpu-portable/torch-") and "portable" not in untracked.done.stderr
 
 
-def test_optimizer_without_fused_is_told_by_its_line(attempt: Attempt):
-    def loop(run: Run, parts: Parts) -> None:
-        parts.optimizer = torch.optim.AdamW(parts.model.parameters(), foreach=True)
-        each_step(good)(run, parts)
-
-    ended = attempt(loop)
-    assert ended.non_portable == ["_foreach_sqrt float32"]
-    assert ended.message[0].startswith("_foreach_sqrt float32 at loops.py:")
-    assert ended.message[0].endswith("its bits differ between CPUs. Use AdamW(..., fused=True)")
-
-
 def test_backward_pass_and_initial_weights_are_seen(attempt: Attempt):
     def loop(run: Run, parts: Parts) -> None:
         with torch.no_grad():
@@ -215,6 +215,10 @@ def test_backward_pass_and_initial_weights_are_seen(attempt: Attempt):
 
     ended = attempt(loop, function=Backwards.apply)
     assert ended.non_portable == ["acos float32", "atan float32"]
+
+
+def bent(x: Tensor) -> Tensor:
+    return torch.tanh(x)
 
 
 def test_gradient_of_an_operation_is_told_at_the_line_of_the_call(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):
@@ -226,10 +230,6 @@ def test_gradient_of_an_operation_is_told_at_the_line_of_the_call(attempt: Attem
     assert ended.message[0] == f"tanh_backward float32 at {THIS}:{line}, in 2 (Calls): {unmeasured}"
 
 
-def bent(x: Tensor) -> Tensor:
-    return torch.tanh(x)
-
-
 def test_many_operations_are_counted_and_none_is_nothing():
     lines = opening.reported_of({f"op{number} float32": f"op{number} at model.py:1" for number in range(9)})
     assert len(lines) == opening.SHOWN + 2 and "3 more operations" in lines[-2]
@@ -239,7 +239,7 @@ def test_many_operations_are_counted_and_none_is_nothing():
 # ---- what the watch changes
 
 
-def test_watch_changes_no_bit_and_leaves_no_mode(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):
+def test_watch_changes_no_bit(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):
     watched = attempt(function=root)
     monkeypatch.setattr(watch.Operations, "begin", lambda self: None)
     monkeypatch.setattr(watch.Operations, "watched", lambda self, on=True: nullcontext())
@@ -247,27 +247,25 @@ def test_watch_changes_no_bit_and_leaves_no_mode(attempt: Attempt, monkeypatch: 
     assert alone.message == [] and watched.message
     same = [hashlib.sha256((each.out / "model.safetensors").read_bytes()).digest() for each in (watched, alone)]
     assert same[0] == same[1]
-    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
 
 
-def test_only_the_first_step_is_watched(attempt: Attempt):
-    seen = []
+def test_only_the_first_step_is_watched_and_no_mode_is_left(attempt: Attempt):
+    def mode() -> object:
+        return torch.utils._python_dispatch._get_current_dispatch_mode()
 
     def body(step: Any, parts: Parts) -> None:
-        seen.append(torch.utils._python_dispatch._get_current_dispatch_mode() is not None)
+        seen.append(mode() is not None)
         good(step, parts)
 
-    attempt(each_step(body))
-    assert seen == [True, False, False]
-
-
-def test_loop_that_fails_leaves_no_mode(attempt: Attempt):
-    def body(step: Any, parts: Parts) -> None:
+    def failing(step: Any, parts: Parts) -> None:
         raise Crash
 
+    seen: list[bool] = []
+    attempt(each_step(body))
+    assert seen == [True, False, False] and mode() is None
     with pytest.raises(Crash):
-        attempt(each_step(body))
-    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+        attempt(each_step(failing), out="failed")
+    assert mode() is None
 
 
 # ---- resumed, and on other CPUs
