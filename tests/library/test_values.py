@@ -43,26 +43,23 @@ def test_ulps_count_the_representable_numbers_between(dtype: torch.dtype, steps:
     assert how_much(one, other).startswith("1 of 4 numbers differ")
 
 
-def test_across_zero_ulps_are_counted_on_both_sides():
-    smallest = torch.tensor([1e-45])
-    assert ", 2 ULPs)" in how_much(smallest, -smallest)
-    assert "1 of 1 numbers differ, by at most 0 (relative 0, 0 ULPs)" in how_much(torch.zeros(1), -torch.zeros(1))
+SMALLEST, TWO_OTHERS = torch.tensor([1e-45]), changed(changed(ONE, 0, 1.5), 3, 2.0)
+WHOLE, MOST = torch.tensor([1, 2]), "1 of 2 numbers differ, by at most 3 (relative 0.6); most at [1]: 2 | 5"
+TOLD: dict[str, tuple[Tensor, Tensor, str]] = {
+    "ULPs on both sides of zero": (SMALLEST, -SMALLEST, ", 2 ULPs)"),
+    "zeros": (torch.zeros(1), -torch.zeros(1), "1 of 1 numbers differ, by at most 0 (relative 0, 0 ULPs)"),
+    "the largest": (ONE, TWO_OTHERS, "2 of 4 numbers differ, by at most 2 (relative 0.5,"),
+    "its place": (ONE.view(2, 2), TWO_OTHERS.view(2, 2), "; most at [1, 1]: 4.0 | 2.0"),
+    "NaN": (ONE, changed(changed(ONE, 1, torch.nan), 0, 99.0), "most at [1]: 2.0 | nan"),
+    "infinity": (ONE, changed(changed(ONE, 1, torch.inf), 0, 99.0), "most at [1]: 2.0 | inf"),
+    "whole numbers, without ULPs": (WHOLE, torch.tensor([1, 5]), MOST),
+}
 
 
-def test_largest_difference_is_named_with_its_place():
-    message = how_much(ONE.view(2, 2), changed(changed(ONE, 0, 1.5), 3, 2.0).view(2, 2))
-    assert message.startswith("2 of 4 numbers differ, by at most 2 (relative 0.5,")
-    assert message.endswith("most at [1, 1]: 4.0 | 2.0")
-
-
-def test_nan_and_infinity_are_the_largest():
-    assert "most at [1]: 2.0 | nan" in how_much(ONE, changed(changed(ONE, 1, torch.nan), 0, 99.0))
-    assert "most at [1]: 2.0 | inf" in how_much(ONE, changed(changed(ONE, 1, torch.inf), 0, 99.0))
-
-
-def test_whole_numbers_have_no_ulps():
-    message = how_much(torch.tensor([1, 2]), torch.tensor([1, 5]))
-    assert message == "1 of 2 numbers differ, by at most 3 (relative 0.6); most at [1]: 2 | 5"
+@pytest.mark.parametrize("what", TOLD)
+def test_difference_is_told(what: str):
+    one, other, message = TOLD[what]
+    assert message in how_much(one, other)
 
 
 def test_only_what_differs_in_the_phase_is_told():
