@@ -1,8 +1,6 @@
 """Whole runs, as a user starts them: what must not change a bit, and what must."""
 
-import hashlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -11,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import PACKAGE, PROJECT, trained
+from attempt import inside
+from conftest import PACKAGE, python, trained
 from project import train as train_module
 from project.config import Config
 from project.repro import run as run_module
+from project.repro.address.manifest import sha256_file
 from project.repro.core import flags, plan, sampling
 from project.repro.core import loop as loop_module
 from project.repro.core import ranks as world
@@ -28,17 +28,12 @@ SHORT = ("--set", "train.epochs=1", "--set", "tracking.enabled=false")
 
 def start(out: Path, *arguments: str, ranks: int | None = None) -> subprocess.CompletedProcess[str]:
     """Run `train` to its end, alone (ranks=None) or under torchrun: cold, as a user does."""
-    torchrun = (
-        ["torch.distributed.run", "--standalone", "--local-addr=localhost", f"--nproc-per-node={ranks}", "-m"]
-        if ranks
-        else []
-    )
-    command = [sys.executable, "-m", *torchrun, f"{PACKAGE}.train", *SHORT, *arguments, "--out", str(out)]
-    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    torchrun = ["torch.distributed.run", "--standalone", "--local-addr=localhost", f"--nproc-per-node={ranks}", "-m"]
+    return python("-m", *(torchrun if ranks else ()), f"{PACKAGE}.train", *SHORT, *arguments, "--out", out)
 
 
 def weights(out: Path) -> str:
-    return hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
+    return sha256_file(out / "model.safetensors")
 
 
 Train = Callable[..., str]
@@ -75,6 +70,20 @@ def test_world_size_and_workers_do_not_change_a_bit(train: Train, alone: Path, r
     assert train(f"loader.workers={workers}", ranks=ranks) == weights(alone)
 
 
+EXPLODE = "train.learning_rate=1e30", "train.warmup=0", "model.name=transformer"
+OTHERS = {
+    "transformer": ("model.name=transformer",),
+    "bfloat16": ("compute.precision=bfloat16",),
+    "skipped steps": (*EXPLODE, "train.nonfinite=skip"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_settings_keep_their_bits_too(train: Train, other: str):
+    assert train(*OTHERS[other]) == train(*OTHERS[other], "loader.workers=1", ranks=3)
+
+
 @pytest.mark.long
 def test_torchrun_does_not_change_a_bit(alone: Path, prepared: Path, tmp_path: Path):
     done = start(tmp_path / "run", "--set", f"data.prepared={prepared}", "--set", "loader.workers=2", ranks=3)
@@ -92,12 +101,6 @@ def test_compiled_training_comes_to_its_end(prepared: Path, tmp_path: Path, monk
         assert done.returncode == 0, done.stderr
     assert list((tmp_path / "kernels").rglob("*.so"))
     assert weights(tmp_path / "one") == weights(tmp_path / "two")
-
-
-@pytest.mark.long
-def test_transformer_keeps_its_bits_too(train: Train):
-    other = "model.name=transformer"
-    assert train(other) == train(other, "loader.workers=1", ranks=3)
 
 
 def test_another_seed_gives_other_bits(train: Train, alone: Path):
@@ -148,12 +151,6 @@ def test_no_thread_of_gloo_meets_the_end_of_the_interpreter():
     assert "gloo" in before and "gloo" not in end
 
 
-@pytest.mark.long
-def test_bfloat16_keeps_its_bits_on_another_world_size(train: Train):
-    half = "compute.precision=bfloat16"
-    assert train(half) == train(half, ranks=2)
-
-
 def test_run_directory_holds_what_is_promised(alone: Path):
     names = {path.name for path in alone.iterdir()}
     assert {"model.safetensors", "metrics.json", "environment.json", "address.json"} <= names
@@ -177,37 +174,16 @@ def test_more_ranks_than_micro_batches_are_refused(tmp_path: Path, prepared: Pat
     assert done.stderr.count("world size 2 seen") == 1 and not (tmp_path / "run").exists()
 
 
-EXPLODE = "train.learning_rate=1e30", "train.warmup=0", "model.name=transformer"
-
-
 def test_nonfinite_gradient_stops_the_run_and_is_named(tmp_path: Path, prepared: Path):
     done = trained(tmp_path / "run", prepared, "tracking.enabled=false", *EXPLODE).done
     assert done.returncode == 3, done.stderr
-    assert re.search(
-        r"not finite in: position \(largest finite value \S+\), embed\.weight .*and \d+ more", done.stderr
-    ), done.stderr
-    assert "step 1:" in done.stderr and "Traceback" not in done.stderr
+    named = r"not finite in: position \(largest finite value \S+\), embed\.weight .*and \d+ more"
+    assert re.search(named, done.stderr) and "step 1:" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "run" / "model.safetensors").exists()
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "FAILED"
 
 
-@pytest.mark.long
-def test_skipping_is_the_same_on_every_world_size(train: Train):
-    skip = *EXPLODE, "train.nonfinite=skip"
-    assert train(*skip) == train(*skip, ranks=3)
-
-
 # ---- inside one process: what each purpose of a seed decides
-
-
-def short(config: Config, prepared: Path) -> Config:
-    return config.model_copy(
-        update={
-            "data": config.data.model_copy(update={"prepared": str(prepared)}),
-            "train": config.train.model_copy(update={"epochs": 1}),
-            "tracking": config.tracking.model_copy(update={"enabled": False}),
-        }
-    )
 
 
 @pytest.fixture
@@ -221,7 +197,7 @@ def digest_with(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pyt
         for module in (run_module, loop_module, plan, sampling):
             monkeypatch.setattr(module, "derive", other)
         torch.manual_seed(99)  # what is left unseeded must show, so let nothing start from a default
-        train_module.train(short(config, prepared), tmp_path / str(purpose))
+        train_module.train(inside(config, prepared, workers=0), tmp_path / str(purpose))
         return weights(tmp_path / str(purpose))
 
     return run
@@ -235,10 +211,8 @@ def test_every_purpose_of_a_seed_decides_bits(digest_with: Callable[[str | None]
     assert digest_with("test sample") == digest_with("test batch") == weights(alone)  # these are evaluation's
 
 
-def test_evaluation_does_not_disturb_training(train: Train, alone: Path):
+def test_evaluation_and_other_environment_variables_do_not_disturb_training(
+    train: Train, alone: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("UNRELATED", "1")
     assert train("train.evaluate_every=1000") == weights(alone)
-
-
-def test_other_environment_variables_do_not_matter(train: Train, alone: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(os.environ, "UNRELATED", "1")
-    assert train() == weights(alone)
