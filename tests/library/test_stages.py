@@ -30,11 +30,8 @@ def test_missing_key_is_named(case: Case):
     assert said.startswith("dvc.yaml: params of stage train lack data, determinism: a change there would not run it")
     assert said.endswith("Add them and repeat: dvc repro")
     assert "params of stage train lack data, determinism" in case.refusal("sub/dvc.yaml:train")
-    case.run("")
-
-
-def test_stages_of_a_loop_are_found(case: Case):
     assert "params of stage sweep lack determinism" in case.refusal("sweep@2")
+    case.run("")
 
 
 @pytest.mark.parametrize("lost", ["src/tides", "requirements/train-cpu.txt"])
