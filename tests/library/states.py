@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
-from project.repro.checkpoint.checkpoint import Origin
+from project.repro.checkpoint.checkpoint import Origin, found
 from project.repro.config.settings import Parallel
 from project.repro.core.finite import nonfinite
 from project.repro.core.optimizers import Optimizers
@@ -81,6 +82,12 @@ def assert_equal(one: Snapshot, other: Snapshot) -> None:
             this, that = unsharded(these[name]), unsharded(those[name])
             assert this.dtype == that.dtype and torch.equal(this, that), name
     assert json.dumps(one.values, sort_keys=True) == json.dumps(other.values, sort_keys=True)
+
+
+def content(out: Path) -> str:
+    """The digest of the state in a run's newest checkpoint."""
+    digest: str = json.loads((found(out / "checkpoints")[-1] / "state.json").read_text())["content"]
+    return digest
 
 
 def silent(message: str) -> None:

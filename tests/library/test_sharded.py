@@ -17,7 +17,7 @@ from project.repro.core.shards import Scattered, Shard
 from project.repro.core.state import State
 from project.repro.guards.updates import Updates
 from safetensors.torch import load_file
-from states import parallel_of
+from states import content, parallel_of
 from torch import nn
 from warm import PACKAGE, Warm
 
@@ -57,12 +57,6 @@ def require_same(one: Trained, other: Trained) -> None:
     for name in ("trace/steps.bin", "metrics.json"):
         assert (one.out / name).read_bytes() == (other.out / name).read_bytes(), name
     assert content(one.out) == content(other.out)
-
-
-def content(out: Path) -> str:
-    """The digest of the state in the newest checkpoint."""
-    digest: str = json.loads((found(out / "checkpoints")[-1] / "state.json").read_text())["content"]
-    return digest
 
 
 QUICK = [("full", 3, "transformer")]
@@ -109,10 +103,8 @@ CAREFUL = ("trace.level=tensor", "integrity.compare_every=1", "checkpoint.every=
 def test_every_tensor_is_seen_as_it_is_where_it_lies_whole(prepared: Path, tmp_path: Path, shard: str, ranks: int):
     """The digests of each tensor in each step; the values of one step, after which the run stops and goes on."""
     one, other = tmp_path / "one", tmp_path / "other"
-    for out, keys, many in (
-        (one, (), None),
-        (other, (f"parallel.shard={shard}", "integrity.recompute_every=1"), ranks),
-    ):
+    sharded = f"parallel.shard={shard}", "integrity.recompute_every=1"
+    for out, keys, many in ((one, (), None), (other, sharded, ranks)):
         stops = trained(out, prepared, *QUIET, *CAREFUL, *keys, "trace.values=3", ranks=many)
         assert "stopped as trace.values asks after step 4" in stops.done.stderr, stops
         ends = trained(out, prepared, *QUIET, *CAREFUL, *keys, ranks=many)
@@ -120,9 +112,8 @@ def test_every_tensor_is_seen_as_it_is_where_it_lies_whole(prepared: Path, tmp_p
     for name in ("model.safetensors", "trace/steps.bin", "trace/tensors.bin", "trace/tensors.json", "metrics.json"):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     whole, cut = (load_file(out / "trace" / "values.safetensors") for out in (one, other))
-    names = [
-        name for name in whole if not name.startswith(("batch ", "output "))
-    ]  # those are of rank 0's micro-batches
+    of_rank_0 = "batch ", "output "
+    names = [name for name in whole if not name.startswith(of_rank_0)]
     assert len(names) > 20 and all(torch.equal(whole[name], cut[name]) for name in names)
 
 
@@ -140,10 +131,8 @@ def test_group_without_parameters_has_nothing_to_try():
 
 def test_sharded_gradients_are_used_or_dropped_as_whole_ones():
     weight = nn.Linear(32, 32, bias=False).weight
-    model, shard = (
-        nn.ParameterList([weight]),
-        Shard(weight.detach().view(-1)[:512], (0, 512, 1024), weight.shape, World(0, 2, CPU)),
-    )
+    model = nn.ParameterList([weight])
+    shard = Shard(weight.detach().view(-1)[:512], (0, 512, 1024), weight.shape, World(0, 2, CPU))
     optimizer = torch.optim.SGD(model.parameters())
     optimizers = Optimizers(optimizer, model)
     updates = Updates(State(model, optimizers))
@@ -215,9 +204,8 @@ LINES = {
 @pytest.mark.parametrize("shard", ["full", pytest.param("optimizer", marks=pytest.mark.long)])
 def test_fault_that_can_be_seen_is_refused_in_a_line(fault: str, shard: str, prepared: Path, tmp_path: Path):
     code, message, digest = cut(tmp_path, prepared, fault, 2, shard)
-    assert code == 1 and not digest and LINES[fault] in message and "Traceback" not in message, (
-        message
-    )  # 2, the launcher's is 1
+    assert code == 1 and not digest, message  # 2, the launcher's is 1
+    assert LINES[fault] in message and "Traceback" not in message, message
 
 
 @pytest.mark.long

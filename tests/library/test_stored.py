@@ -1,6 +1,5 @@
 """Checkpoints in parts: each rank writes its shards, and any ranks read them, bit by bit."""
 
-import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from project.repro.core.ranks import World
 from project.repro.core.shards import Shard, unsharded
 from project.repro.core.state import State, copy
 from project.repro.record import names
-from states import OPTIMIZERS, ORIGIN, Training, silent
+from states import OPTIMIZERS, ORIGIN, Training, content, silent
 from torch import Tensor, nn
 from warm import PACKAGE
 
@@ -78,20 +77,22 @@ def test_weights_are_gathered_into_files_without_a_name(tmp_path: Path):
     assert there.keys() == wanted.keys() and all(same(there[name], wanted[name]) for name in wanted)
 
 
-def test_names_of_tied_tensors_are_sorted(tmp_path: Path):
-    """Their file would have other bytes each time: safetensors has no order of them."""
+def tied() -> nn.Sequential:
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
     for layer in model[1:]:
         layer.weight = model[0].weight
+    return model
+
+
+def test_names_of_tied_tensors_are_sorted(tmp_path: Path):
+    """Their file would have other bytes each time: safetensors has no order of them."""
+    model, other = tied(), tied()
     (tmp_path / names.ADDRESS).touch()
     files = set()
     for _ in range(4):
         final.write(model, tmp_path)
         files.add((tmp_path / names.WEIGHTS).read_bytes())
     assert len(files) == 1
-    other = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
-    for layer in other[1:]:
-        layer.weight = other[0].weight
     final.load_weights(other, tmp_path)
     assert all(same(one, there) for one, there in zip(model.parameters(), other.parameters(), strict=True))
 
@@ -176,12 +177,6 @@ def require_ends_alike(out: Path, prepared: Path, alone: Trained, *keys: str, ra
     assert there.done.returncode == 0, there.done.stderr
     assert there.weights == alone.weights and content(out) == content(alone.out)
     return there.done.stdout + there.done.stderr
-
-
-def content(out: Path) -> str:
-    """The digest of the newest checkpoint's state."""
-    digest: str = json.loads((checkpoint.found(out / "checkpoints")[-1] / "state.json").read_text())["content"]
-    return digest
 
 
 def steps(out: Path) -> list[int]:
