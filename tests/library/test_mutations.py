@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import rfc8785
 from click.testing import CliRunner
+from clone import copied as cloned
 from clone import project_in
 from conftest import PROJECT, Trained
 from project.config import Config
@@ -157,10 +158,8 @@ class Place(NamedTuple):
         address = ContentAddress(json.loads((CLEAN[0] / names.ADDRESS).read_text())["preimage"])
         environment = json.loads((CLEAN[0] / names.ENVIRONMENT).read_text())
         here = environment["preimage"]
-        opened = open_run(
-            self.project, self.config, self.run, address, environment, lambda non_portable: here, lambda line: None
-        )
-        opened.record.end("FINISHED", {})
+        calling, silent = lambda non_portable: here, lambda line: None
+        open_run(self.project, self.config, self.run, address, environment, calling, silent).record.end("FINISHED", {})
 
 
 CLEAN: list[Path] = []
@@ -210,6 +209,7 @@ TEXT = flip, truncate, drop_line
 JSON = *TEXT, change_json, change_json, change_json
 # Where the file lies, its name -> the mutations, and who reads it.
 RUN, ROOT, DATA = "run", "root", "data"
+OWNERS = "params.yaml", "results.lock", "dvc.yaml", "dvc.lock"
 FILES: dict[tuple[str, str], tuple[tuple[Mutation, ...], str]] = {
     (ROOT, "params.yaml"): ((*TEXT, change_yaml, change_yaml, change_yaml), "ask_params set_params"),
     (ROOT, "dvc.yaml"): ((*TEXT, change_yaml), "stage_outputs"),
@@ -251,10 +251,7 @@ def fault(read: Read, place: Place) -> str:
 def clean(config: Config, prepared: Path, untracked: Trained, tmp_path_factory: pytest.TempPathFactory) -> Place:
     """A project without git, and a run of it at the level `tensor`, whose files are whole."""
     root = tmp_path_factory.mktemp("mutated") / "project"
-    for part in ("src", "requirements"):
-        shutil.copytree(PROJECT / part, root / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("params.yaml", "results.lock", "dvc.yaml", "dvc.lock", "pyproject.toml"):
-        shutil.copyfile(PROJECT / name, root / name)
+    cloned(root, ("src", "requirements"), (*OWNERS, "pyproject.toml"))
     run, data = root.parent / "run", root.parent / "data"
     shutil.copytree(untracked.out, run, ignore=shutil.ignore_patterns(names.CHECKPOINTS))
     shutil.copytree(prepared, data)
@@ -284,7 +281,7 @@ def copied(clean: Place, folder: Path) -> Place:
     shutil.rmtree(data, ignore_errors=True)
     shutil.copytree(clean.run, run, copy_function=copy)
     shutil.copytree(clean.config.data.prepared, data, copy_function=copy)
-    for name in ("params.yaml", "results.lock", "dvc.yaml", "dvc.lock"):
+    for name in OWNERS:
         shutil.copyfile(PROJECT / name, root / name)
     return Place(clean.project, clean.config.model_copy(update={"data": at(clean.config, data)}), run)
 

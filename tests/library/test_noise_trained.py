@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clone import project_in
+from clone import copied, project_in
 from conftest import PACKAGE, PROJECT
 from project import PROJECT as OURS
 from project.config import Config
@@ -58,10 +57,7 @@ def start(project: Path, prepared: Path) -> "subprocess.Popen[str]":
 def planted(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """A project whose relaxed runs differ: the verb is killed after its first training, and asked again."""
     project = tmp_path_factory.mktemp("planted")
-    for part in ("src", "requirements"):
-        shutil.copytree(PROJECT / part, project / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("params.yaml", "dvc.yaml", "pyproject.toml"):
-        shutil.copyfile(PROJECT / name, project / name)
+    copied(project, ("src", "requirements"), ("params.yaml", "dvc.yaml", "pyproject.toml"))
     model = project_in(project).package / "model.py"
     text = model.read_text()
     for place, added in PLANTED:
@@ -88,6 +84,7 @@ def test_noise_is_found_where_it_is_planted(planted: Ended):
     assert (groups["relaxed"]["distances"][0] > 0) is (CORES > 1)
     assert planted.facts["verdicts"][0] == "strict: all 2 runs have equal bits"
     assert planted.facts["threads"] == CORES
+    assert json.loads((planted.project / "build" / "noise" / "noise.json").read_text()) == planted.facts
 
 
 @pytest.mark.long
@@ -109,11 +106,6 @@ def test_killed_verb_goes_on_where_it_was(planted: Ended):
     ]  # fmt: skip
     assert ["made before" in line for line in planted.lines] == [True, False, False, False, False]
     assert planted.killed[0].split(",")[0] == planted.lines[0].split(",")[0]
-
-
-@pytest.mark.long
-def test_facts_are_kept_in_a_file(planted: Ended):
-    assert json.loads((planted.project / "build" / "noise" / "noise.json").read_text()) == planted.facts
 
 
 def test_shipped_model_shows_no_noise(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

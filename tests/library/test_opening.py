@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clone import command, git, project_in
+from clone import command, commit, project_in
 from conftest import python, training
 from project import PROJECT as OURS
 from project.config import Config
@@ -30,12 +30,8 @@ def environment(cpu: str = "one", non_portable: tuple[str, ...] = (), model: str
     added = {"model": model, "non_portable": sorted(non_portable)} if non_portable else {}
     preimage = {"image": None, "cpu": {"kind": cpu} | added}
     informational = {"cpu": model, "non_portable": dict.fromkeys(non_portable, "a line")}
-    return {
-        "environment": digest(preimage),
-        "class": f"cpu/{cpu}",
-        "preimage": preimage,
-        "informational": informational,
-    }
+    stated = {"environment": digest(preimage), "class": f"cpu/{cpu}"}
+    return stated | {"preimage": preimage, "informational": informational}
 
 
 ENVIRONMENT = environment()
@@ -55,10 +51,8 @@ def begin(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Be
         out = tmp_path / "run"
 
         def calling(non_portable: Mapping[str, str]) -> dict[str, Any]:
-            added = (
-                {"model": here["informational"]["cpu"], "non_portable": sorted(non_portable)} if non_portable else {}
-            )
-            return here["preimage"] | {"cpu": here["preimage"]["cpu"] | added}
+            of_here = environment(here["preimage"]["cpu"]["kind"], (*non_portable,), here["informational"]["cpu"])
+            return of_here["preimage"]
 
         requested = config.model_copy(update={"record": config.record.model_copy(update=record)})
         require_run_directory(OURS, out)
@@ -140,9 +134,8 @@ def test_finished_run_of_another_address_or_environment_is_lost_only_to_a_finish
         there = of_run(files(out))
         if finished == "refuse":
             which = "content address" if seed else "numeric environment"
-            with pytest.raises(
-                UserError, match=f"holds a finished run of another {which} .* record.finished is refuse"
-            ):
+            said = f"holds a finished run of another {which} .* record.finished is refuse"
+            with pytest.raises(UserError, match=said):
                 begin(seed, end=end, here=after, finished=finished)
             assert of_run(files(out)) == there
         else:
@@ -246,12 +239,10 @@ def test_what_cannot_be_removed_stops_the_run(begin: Begin, monkeypatch: pytest.
     def busy(path: Path, missing_ok: bool = False) -> None:
         raise OSError(16, "Device or resource busy", str(path))
 
-    with monkeypatch.context() as patch:
+    said = r"state.json: of an older run, and not removable \(Device or resource busy"
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=said):
         patch.setattr(Path, "unlink", busy)
-        with pytest.raises(
-            UserError, match=r"state.json: of an older run, and not removable \(Device or resource busy"
-        ):
-            begin(seed=1)
+        begin(seed=1)
     assert (out / names.WEIGHTS).read_text() == "weights of 0"
     begin(seed=1)  # the control
 
@@ -296,9 +287,7 @@ def own(tmp_path: Path) -> Path:
     (source / "model.py").write_text("WIDTH = 1\n")
     (source / "old.py").write_text(f"OLD = '{SECRET_OF['a token']}'\n")
     (tmp_path / "own" / ".gitignore").write_text("ignored.pem\n")
-    git(tmp_path / "own", "init", "--quiet")
-    git(tmp_path / "own", "add", ".")
-    git(tmp_path / "own", "commit", "--quiet", "--message", "start")
+    commit(tmp_path / "own")
     return tmp_path / "own"
 
 
@@ -322,15 +311,8 @@ SECRETS = [
 def opened(own: Path, config: Config, out: str = "run") -> list[str]:
     """What is told when a run of the project begins."""
     message: list[str] = []
-    open_run(
-        project_in(own),
-        config,
-        own / out,
-        address(0),
-        ENVIRONMENT,
-        lambda non_portable: ENVIRONMENT["preimage"],
-        message.append,
-    )
+    here = ENVIRONMENT["preimage"]
+    open_run(project_in(own), config, own / out, address(0), ENVIRONMENT, lambda non_portable: here, message.append)
     return message
 
 

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from clone import git, project_in
+from clone import commit, project_in
 from conftest import PACKAGE, python
 from project.repro.analysis import outputs
 
@@ -65,8 +65,7 @@ def test_outputs_are_compared_as_dvc_stores_them(project: Path):
     with (project / ".dvc" / "config").open("a") as config:
         config.write("[cache]\n    type = symlink\n")
     assert repro(project).returncode == 0 and (project / "second" / "c").is_symlink()
-    git(project, "add", ".")
-    git(project, "commit", "--quiet", "--message", "made")
+    commit(project, "made")
     ours = project_in(project)
     said = "the outputs are those of the committed dvc.lock"
     assert outputs.committed(ours, outputs.stages(ours)) == (True, said)

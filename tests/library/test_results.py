@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clone import git, project_in
+from clone import copied, git, project_in
 from conftest import PACKAGE, PROJECT, python
 from project.config import Config
 from project.repro.address import manifest
@@ -124,10 +124,7 @@ class Case:
 def case(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     """A run that gave exactly what is expected."""
     root = tmp_path / "project"
-    ignored = shutil.ignore_patterns("__pycache__")
-    for part in (f"src/{PACKAGE}", "requirements"):
-        shutil.copytree(PROJECT / part, root / part, ignore=ignored)
-    shutil.copyfile(PROJECT / "params.yaml", root / "params.yaml")
+    copied(root, (f"src/{PACKAGE}", "requirements"), ["params.yaml"])
     shutil.copytree(prepared, root / config.data.prepared)
     case = Case(project_in(root), config)
     monkeypatch.chdir(root)

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from clone import git, project_in
+from clone import commit, copied, git, project_in
 from conftest import PACKAGE, PROJECT
 from project.config import Config
 from project.repro.analysis.workcopy import WorkCopy, work_copy
@@ -24,11 +24,9 @@ def root(tmp_path: Path) -> Path:
     top = tmp_path / "top"
     root = top / "below"
     (root / "src" / PACKAGE).mkdir(parents=True)
-    git(top, "init", "--quiet")
     for text in ("first", "second"):
         (root / "a.txt").write_text(text)
-        git(top, "add", ".")
-        git(top, "commit", "--quiet", "--message", text)
+        commit(top, text)
     hook = top / ".git" / "hooks" / "post-checkout"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/hooked\n")
@@ -88,9 +86,7 @@ def test_what_is_not_to_be_had_is_refused(root: Path, tmp_path: Path):
 @pytest.mark.parametrize("verb", ["config", "gone"])
 def test_config_is_read_by_the_commits_own_code(verb: str, tmp_path: Path):
     """Also where that release lacks the verb."""
-    for part in ("src", "params.yaml"):
-        copy = shutil.copytree if (PROJECT / part).is_dir() else shutil.copyfile
-        copy(PROJECT / part, tmp_path / part)
+    copied(tmp_path, ["src"], ["params.yaml"])
     cli = tmp_path / "src" / PACKAGE / "repro" / "cli.py"
     text = cli.read_text()
     assert "def config(" in text and '"config", ' in text
