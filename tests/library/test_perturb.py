@@ -141,9 +141,8 @@ def test_change_that_is_not_accepted_matters(requested: Any, children: Children,
     finally:
         file.write_text(honest)
     facts = json.loads(done.stdout)
-    assert (
-        done.exit_code == 1 and not facts["holds"] and facts["verdicts"][0].startswith("it matters: accuracy moved by ")
-    )
+    assert done.exit_code == 1 and not facts["holds"]
+    assert facts["verdicts"][0].startswith("it matters: accuracy moved by ")
     assert facts["verdicts"][1].endswith("and perturbation in results.lock does not name it")
     assert not [*tmp_path.rglob("receipt*"), *tmp_path.rglob("*.safetensors")]
 
@@ -276,9 +275,8 @@ def test_growth_is_the_slope_before_it_saturates():
     found = perturb.growing(rows)
     part = rows[: found.rows] if found else []
     theirs = scipy.stats.linregress([row.step for row in part], np.log([row.weights for row in part])).slope
-    assert (
-        found and found.exponent == pytest.approx(theirs, rel=1e-12) and found.doubling == math.log(2) / found.exponent
-    )
+    assert found and found.exponent == pytest.approx(theirs, rel=1e-12)
+    assert found.doubling == math.log(2) / found.exponent
     assert max(row.weights for row in part[:-1]) < 0.1 * max(row.weights for row in rows) <= part[-1].weights
 
 

@@ -24,12 +24,6 @@ def test_seeds_are_the_known_ones(arguments: tuple[int, str, int]):
     assert derive(*arguments) == KNOWN[arguments]
 
 
-def test_asking_for_other_seeds_changes_none():
-    before = derive(7, "sample", 3, 4)
-    derive(7, "sample", 3, 5), derive(8, "init")
-    assert derive(7, "sample", 3, 4) == before
-
-
 # per number of ids: what each id runs over; (roots, ids...)
 SAMPLES = {0: (5000,), 1: (100, 200), 2: (5, 60, 200)}
 

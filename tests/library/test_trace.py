@@ -110,11 +110,15 @@ def test_batches_enter_with_the_micro_batch_that_sees_them(tmp_path: Path):
     assert share(0, 1) == share(0, 1) != share(1, 0)
 
 
-def chain(path: Path, count: int, odd: int | None = None) -> Path:
-    """A chain of rows of 8 bytes, one of which may be another."""
-    written = Chain(path, 8)
-    for row in range(count):
+def grow(written: Chain, first: int, stop: int, odd: int | None = None) -> None:
+    """Append rows of 8 bytes, one of which may be another."""
+    for row in range(first, stop):
         written.append((row + 1000 * (row == odd)).to_bytes(8, "little"))
+
+
+def chain(path: Path, count: int, odd: int | None = None) -> Path:
+    """A chain of such rows."""
+    grow(Chain(path, 8), 0, count, odd)
     return path
 
 
@@ -127,8 +131,7 @@ def test_torn_row_is_cut_and_the_chain_goes_on(tmp_path: Path):
         path.write_bytes(whole[:bytes_left])
         going_on = Chain(path, 8, position=4)
         assert path.read_bytes() == whole[: 4 * 32]
-        for row in range(4, 8):
-            going_on.append(row.to_bytes(8, "little"))
+        grow(going_on, 4, 8)
         assert path.read_bytes() == whole
 
 
@@ -136,11 +139,8 @@ def test_torn_row_is_cut_and_the_chain_goes_on(tmp_path: Path):
 def test_row_that_comes_again_differently_is_found(odd: int, tmp_path: Path):
     going_on = Chain(chain(tmp_path / "chain", 8), 8, position=4)
     with pytest.raises(RunError, match=f"step {odd}: the digests in"):
-        for row in range(4, 8):
-            going_on.append((row + 1000 * (row == odd)).to_bytes(8, "little"))
-    again = Chain(tmp_path / "chain", 8, position=4)  # the control
-    for row in range(4, 8):
-        again.append(row.to_bytes(8, "little"))
+        grow(going_on, 4, 8, odd)
+    grow(Chain(tmp_path / "chain", 8, position=4), 4, 8)  # the control
 
 
 @pytest.mark.parametrize("byte", [0, 31, 3 * 32 + 5, 4 * 32 - 1])
