@@ -136,18 +136,14 @@ def test_experiment_of_dvc_is_shown_with_what_it_changed(reproduced: BakedProjec
     shown = list(csv.DictReader(io.StringIO(dvc("exp", "show", "--csv"))))
     (short,) = [row for row in shown if row["Experiment"] == "short"]
     assert (short["train.epochs"], short["steps"]) == ("1", "23")
-    assert json.loads(dvc("params", "diff", "--json"))["params.yaml"]["train.epochs"] == {
-        "old": 30,
-        "new": 1,
-        "diff": -29,
-    }
+    epochs = json.loads(dvc("params", "diff", "--json"))["params.yaml"]["train.epochs"]
+    assert epochs == {"old": 30, "new": 1, "diff": -29}
     metrics = json.loads(dvc("metrics", "diff", "--json"))["artifacts/metrics.json"]
     assert metrics["steps"] == {"old": 675, "new": 23, "diff": -652} and metrics["accuracy"]["diff"] < 0
     (loss,) = [plots for title, plots in json.loads(dvc("plots", "diff", "--json"))["data"].items() if "Loss" in title]
     assert {point["rev"] for point in loss[0]["content"]["data"]["values"]} == {"HEAD", "workspace"}
-    checked = run(
-        "python", "-m", ANSWERS["everything else"]["package"], "check", cwd=reproduced.path, env=env, check=False
-    )
+    package = ANSWERS["everything else"]["package"]
+    checked = run("python", "-m", package, "check", cwd=reproduced.path, env=env, check=False)
     assert checked.stdout.startswith("content address ") and "has no expected result" in checked.stdout
 
 

@@ -110,10 +110,8 @@ def test_command_tells_by_how_much_two_runs_differ(project: Path, tmp_path: Path
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     message = lines[lines.index("values at step 0, weights:") + 1]
-    assert (
-        message.startswith("  weights features.0.weight: 288 of 288 numbers differ, by at most ")
-        and " ULPs); " in message
-    )
+    assert message.startswith("  weights features.0.weight: 288 of 288 numbers differ, by at most ")
+    assert " ULPs); " in message
 
 
 @pytest.mark.parametrize(
