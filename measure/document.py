@@ -3,38 +3,22 @@
 python measure/document.py [--only convnet-1] [--rounds N] [--out FILE]
 """
 
-import time
-from collections.abc import Iterator, Sequence
-
 from ratios import FEWEST, HEAD, SHARES_HEAD, rows, shares
-from rounds import CELLS, LIBRARIES, ROOT, ROUNDS, WORKLOADS, by_recipe, harness, make_peers_venv, measured, ways_of
+from rounds import CELLS, ROOT, ROUNDS, harness, trained, ways_of
 
 RESULT = ROOT / "docs" / "peers.md"
 
 
-def tables(only: Sequence[str], rounds: int) -> Iterator[tuple[str, ...]]:
-    """What stands between the marks, again after each part of the table."""
-    lines, parts, place = [HEAD], [SHARES_HEAD], ""
-    for recipe, cells in by_recipe(only).items():
-        with harness.prepared(recipe) as project:
-            if any(way.script in LIBRARIES for cell in cells for way in ways_of(cell).values()):
-                make_peers_venv()
-            place = place or harness.about()
-            for cell in cells:
-                began, (workload, ranks) = time.monotonic(), CELLS[cell]
-                taken = measured(project, ways_of(cell), WORKLOADS[workload], ranks, rounds)
-                lines += rows(workload, ranks, taken)
-                parts.append(shares(workload, ranks, taken))
-                print(f"{cell}: {time.monotonic() - began:.0f} s", flush=True)
-                yield f"{place} {rounds} rounds.", "\n".join(lines), "\n".join(parts)
-
-
 def main() -> None:
-    """Measure, and write the table into the document."""
+    """Measure, and write the tables into the document; an interrupted measurement leaves what it has."""
     requested = harness.arguments(__doc__, RESULT, CELLS, FEWEST, rounds=ROUNDS)
-    for made in tables(requested.only, requested.rounds):  # an interrupted measurement leaves what it has
-        harness.write(requested.out, *made)
-    print("\n\n".join(made))
+    lines, parts = [HEAD], [SHARES_HEAD]
+    for place, cell, taken in trained({cell: ways_of(cell) for cell in requested.only}, requested.rounds):
+        made = rows(*cell, taken)
+        print("\n".join(made), flush=True)
+        lines += made
+        parts.append(shares(*cell, taken))
+        harness.write(requested.out, f"{place} {requested.rounds} rounds.", "\n".join(lines), "\n".join(parts))
 
 
 if __name__ == "__main__":

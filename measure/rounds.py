@@ -6,17 +6,18 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
 import harness  # (others find the tools' modules by this file)
 from bake import MORE, PACKAGE, ROOT, VENV, bake, in_venv  # noqa: F401
-from harness import prepared  # noqa: F401
+from harness import prepared
 from peers import ONE_BATCH, PLAIN
 from sharding import sent
 
@@ -222,12 +223,24 @@ def ways_of(cell: str) -> dict[str, Way]:
     return {name: way for name, way in WAYS.items() if any(fnmatch(cell, pattern) for pattern in way.cells)}
 
 
-def by_recipe(cells: Iterable[str]) -> dict[str, list[str]]:
-    """The parts of the table by what they need: one generated project for each recipe, and one without."""
-    found: dict[str, list[str]] = {}
-    for cell in cells:
-        found.setdefault(WORKLOADS[CELLS[cell][0]].recipe, []).append(cell)
-    return found
+def trained(
+    ways: Mapping[str, Mapping[str, Way]], rounds: int
+) -> Iterator[tuple[str, tuple[str, int], dict[str, Taken]]]:
+    """What each part of the table gave, with a line on the machine; one generated project for each recipe."""
+    place = ""
+    for recipe, cells in groupby(sorted(ways, key=recipe_of), recipe_of):
+        with prepared(recipe) as project:
+            place = place or harness.about()
+            for cell in cells:
+                workload, ranks = CELLS[cell]
+                if any(way.script in LIBRARIES for way in ways[cell].values()):
+                    make_peers_venv()
+                yield place, CELLS[cell], measured(project, ways[cell], WORKLOADS[workload], ranks, rounds)
+
+
+def recipe_of(cell: str) -> str:
+    """What a part of the table is trained with; "" is none."""
+    return WORKLOADS[CELLS[cell][0]].recipe
 
 
 def make_peers_venv() -> None:

@@ -7,12 +7,14 @@ machine changes least. A timer takes about a microsecond itself, and what is cal
 """
 
 import functools
-import importlib
+import inspect
 import os
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import rank
@@ -64,69 +66,48 @@ class Spent:
         self.nanoseconds: Counter[str] = Counter()
         self._stack, self._since = [OTHER], time.thread_time_ns()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """What was spent since the last turn is of the item at work."""
         now = time.thread_time_ns()
         self.nanoseconds[self._stack[-1]] += now - self._since
         self._since = now
-
-    def enter(self, item: str) -> None:
-        """What is spent from here on is the item's."""
-        self._turn()
-        self._stack.append(item)
-
-    def leave(self) -> None:
-        """And no longer."""
-        self._turn()
-        self._stack.pop()
 
     def timed(self, item: str, function: Any) -> Any:
         """The function with a timer; of a generator, of each of its values."""
 
         @functools.wraps(function)
         def call(*words: Any, **named: Any) -> Any:
-            self.enter(item)
+            self.turn()
+            self._stack.append(item)
             try:
                 found = function(*words, **named)
             finally:
-                self.leave()
-            return self._each(item, found) if hasattr(found, "gi_frame") else found
+                self.turn()
+                self._stack.pop()
+            return self._each(item, found) if inspect.isgenerator(found) else found
 
         return call
 
     def _each(self, item: str, values: Any) -> Any:
-        while True:
-            self.enter(item)
-            try:
-                value = next(values)
-            except StopIteration:
-                return
-            finally:
-                self.leave()
-            yield value
+        following = self.timed(item, values.__next__)
+        with suppress(StopIteration):
+            while True:
+                yield following()
 
-    def watch(self) -> list[str]:
-        """Time all ITEMS, wherever they were imported to; those that are not there."""
-        missing = []
+    def watch(self) -> None:
+        """Time all ITEMS, wherever they were imported to."""
         for item, functions in ITEMS.items():
             for path in functions:
-                module, _, name = path.partition(":")
-                package = module.startswith(("torch", "repro_project"))
-                held: Any = importlib.import_module(module if package else f"repro_project.repro.{module}")
-                *outer, last = name.split(".")
-                for each in outer:
-                    held = getattr(held, each)
-                function = getattr(held, last, None)
-                if function is None:
-                    missing.append(path)
-                    continue
+                path = path if path.startswith(("torch", "repro_project")) else f"repro_project.repro.{path}"
+                outer, _, last = path.rpartition("." if "." in path.partition(":")[2] else ":")
+                function = resolve_name(path)
                 timed = self.timed(item, function)
-                places = [held] if outer else [*map(vars, list(sys.modules.values()))]
-                for place in places:
-                    if outer:
-                        setattr(place, last, timed)
-                    elif place.get(last) is function:
-                        place[last] = timed
-        return missing
+                if ":" in outer:  # a method
+                    setattr(resolve_name(outer), last, timed)
+                    continue
+                for names in map(vars, list(sys.modules.values())):
+                    if names.get(last) is function:
+                        names[last] = timed
 
 
 class Counted:
@@ -135,18 +116,17 @@ class Counted:
     steps, spent = 0, Spent()
 
     def __init__(self, slower: float) -> None:
-        missing = Counted.spent.watch()  # before hooks are made of the functions
-        assert not missing, missing
+        Counted.spent.watch()  # before hooks are made of the functions
         self._step = 0
 
     def begins(self) -> None:
         """A step begins."""
         spent = Counted.spent
         if self._step == WARM:
-            spent._turn()
+            spent.turn()
             spent.nanoseconds.clear()
         if self._step == WARM + Counted.steps:
-            spent._turn()
+            spent.turn()
             harness.leave({item: number / 1000 / Counted.steps for item, number in spent.nanoseconds.items()})
             os._exit(0)
         self._step += 1
@@ -160,26 +140,24 @@ def spend(script: str, workload: str, steps: int) -> None:
     rank.main()
 
 
-def tables(project: Path, only: list[str], steps: int) -> None:
-    """Print a table for each workload, the largest differences first."""
-    for workload in only:
-        ours, plain = (
-            harness.within(project, spend, script, workload, steps, variables=harness.ONE_THREAD)
-            for script in ("ours", PINNED)
-        )
-        items = sorted({*ours, *plain}, key=lambda item: plain.get(item, 0) - ours.get(item, 0))
-        print(f"{workload:42}{'project':>10}{'plain':>10}{'more':>10}")
-        for item in items:
-            one, other = ours.get(item, 0.0), plain.get(item, 0.0)
-            print(f"  {item:40}{one:10.0f}{other:10.0f}{one - other:+10.0f}")
-        print(f"  {'all':40}{sum(ours.values()):10.0f}{sum(plain.values()):10.0f}", flush=True)
+def tell(project: Path, workload: str, steps: int) -> None:
+    """Print the table of a workload, the largest differences first."""
+    ours, plain = (
+        Counter(harness.within(project, spend, script, workload, steps, variables=harness.ONE_THREAD))
+        for script in ("ours", PINNED)
+    )
+    print(f"{workload:42}{'project':>10}{'plain':>10}{'more':>10}")
+    for item in sorted({*ours, *plain}, key=lambda item: plain[item] - ours[item]):
+        print(f"  {item:40}{ours[item]:10.0f}{plain[item]:10.0f}{ours[item] - plain[item]:+10.0f}")
+    print(f"  {'all':40}{ours.total():10.0f}{plain.total():10.0f}", flush=True)
 
 
 def main() -> None:
     """The command line."""
     requested = harness.arguments(__doc__, None, DIGITS, steps=100)
     with harness.prepared() as project:
-        tables(project, requested.only, requested.steps)
+        for workload in requested.only:
+            tell(project, workload, requested.steps)
 
 
 if __name__ == "__main__":

@@ -117,6 +117,7 @@ def test_a_planted_slow_down_is_seen(
     So much more, that a busy machine does not hide it; how little is seen, the planted numbers above say.
     """
     import check
+    import rounds
     from ratios import rows
     from rounds import PINNED, PLAIN, WAYS, WORKLOADS, Way, measured, prepared
 
@@ -139,8 +140,8 @@ def test_a_planted_slow_down_is_seen(
         monkeypatch.setattr(sys, "argv", ["check.py", *only, *words])
         return check.main(), capsys.readouterr().out
 
-    monkeypatch.setattr(check, "prepared", lambda recipe: nullcontext(folder))
-    monkeypatch.setattr(check, "measured", already)
+    monkeypatch.setattr(rounds, "prepared", lambda recipe: nullcontext(folder))
+    monkeypatch.setattr(rounds, "measured", already)
     for words, code, verdict in ((["--slower", "2.0"], 1, "SLOWER"), ([], 0, "holds")):
         found, printed = checked(*words)
         assert (found, verdict in printed) == (code, True), printed

@@ -184,13 +184,20 @@ def write(out: Path, *made: str) -> None:
 
 
 def arguments(
-    description: str | None, out: Path | None, parts: Iterable[str] = (), fewest: int = 1, **amounts: float
+    description: str | None,
+    out: Path | None,
+    parts: Iterable[str] = (),
+    fewest: int = 1,
+    ways: Iterable[str] = (),
+    **amounts: float | Path,
 ) -> argparse.Namespace:
-    """What a command line asks for: parts of the table, rounds or another amount, a document with a place for it."""
-    parser, parts = argparse.ArgumentParser(description=description), list(parts)
+    """What a command line asks for: parts of the table, ways, rounds or another amount, a document with its place."""
+    parser = argparse.ArgumentParser(description=description)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    if parts:
-        parser.add_argument("--only", action="append", choices=parts, help="this part alone; repeatable")
+    choices = {"only": list(parts), "way": list(ways)}
+    for name, known in choices.items():
+        if known:
+            parser.add_argument(f"--{name}", action="append", choices=known, help="this one alone; repeatable")
     if out:
         parser.add_argument("--out", type=Path, default=out, help="the document")
     for name, amount in amounts.items():
@@ -200,7 +207,8 @@ def arguments(
         parser.error(f"--rounds {rounds} seen, {fewest} or more wanted for an interval")
     if out:
         marked(requested.out)
-    requested.only = getattr(requested, "only", None) or parts
+    for name, known in choices.items():
+        setattr(requested, name, getattr(requested, name, None) or known)
     return requested
 
 
@@ -211,7 +219,7 @@ def measure(
     change: str | Callable[[Path], object] = "",
     parts: Iterable[str] = (),
     fewest: int = 1,
-    **amounts: float,
+    **amounts: float | Path,
 ) -> None:
     """The whole of most tools: measure in a project what the command line asks for, and write it into the document.
 

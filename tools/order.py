@@ -32,29 +32,6 @@ BYTES = 48  # per sample, of torch.randperm(n).tolist() at its peak: the tensor'
 # ---- in a process of its own
 
 
-class Indices:
-    """A dataset of which nothing is stored."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class Batches:
-    """The batches of a sampler from one on, as a DataLoader wants them."""
-
-    def __init__(self, sampler: Any, start: int) -> None:
-        self.sampler, self.start = sampler, start
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return itertools.islice(self.sampler, self.start, None)
-
-
 def plan(samples: int, load: bool) -> Callable[[], Iterator[Any]]:
     """The template's batches from the middle of the first epoch on."""
     config, start = configured("device=cpu"), samples // BATCH // 2
@@ -67,7 +44,7 @@ def plan(samples: int, load: bool) -> Callable[[], Iterator[Any]]:
     def begin() -> Iterator[Any]:
         made = sampling.Plan(samples, BATCH, MICRO_BATCHES, seed=0)
         if load:
-            micro_batches = iter(sampling.loader(Indices(samples), made, config, world, mine, start, stop))
+            micro_batches = iter(sampling.loader(range(samples), made, config, world, mine, start, stop))
         else:
             micro_batches = iter(sampling.MicroBatches(made, mine, start, stop))
         return (list(itertools.islice(micro_batches, MICRO_BATCHES)) for _ in itertools.count())
@@ -80,17 +57,17 @@ def stock(samples: int, load: bool) -> Callable[[], Iterator[Any]]:
     from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
     def begin() -> Iterator[Any]:
-        dataset = Indices(samples)
+        dataset = range(samples)
         sampler = DistributedSampler(dataset, num_replicas=1, rank=0, seed=0)
-        batches = Batches(BatchSampler(sampler, BATCH, drop_last=False), samples // BATCH // 2)
+        batches = itertools.islice(BatchSampler(sampler, BATCH, drop_last=False), samples // BATCH // 2, None)
         return iter(DataLoader(dataset, batch_sampler=batches) if load else batches)
 
     return begin
 
 
-def mebibytes(field: str) -> float:
-    """What the kernel says of this process's memory."""
-    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+def mebibytes(field: str, file: str = "/proc/self/status") -> float:
+    """What the kernel says of memory, by default of this process's."""
+    found = re.search(rf"^{field}:\s+(\d+) kB$", Path(file).read_text(), re.MULTILINE)
     assert found
     return int(found[1]) / 2**10
 
@@ -112,19 +89,12 @@ def measure(order: str, samples: int, load: bool) -> dict[str, float]:
 # ---- here
 
 
-def available() -> float:
-    """GiB of memory that processes can have."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    assert found
-    return int(found[1]) / 2**20
-
-
 def rows(project: Path, requested: Namespace) -> Iterator[list[str]]:
     """The lines of the table."""
     for size, order in itertools.product(requested.only, TITLES):
         samples, title = SIZES[size], [size, TITLES[order]]
         needed = BYTES * samples / 2**30
-        if order == "torch" and needed > available() / 2:
+        if order == "torch" and needed > mebibytes("MemAvailable", "/proc/meminfo") / 2**11:  # half of what is free
             yield [*title, f"not measured: needs about {needed:.0f} GiB", *[""] * 5]
             continue
         measured = partial(within, project, measure, order, samples)
