@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import numpy
@@ -100,26 +100,21 @@ def of_elements(info: Any, extent: Extent) -> Iterator[Case]:
             yield info.name, partial(elements, info.op, inputs)
 
 
-def of_powers(extent: Extent) -> Iterator[Case]:
-    for kind in FLOATS:
-        for exponent in (0.5, -0.5, 2, 3, -1, -2, 1.5, 0.1, 4):
-            for points in layouts(kind, 3, extent):
-                yield "pow", partial(elements, lambda x, e=exponent: x**e, [points.requires_grad_()])
-                yield "pow", partial(elements, lambda x, e=exponent: torch._foreach_pow([x], e), [points.detach()])
+def of_powers(extent: Extent, kind: torch.dtype) -> Iterator[Case]:
+    for exponent in (0.5, -0.5, 2, 3, -1, -2, 1.5, 0.1, 4):
+        for points in layouts(kind, 3, extent):
+            yield "pow", partial(elements, lambda x, e=exponent: x**e, [points.requires_grad_()])
+            yield "pow", partial(elements, lambda x, e=exponent: torch._foreach_pow([x], e), [points.detach()])
 
 
 def of_modules(extent: Extent) -> Iterator[Case]:
-    for info in module_db:
-        for kind in FLOATS:
-            for training in (True, False):
-                try:
-                    cases = info.module_inputs_func(
-                        info, device="cpu", dtype=kind, requires_grad=True, training=training
-                    )
-                except Exception:
-                    continue
-                for case in cases[:: max(1, math.ceil(len(cases) / extent.samples))]:
-                    yield info.name, partial(_module, info.module_cls, case, kind, training)
+    for info, kind, training in product(module_db, FLOATS, (True, False)):
+        try:
+            cases = info.module_inputs_func(info, device="cpu", dtype=kind, requires_grad=True, training=training)
+        except Exception:
+            continue
+        for case in cases[:: max(1, math.ceil(len(cases) / extent.samples))]:
+            yield info.name, partial(_module, info.module_cls, case, kind, training)
 
 
 def _module(make: Callable[..., nn.Module], case: Any, kind: torch.dtype, training: bool) -> None:
@@ -133,12 +128,10 @@ ENDS = {"exp": (-10, 10), **dict.fromkeys(("log", "log2", "log10", "sqrt"), (0, 
         **dict.fromkeys(("acos", "asin", "erfinv"), (-1, 1))}  # fmt: skip
 
 
-def of_vector_functions() -> Iterator[Case]:
+def of_vector_functions(kind: torch.dtype) -> Iterator[Case]:
     """Four million points each: some differ in one of a million."""
-    for kind in FLOATS:
-        for name in VECTOR_FUNCTIONS:
-            for start in range(4):
-                yield name, partial(_vector_function, name, kind, start)
+    for name, start in product(VECTOR_FUNCTIONS, range(4)):
+        yield name, partial(_vector_function, name, kind, start)
 
 
 def _vector_function(name: str, kind: torch.dtype, start: int) -> None:
@@ -149,10 +142,15 @@ def _vector_function(name: str, kind: torch.dtype, start: int) -> None:
 
 def sources(extent: Extent) -> Iterator[tuple[str, Source]]:
     """What gives cases, by name; that of one operator after that of another."""
+
+    def in_kinds(cases: Callable[[torch.dtype], Iterable[Case]]) -> Source:
+        return lambda: chain.from_iterable(map(cases, FLOATS))
+
     for info in op_db:
         yield info.formatted_name, lambda info=info: chain(of_samples(info, extent), of_elements(info, extent))
-    yield "powers", partial(of_powers, extent)
+    yield "powers", in_kinds(partial(of_powers, extent))
     if extent.models:
         yield "modules", partial(of_modules, extent)
-    yield from (WHOLE if extent.models else SHORT).items()
-    yield "vector functions", of_vector_functions
+    for name, cases in (WHOLE if extent.models else SHORT).items():
+        yield name, in_kinds(cases)
+    yield "vector functions", in_kinds(of_vector_functions)

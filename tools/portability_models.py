@@ -1,7 +1,7 @@
 """The cases of tools/portability.py that real models have: layers, attention, losses, optimizers, random numbers."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -73,12 +73,11 @@ LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
 ]  # fmt: skip
 
 
-def of_layers() -> Iterator[Case]:
-    for kind in FLOATS:
-        for make, shape in LAYERS:
-            for last in (False, True):  # channels
-                if not last or len(shape) == 4:
-                    yield str(make), partial(_layer, make, shape, kind, last)
+def of_layers(kind: torch.dtype) -> Iterator[Case]:
+    for make, shape in LAYERS:
+        for last in (False, True):  # channels
+            if not last or len(shape) == 4:
+                yield str(make), partial(_layer, make, shape, kind, last)
 
 
 def _layer(make: Callable[[], nn.Module], shape: tuple[int, ...], kind: torch.dtype, last: bool) -> None:
@@ -93,15 +92,10 @@ def _layer(make: Callable[[], nn.Module], shape: tuple[int, ...], kind: torch.dt
     backward(module(*given), [inputs, *module.parameters()])
 
 
-def _attention(kind: torch.dtype, tokens: int, width: int, **options: Any) -> None:
+def _attention(kind: torch.dtype, tokens: int, width: int, masked: bool = False, **options: Any) -> None:
     query, key, value = (numbers(2, 3, tokens, width, kind=kind, start=n).requires_grad_() for n in (1, 2, 3))
-    backward(F.scaled_dot_product_attention(query, key, value, **options), [query, key, value])
-
-
-def _masked_attention(kind: torch.dtype) -> None:
-    query, key, value = (numbers(2, 3, 70, 24, kind=kind, start=n).requires_grad_() for n in (1, 2, 3))
-    mask = numbers(70, 70, start=4) > -0.5
-    backward(F.scaled_dot_product_attention(query, key, value, attn_mask=mask), [query, key, value])
+    mask = numbers(tokens, tokens, start=4) > -0.5 if masked else None
+    backward(F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **options), [query, key, value])
 
 
 def _classes(kind: torch.dtype, **options: Any) -> None:
@@ -186,44 +180,32 @@ def _draws(kind: torch.dtype) -> None:
         function(torch.zeros(65, 33, dtype=kind))
 
 
-def of_models() -> Iterator[Case]:
-    for kind in FLOATS:
-        for tokens, width in ((5, 8), (70, 24), (130, 64)):
-            yield "attention", partial(_attention, kind, tokens, width)
-            yield "attention", partial(_attention, kind, tokens, width, is_causal=True)
-            yield "attention", partial(_attention, kind, tokens, width, dropout_p=0.2)
-        yield "attention", partial(_masked_attention, kind)
-        for options in ({}, {"label_smoothing": 0.1}, {"reduction": "sum"}, {"ignore_index": 3}):
-            yield "cross_entropy", partial(_classes, kind, **options)
-        for options in ({}, {"padding_idx": 3}, {"max_norm": 1.0}, {"scale_grad_by_freq": True}):
-            yield "embedding", partial(_embedding, kind, **options)
-        yield "products", partial(_products, kind)
+def of_models(kind: torch.dtype) -> Iterator[Case]:
+    for tokens, width in ((5, 8), (70, 24), (130, 64)):
+        for options in ({}, {"is_causal": True}, {"dropout_p": 0.2}):
+            yield "attention", partial(_attention, kind, tokens, width, **options)
+    yield "attention", partial(_attention, kind, 70, 24, masked=True)
+    for options in ({}, {"label_smoothing": 0.1}, {"reduction": "sum"}, {"ignore_index": 3}):
+        yield "cross_entropy", partial(_classes, kind, **options)
+    for options in ({}, {"padding_idx": 3}, {"max_norm": 1.0}, {"scale_grad_by_freq": True}):
+        yield "embedding", partial(_embedding, kind, **options)
+    yield "products", partial(_products, kind)
 
 
-def of_optimizer(make: type[torch.optim.Optimizer]) -> Iterator[Case]:
-    for kind in FLOATS:
-        for options in OPTIONS:
-            yield make.__name__, partial(_optimizer, make, kind, **options)
+def of_optimizer(make: type[torch.optim.Optimizer], kind: torch.dtype) -> Iterator[Case]:
+    return ((make.__name__, partial(_optimizer, make, kind, **options)) for options in OPTIONS)
 
 
-def of_clipping() -> Iterator[Case]:
-    for kind in FLOATS:
-        for foreach in (False, True):
-            yield "clip", partial(_clipping, kind, foreach)
+def of_clipping(kind: torch.dtype) -> Iterator[Case]:
+    return (("clip", partial(_clipping, kind, foreach)) for foreach in (False, True))
 
 
-def of_distances() -> Iterator[Case]:
-    for kind in FLOATS:
-        one, other = numbers(40, 33, kind=kind), numbers(30, 33, kind=kind, start=2)
-        for function in (torch.cdist, partial(torch.cdist, compute_mode="donot_use_mm_for_euclid_dist")):
-            yield "cdist", partial(elements, function, [one.requires_grad_(), other.requires_grad_()])
-        for function in (F.pdist, torch.norm, partial(torch.std, dim=0), partial(F.normalize, dim=-1)):
-            yield "distances", partial(elements, function, [one.requires_grad_()])
-
-
-def of_kinds(name: str, compute: Callable[[torch.dtype], None]) -> Iterator[Case]:
-    for kind in FLOATS:
-        yield name, partial(compute, kind)
+def of_distances(kind: torch.dtype) -> Iterator[Case]:
+    one, other = numbers(40, 33, kind=kind), numbers(30, 33, kind=kind, start=2)
+    for function in (torch.cdist, partial(torch.cdist, compute_mode="donot_use_mm_for_euclid_dist")):
+        yield "cdist", partial(elements, function, [one.requires_grad_(), other.requires_grad_()])
+    for function in (F.pdist, torch.norm, partial(torch.std, dim=0), partial(F.normalize, dim=-1)):
+        yield "distances", partial(elements, function, [one.requires_grad_()])
 
 
 OPTIMIZERS = [
@@ -231,12 +213,13 @@ OPTIMIZERS = [
     for each in vars(torch.optim).values()
     if isinstance(each, type) and each not in (torch.optim.Optimizer, torch.optim.LBFGS)
 ]
-# Without matrix products, which an emulator takes too long for: those are plain sums of products.
-SHORT: dict[str, Callable[[], Iterator[Case]]] = {
+# By name, the cases of a kind of number. In short without matrix products, which an emulator takes too long for: those
+# are plain sums of products.
+SHORT: dict[str, Callable[[torch.dtype], Iterable[Case]]] = {
     **{each.__name__: partial(of_optimizer, each) for each in OPTIMIZERS},
     "clipping": of_clipping,
     "distances": of_distances,
-    "reductions": partial(of_kinds, "reductions", _reductions),
-    "draws": partial(of_kinds, "draws", _draws),
+    "reductions": lambda kind: [("reductions", partial(_reductions, kind))],
+    "draws": lambda kind: [("draws", partial(_draws, kind))],
 }
 WHOLE = {"layers": of_layers, "models": of_models, **SHORT}
