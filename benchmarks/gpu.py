@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import table
-from parts import PARTS, Part, Row
+from parts import PARTS, SECONDS, Part, Row
 from trainings import HERE, Failed, OutOfTime, Trainer, kill_all
 
 ABOUT = """import json, numpy, torch
@@ -50,7 +50,7 @@ def main() -> int:
     for part in chosen:
         header = {"part": part.name, "device": given.device, "epochs": given.epochs, **here}
         trainer = Trainer(HERE / "work", given.device, given.epochs, given.pairs)
-        good &= run(part, trainer, header, given.results / f"{part.name}.jsonl", given.seconds or part.seconds)
+        good &= run(part, trainer, header, given.results / f"{part.name}.jsonl", given.seconds or SECONDS)
         if trainer.stopped == "by a signal":
             break
     return 0 if good else 1

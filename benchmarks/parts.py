@@ -15,25 +15,20 @@ from typing import Any
 from trainings import ANYWHERE, PROJECTS_OWN, Failed, Trainer, digests, mebibytes, milliseconds, resumed_after
 
 Row = dict[str, Any]  # JSON values
+SECONDS = 450  # after which a part is stopped
 SIDE_BY_SIDE = max(1, min(4, len(os.sched_getaffinity(0)) // 4))  # trainings of which only the bits count
 
 
 @dataclass(frozen=True)
 class Part:
-    """One row of the table.
-
-    `sides` are what `pairs` compares: each is trained by a function of sharing.py with settings.
-    `measure` yields a row for each result, as soon as it is there, and is stopped after so many `seconds`.
-    `settings` are keys of params.yaml; those `on_a_card` join them on a GPU only, for a CPU would take hours.
-    """
+    """One row of the table."""
 
     name: str
     measured: str
-    measure: Callable[["Part", Trainer], Iterator[Row]]
-    settings: tuple[str, ...] = ()
-    on_a_card: tuple[str, ...] = ()
-    sides: Mapping[str, "Side"] = field(default_factory=dict)
-    seconds: float = 450
+    measure: Callable[["Part", Trainer], Iterator[Row]]  # yields a row for each result, as soon as it is there
+    settings: tuple[str, ...] = ()  # keys of params.yaml
+    on_a_card: tuple[str, ...] = ()  # those that join them on a GPU only, for a CPU would take hours
+    sides: Mapping[str, "Side"] = field(default_factory=dict)  # what `pairs` compares
 
     def requested(self, trainer: Trainer) -> tuple[str, ...]:
         """The settings on the trainer's device."""
@@ -42,7 +37,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Side:
-    """One of two that are compared in time and memory."""
+    """One of two that are compared in time and memory: a function of sharing.py trains it, with settings."""
 
     settings: tuple[str, ...] = ()
     script: str = PROJECTS_OWN

@@ -36,57 +36,34 @@ ALWAYS = (
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained.
+    """What is trained."""
 
-    Attributes:
-        title: as the table names it.
-        settings: keys of params.yaml.
-        steps: of a turn. The first one is not counted, for the others have used the caches meanwhile.
-        recipe: what is laid over the project; "" for none.
-        processes: on how many it is trained, for the table.
-    """
-
-    title: str
-    settings: tuple[str, ...]
-    steps: int
-    recipe: str = ""
-    processes: tuple[int, ...] = (1, 2, 4)
+    title: str  # as the table names it
+    settings: tuple[str, ...]  # keys of params.yaml
+    steps: int  # of a turn; the first one is not counted, for the others have used the caches meanwhile
+    recipe: str = ""  # what is laid over the project
+    processes: tuple[int, ...] = (1, 2, 4)  # on how many it is trained, for the table
 
 
 @dataclass(frozen=True)
 class Way:
-    """How it is trained.
+    """How it is trained."""
 
-    Attributes:
-        title: as the table names it.
-        script: a name of peers.PEERS, or `ours`.
-        settings: keys of params.yaml.
-        cells: patterns of the parts of the table that have it.
-        slower: a planted fault: each step sleeps for this share of its own time.
-        ranks: on how many processes; 0: as its part of the table says.
-    """
-
-    title: str
-    script: str = "ours"
-    settings: tuple[str, ...] = ()
-    cells: tuple[str, ...] = ("*-[12]",)
-    slower: float = 0.0
-    ranks: int = 0
+    title: str  # as the table names it
+    script: str = "ours"  # that, or a name of peers.PEERS
+    settings: tuple[str, ...] = ()  # keys of params.yaml
+    cells: tuple[str, ...] = ("*-[12]",)  # patterns of the parts of the table that have it
+    slower: float = 0.0  # a planted fault: each step sleeps for this share of its own time
+    ranks: int = 0  # on how many processes; 0: as its part of the table says
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What one way took.
+    """What one way took."""
 
-    Attributes:
-        seconds: per step, a number for each round.
-        memory: in bytes, of its largest process.
-        sent: bytes that a process sent to others in a step, where nothing else used the loopback interface.
-    """
-
-    seconds: list[float]
-    memory: int
-    sent: float = 0.0
+    seconds: list[float]  # per step, a number for each round
+    memory: int  # in bytes, of its largest process
+    sent: float = 0.0  # bytes of a process to others in a step, where nothing else used the loopback interface
 
 
 EPOCHS = "train.epochs=10000"  # more than are ever made

@@ -7,11 +7,10 @@ loopback interface, so run it alone.
 """
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
 from ratios import FEWEST, ratio
 from rounds import PINNED, ROOT, ROUNDS, WAYS, WORKLOADS, Taken, harness, measured
@@ -22,22 +21,12 @@ PROCESSES = 1, 2, 4
 HEAD = "workload | processes | way | ms per step | beside one process | beside plain | kB sent | by formula"
 
 
-class Sizes(NamedTuple):
-    """How many numbers a model holds: parameters, and in buffers those with fractions."""
-
-    parameters: int
-    buffers: int
+# way -> bytes that each of many processes sends for a number: of a parameter (float32), and of a buffer (float64)
+BYTES = {PINNED: (2 * 4, 0), "step": (2 * 4, 2 * 8)}
 
 
-# way -> bytes that each of many processes sends to add up gradients (float32) and changes of buffers (float64)
-BYTES: dict[str, Callable[[Sizes], int]] = {
-    PINNED: lambda sizes: 2 * 4 * sizes.parameters,
-    "step": lambda sizes: 2 * (4 * sizes.parameters + 8 * sizes.buffers),
-}
-
-
-def counted(*settings: str) -> tuple[int, int]:
-    """The sizes of a project's model."""
+def sizes(*settings: str) -> tuple[int, int]:
+    """How many numbers a project's model holds: parameters, and in buffers those with fractions."""
     config = harness.configured(*settings)
     from repro_project.model import build
 
@@ -46,22 +35,17 @@ def counted(*settings: str) -> tuple[int, int]:
     return sum(parameter.numel() for parameter in model.parameters()), sum(buffers)
 
 
-def sizes(project: Path, workload: str) -> Sizes:
-    """Those of the workload's model."""
-    return Sizes(*harness.within(project, counted, *WORKLOADS[workload].settings))
-
-
-def rows(workload: str, held: Sizes, taken: dict[tuple[str, int], Taken]) -> Iterator[list[str]]:
+def rows(workload: str, held: Sequence[int], taken: dict[tuple[str, int], Taken]) -> Iterator[list[str]]:
     """The lines of the table on one workload, from what each way on so many processes took."""
     for (way, ranks), one in taken.items():
         besides = (
             "1" if one is other else str(ratio(one.seconds, other.seconds))
             for other in (taken[way, PROCESSES[0]], taken[PINNED, ranks])
         )
-        formula = f"{BYTES[way](held) * (ranks - 1) / ranks / 1000:.1f}"
+        so = sum(number * size for number, size in zip(held, BYTES[way], strict=True)) * (ranks - 1) / ranks
         yield [
             WORKLOADS[workload].title, str(ranks), WAYS[way].title, f"{1000 * median(one.seconds):.1f}", *besides,
-            f"{one.sent / 1000:.1f}", formula,
+            f"{one.sent / 1000:.1f}", f"{so / 1000:.1f}",
         ]  # fmt: skip
 
 
@@ -71,7 +55,8 @@ def lines(project: Path, requested: Namespace) -> Iterator[list[str]]:
         cases = [(way, ranks) for ranks in PROCESSES for way in BYTES]
         ways = {f"{way}-{ranks}": replace(WAYS[way], ranks=ranks) for way, ranks in cases}
         found = measured(project, ways, WORKLOADS[workload], 1, requested.rounds)
-        yield from rows(workload, sizes(project, workload), dict(zip(cases, found.values(), strict=True)))
+        held = harness.within(project, sizes, *WORKLOADS[workload].settings)
+        yield from rows(workload, held, dict(zip(cases, found.values(), strict=True)))
 
 
 if __name__ == "__main__":

@@ -29,20 +29,13 @@ HEAD = "wait | goal, s | seconds | least … most | runs"
 
 @dataclass(frozen=True)
 class Wait:
-    """What a user waits for.
-
-    Attributes:
-        words: the arguments of python; none for the generation of a project.
-        goal: seconds; 0 where there is none.
-        once: whether it takes so long that it runs once.
-        ends: its exit code.
-    """
+    """What a user waits for."""
 
     title: str
-    words: tuple[str, ...]
-    goal: float = 0
-    once: bool = False
-    ends: int = 0
+    words: tuple[str, ...]  # the arguments of python; none for the generation of a project
+    goal: float = 0  # seconds; 0 where there is none
+    once: bool = False  # whether it takes so long that it runs once
+    ends: int = 0  # its exit code
 
 
 def verb(*words: str) -> tuple[str, ...]:

@@ -164,11 +164,11 @@ def test_what_cannot_be_checked_is_refused(words: tuple[str, ...], message: str,
 
 def test_steps_on_more_processes_stand_beside_those_of_one(project: InstalledProject) -> None:
     """And the bytes beside those of the formula, which counts the numbers of the project's own model."""
-    from rounds import PINNED, Taken
+    from rounds import PINNED, WORKLOADS, Taken
     from scaling import PROCESSES, rows, sizes
 
-    held = sizes(project.path, SMALLEST)
-    assert held.parameters > held.buffers > 0
+    held = parameters, buffers = within(project.path, sizes, *WORKLOADS[SMALLEST].settings)
+    assert parameters > buffers > 0
     times = {(way, ranks): factor / ranks for way, factor in ((PINNED, 1), ("step", 1.5)) for ranks in PROCESSES}
     cells = list(
         rows(SMALLEST, held, {requested: Taken(planted(took), 0, 4321.0) for requested, took in times.items()})
@@ -176,7 +176,7 @@ def test_steps_on_more_processes_stand_beside_those_of_one(project: InstalledPro
     assert [cell[4].split()[0] for cell in cells] == ["1", "0.50", "0.25"] * 2
     assert [cell[5].split()[0] for cell in cells] == ["1"] * 3 + ["1.50"] * 3
     assert {cell[6] for cell in cells} == {"4.3"}
-    assert [cell[7] for cell in cells[:2]] == ["0.0", f"{4 * held.parameters / 1000:.1f}"]
+    assert [cell[7] for cell in cells[:2]] == ["0.0", f"{4 * parameters / 1000:.1f}"]
 
 
 def test_micro_batches_cannot_share_a_pass(project: InstalledProject) -> None:
@@ -246,7 +246,7 @@ def test_checks_of_data_are_measured(
     for way in hashing.WAYS:
         assert within(project.path, hashing.seconds, way, str(tmp_path), known) > 0
     with pytest.raises(SystemExit, match="seconds"):
-        within(project.path, hashing.seconds, "every byte", str(tmp_path), "0" * 64)
+        within(project.path, hashing.seconds, "every_byte", str(tmp_path), "0" * 64)
     assert "0" * 64 in capfd.readouterr().err
 
 

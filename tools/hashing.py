@@ -9,7 +9,7 @@ read faster than most disks allow. Every measurement is a process of its own, wi
 import shutil
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import harness
@@ -19,39 +19,25 @@ from harness import in_turn, printed, two_digits, within
 RESULT = ROOT / "docs" / "hashing.md"
 SETS = ((100_000, 1_000), (100_000, 100_000), (10, 1_000_000_000))  # files, and bytes of each
 ROUNDS = 3  # of which the fastest counts: the others had less of the machine
+ONE_BY_ONE = "one by one"
+WAYS = ONE_BY_ONE, "every_byte", "remembered"  # the latter of `data.check`
 OLD = 12  # seconds that the files rest, so that they are old enough to be remembered
 
 
 # ---- in a process of its own
 
 
-def one_by_one(folder: Path, known: str) -> None:
-    """Each file of a folder read, one after another, as a run did before it remembered any."""
-    from repro_project.repro.address.manifest import sha256_file
-
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            sha256_file(path)
-
-
-def checked(check: str) -> Callable[[Path, str], None]:
-    """The check of a folder, whose hash is known, at the start of a run."""
-
-    def work(folder: Path, known: str) -> None:
-        from repro_project.repro.address import manifest
-
-        manifest.require(folder, known, "", check)
-
-    return work
-
-
-WAYS = {"one by one": one_by_one, "every byte": checked("every_byte"), "remembered": checked("remembered")}
-
-
 def seconds(way: str, folder: str, known: str) -> float:
-    """How long one way takes, its imports included."""
+    """How long it takes to read one file after another, as a run did once, or the check at the start of a run."""
     start = time.perf_counter()
-    WAYS[way](Path(folder), known)
+    from repro_project.repro.address import manifest
+
+    if way == ONE_BY_ONE:
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_file():
+                manifest.sha256_file(path)
+    else:
+        manifest.require(Path(folder), known, "", way)
     return time.perf_counter() - start
 
 

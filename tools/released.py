@@ -27,23 +27,6 @@ FOLD = r"""{{ " \n      " if cookiecutter.package | length > 35 else " " }}"""
 LIBRARY = TEMPLATE / "src" / "{{cookiecutter.package}}" / "repro"
 LIST = "library.sha256"
 
-RESULTS = """\
-# What a run must give: one row per (content address, environment class). `repro check` compares:
-# in the same class the weights bit by bit, in another one the metrics within the tolerance.
-tolerance:
-  accuracy: 0.02
-  test_loss: 0.05
-# How far a change may move things that `repro trial` lets become a default: of metrics the mean difference, of time
-# and memory the ratio. [from, to]; null is no bound.
-trial:
-  same_bits: false
-  seconds: [null, 1.05]
-  memory: [null, 1.05]
-  metrics:
-    accuracy: [-0.01, null]
-    test_loss: [null, 0.02]
-results:
-"""
 ROW = """\
   - source: the digest this template was released with
     address: {address}
@@ -87,7 +70,9 @@ def take_over(project: Path) -> None:
     run = project / "artifacts"
     address = json.loads((run / "address.json").read_text())
     weights = json.loads((run / "run.json").read_text())["tags"]["repro.weights"]
-    (before,) = re.findall(r"^    weights: (.*)$", (TEMPLATE / "results.lock").read_text(), re.MULTILINE)
+    results = TEMPLATE / "results.lock"
+    opening, key, rows = results.read_text().partition("results:\n")
+    (before,) = re.findall(r"^    weights: (.*)$", rows, re.MULTILINE)
     row = ROW.format(
         address=address["address"],
         parts=listed(address["parts"]),
@@ -95,7 +80,7 @@ def take_over(project: Path) -> None:
         weights=weights,
         metrics=listed(json.loads((run / "metrics.json").read_text())),
     )
-    (TEMPLATE / "results.lock").write_text(RESULTS + row)
+    results.write_text(opening + key + row)
     for name in ("metrics.json", "evaluation.json", "confusion.csv"):
         shutil.copyfile(run / name, TEMPLATE / "artifacts" / name)
 
