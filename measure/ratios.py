@@ -1,11 +1,9 @@
 """Ratios of what ways took, with intervals; the table's rows, written and read; and when a ratio has grown."""
 
-import importlib.util
 import re
-import sys
+import runpy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
 
 import numpy as np
 from rounds import ONE_BATCH, PINNED, PLAIN, ROOT, WAYS, WORKLOADS, Taken, harness
@@ -30,18 +28,9 @@ ROW = re.compile(r"\| ([^|]+) \| (\d+) \| ([^|]+) \| [\d.]+ \| ([\d.]+) \(.*")
 Cell = tuple[str, int, str]  # workload, processes, way: names of the tables in rounds.py
 
 
-def _of_the_lab() -> ModuleType:
-    """The statistics that generated projects have. They need numpy alone."""
-    (path,) = ROOT.glob("*cookiecutter.project*/src/*/repro/analysis/statistics.py")
-    spec = importlib.util.spec_from_file_location("lab_statistics", path)
-    assert spec and spec.loader
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-LAB = _of_the_lab()
-FEWEST = next(count for count in range(1, 20) if LAB.median_interval(np.zeros(count)))  # rounds that make an interval
+(STATISTICS,) = ROOT.glob("*cookiecutter.project*/src/*/repro/analysis/statistics.py")  # those of generated projects
+median_interval = runpy.run_path(str(STATISTICS))["median_interval"]
+FEWEST = next(count for count in range(1, 20) if median_interval(np.zeros(count)))  # rounds that make an interval
 
 
 @dataclass(frozen=True)
@@ -65,7 +54,7 @@ def ratio(one: Sequence[float], other: Sequence[float]) -> Ratio:
     both = np.array([one, other], dtype=np.float64)
     if not (np.isfinite(both).all() and (both > 0).all()):
         raise ValueError("seconds of a step: a number that is not finite and above zero")
-    found = LAB.median_interval(both[0] / both[1])
+    found = median_interval(both[0] / both[1])
     if found is None:
         raise ValueError(f"{len(one)} rounds seen, {FEWEST} or more wanted for an interval")
     return Ratio(float(np.median(both[0] / both[1])), *found)

@@ -161,8 +161,7 @@ def environment(project: Path, rank: int, ranks: int, port: int) -> dict[str, st
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
+    with socket.create_server(("localhost", 0)) as one:
         return int(one.getsockname()[1])
 
 

@@ -7,7 +7,6 @@ what the run directory showed after each kill. Compared are the weights, the opt
 MLflow's table.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -25,7 +24,7 @@ from typing import Any
 
 from bake import NAME, PACKAGE, ROOT, bake, make_venv
 from chaos_calls import MISSED, section
-from harness import about, printed, table, within, write
+from harness import about, arguments, printed, table, within, write
 
 PROJECT = ROOT / "build" / "chaos" / NAME  # which stays, so that what differs can be looked at
 RESULT = ROOT / "docs" / "chaos.md"
@@ -113,32 +112,27 @@ def tracked(out: Path) -> str:
     return f"{len(twice)} steps more than once" if twice else sha256(json.dumps(sorted(rows)).encode())
 
 
-def train(arguments: list[str], name: str, **options: Any) -> Any:
-    """A training in the generated project."""
-    from victim import Victim  # of the library's tests
-
-    return Victim(PROJECT / name, *arguments, **options)
-
-
 def chaos(kills: int, seed: int) -> str:
     """Kill at random; the Markdown."""
+    from victim import Victim  # of the library's tests
+
     epochs = max(1, round(kills * STEPS_PER_KILL / STEPS_PER_EPOCH))
     settings = f"train.epochs={epochs}", f"checkpoint.every={EVERY}", "tracking.wait_seconds=300"
-    arguments = [text for setting in settings for text in ("--set", setting)]
-    reference = train(arguments, "alone")
+    words = [text for setting in settings for text in ("--set", setting)]
+    reference = Victim(PROJECT / "alone", *words)
     if reference.end(3600) != 0:
         sys.exit(reference.log.read_text())
     print(f"{reference.rows()} rows by the run left alone", flush=True)
     struck: Counter[tuple[str, int]] = Counter()
     for number, blow in enumerate(plan(kills, seed), start=1):
-        victim = train(arguments, "killed", ranks=blow.ranks if blow.ranks > 1 else None)
+        victim = Victim(PROJECT / "killed", *words, ranks=blow.ranks if blow.ranks > 1 else None)
         phase = strike(blow, victim)
         if phase is None:
             break
         struck[phase, blow.ranks] += 1
         print(f"kill {number}: {phase}, {blow.ranks} ranks, {victim.rows()} rows", flush=True)
     else:
-        victim = train(arguments, "killed", ranks=3)
+        victim = Victim(PROJECT / "killed", *words, ranks=3)
     if victim.end(3600) != 0:
         sys.exit(victim.log.read_text()[-3000:])
     resumed = victim.log.read_text().count("resumed ")
@@ -182,11 +176,7 @@ def both(kills: int, seed: int) -> str:
 
 def main() -> int:
     """Exit code 0 if everything is equal, 1 if not or if a kill missed its call, 2 without strace."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULT)
-    given = parser.parse_args()
+    given = arguments(__doc__, RESULT, kills=100, seed=0)
     if not shutil.which("strace"):
         print("strace: missing; kills at system calls need it: apt-get install strace", file=sys.stderr)
         return 2
