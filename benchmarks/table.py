@@ -70,9 +70,8 @@ def write(results: Path, to: Path, only: str = "") -> int:
     devices = {result.header["device"] for result in found.values()}
     if not found or (only and devices != {only}):
         seen = f"results of {' and '.join(sorted(devices))}" if found else "no results"
-        print(
-            f"{results}: {seen} seen, those of {only or 'run.sh PART'} wanted; {to} is left as it is", file=sys.stderr
-        )
+        wanted = f"those of {only or 'run.sh PART'} wanted; {to} is left as it is"
+        print(f"{results}: {seen} seen, {wanted}", file=sys.stderr)
         return 2
     to.write_text(document(found))
     print(to.read_text())
@@ -87,9 +86,10 @@ def document(found: dict[str, Result]) -> str:
         names = [result.name for result in found.values() if result.machine == machine]
         lines += [f"- {machine}: {len(names)} parts{'' if len(names) == len(found) else ': ' + ', '.join(names)}"]
     for kind, (title, head, cells) in SECTIONS.items():
-        rows = [line for result in found.values() if result.name.split("-")[0] == kind for line in cells(result)]
+        rows = [row for result in found.values() if result.name.split("-")[0] == kind for row in cells(result)]
         if rows:
-            lines += ["", f"## {title}", "", f"| {head} |", "|---" * (head.count("|") + 1) + "|", *rows]
+            lines += ["", f"## {title}", "", f"| {head} |", "|---" * (head.count("|") + 1) + "|"]
+            lines += [f"| {' | '.join(map(str, row))} |" for row in rows]
     ends = {part.name: found[part.name].end.split("\n")[0] if part.name in found else "not run" for part in PARTS}
     lines += ["", "## Not measured to the end", ""]
     for end in dict.fromkeys(ends.values()):
@@ -105,50 +105,40 @@ def document(found: dict[str, Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _line(*cells: object) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
+def _case(result: Result) -> list[str]:
+    return result.name.split("-")[1:]
 
 
-def _case(name: str) -> list[str]:
-    return name.split("-")[1:]
-
-
-def _bits(result: Result) -> Iterator[str]:
+def _bits(result: Result) -> Iterator[list[object]]:
     verdicts = {row["way"]: row.get("verdict") for row in result.rows}
-    yield _line(*_case(result.name), *(verdicts.get(way, NOTHING) for way in WAYS))
+    yield [*_case(result), *(verdicts.get(way, NOTHING) for way in WAYS)]
 
 
-def _pairs(result: Result) -> Iterator[str]:
-    one, other = SIDES[result.name.split("-")[0]]
-    if rows := result.rows:
-        times = [statistics.median(row[side]["ms"] for row in rows) for side in (one, other)]
+def _pairs(result: Result) -> Iterator[list[object]]:
+    rows, (one, other) = result.rows, SIDES[result.name.split("-")[0]]
+    if rows:
+        times = [f"{statistics.median(row[side]['ms'] for row in rows):.2f}" for side in (one, other)]
         ratios = sorted(row[one]["ms"] / row[other]["ms"] for row in rows)
-        peaks = [max(row[side]["MiB"] for row in rows) if rows[0][side]["MiB"] else None for side in (one, other)]
-        yield _line(
-            *_case(result.name),
-            f"{times[0]:.2f} / {times[1]:.2f}",
-            f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} … {ratios[-1]:.2f})",
-            f"{peaks[0]:.0f} / {peaks[1]:.0f}" if all(peaks) else NOTHING,
-            len(rows),
-        )
+        peaks = [f"{max(row[side]['MiB'] for row in rows):.0f}" for side in (one, other) if rows[0][side]["MiB"]]
+        ratio = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} … {ratios[-1]:.2f})"
+        yield [*_case(result), " / ".join(times), ratio, " / ".join(peaks) if len(peaks) == 2 else NOTHING, len(rows)]
 
 
-def _verify(result: Result) -> Iterator[str]:
-    yield from (_line(row["way"], row["verdict"]) for row in result.rows)
+def _verify(result: Result) -> Iterator[list[object]]:
+    yield from ([row["way"], row["verdict"]] for row in result.rows)
 
 
-def _machine(result: Result) -> Iterator[str]:
+def _machine(result: Result) -> Iterator[list[object]]:
     facts = {row["fact"]: row["value"] for row in result.rows}
     if environment := facts.get("repro env"):
         seen = environment["preimage"].get("cuda") or {}
         about = environment["informational"]
-        for name, value in (seen | {key: about[key] for key in ("system", "cpu", "cores")}).items():
-            yield _line(name, value)
+        yield from map(list, (seen | {key: about[key] for key in ("system", "cpu", "cores")}).items())
 
 
 CASE = "model | precision | mode"
 PAIRS = f"size | {CASE} | step time, ms | ratio (lowest … highest pair) | peak memory, MiB | pairs"
-SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
+SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[list[object]]]]] = {
     "machine": ("The machine", "what | value", _machine),
     "bits": ("The same bits", f"{CASE} | {' | '.join(WAYS)}", _bits),
     "verify": ("`repro verify`", "way | verdict", _verify),
