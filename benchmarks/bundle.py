@@ -14,8 +14,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = Path(__file__).resolve().parent
-ROOT = BENCHMARKS.parent
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
+from bake import ROOT, bake
+
+BENCHMARKS = ROOT / "benchmarks"
 PROGRAMS = ("run.sh", "gpu.py", "parts.py", "trainings.py", "sharing.py", "table.py")
 PEERS = ROOT / "measure" / "peers.py"
 # What a training imports beside torch when nothing is tracked: the test of the bundle has nothing else.
@@ -35,7 +37,7 @@ def main() -> int:
     for path in folder.iterdir():
         if path.name != "results":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    bake(folder)
+    add_project(folder)
     for program in (*(BENCHMARKS / name for name in PROGRAMS), PEERS):
         shutil.copy2(program, folder)
     download(folder)
@@ -50,11 +52,10 @@ def main() -> int:
     return 0
 
 
-def bake(folder: Path) -> None:
+def add_project(folder: Path) -> None:
     """Generate a project; it is no repository, which would only record the bundle's own commit."""
-    subprocess.run(["cookiecutter", "--no-input", str(ROOT), "-o", str(folder)], check=True)
-    (folder / "repro-project").rename(folder / "project")
-    shutil.rmtree(folder / "project" / ".git", ignore_errors=True)
+    project = bake(folder).rename(folder / "project")
+    shutil.rmtree(project / ".git", ignore_errors=True)
 
 
 def download(folder: Path) -> None:

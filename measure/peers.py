@@ -22,28 +22,17 @@ PLAIN, ONE_BATCH = "plain", "one-batch"
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a step, and of a checkpoint.
-
-    Attributes:
-        network, loader: as they are to be called.
-        begin: called with the number of an epoch.
-        backward: called with the loss of a micro-batch.
-        clip: called with the largest length that gradients may have.
-        unsynced: the context of a micro-batch after which no gradients are sent.
-        save: called with a path and the place, [epoch, steps, steps of this epoch].
-        load: called with the path; gives the place.
-        rest: what is left of a loader after so many batches; by default all of it, as most people have it.
-    """
+    """The parts of a step, and of a checkpoint, whose place is [epoch, steps, steps of this epoch]."""
 
     network: Any
     loader: Any
-    begin: Callable[[int], object]
-    backward: Callable[[Any], object]
-    clip: Callable[[float], Any]
-    unsynced: Callable[[], AbstractContextManager[Any]]
-    save: Callable[[Path, list[int]], object]
-    load: Callable[[Path], list[int]]
-    rest: Callable[[Any, int], Any] = lambda loader, steps: loader
+    begin: Callable[[int], object]  # with the number of an epoch
+    backward: Callable[[Any], object]  # with the loss of a micro-batch
+    clip: Callable[[float], Any]  # with the largest length that gradients may have
+    unsynced: Callable[[], AbstractContextManager[Any]]  # for a micro-batch after which no gradients are sent
+    save: Callable[[Path, list[int]], object]  # with a path and the place
+    load: Callable[[Path], list[int]]  # with the path; gives the place
+    rest: Callable[[Any, int], Any] = lambda loader, steps: loader  # after so many batches: all, as most people have it
 
     def batches(self) -> Iterator[Any]:
         """Micro-batches, without end."""

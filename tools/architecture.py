@@ -72,18 +72,13 @@ class Library:
     """
 
     def __init__(self, folder: Path) -> None:
-        paths = {".".join(path.relative_to(folder).with_suffix("").parts): path for path in folder.rglob("*.py")}
-        found = [
-            Module(name, path.read_text()) for name, path in sorted(paths.items()) if path.parent.name != "__pycache__"
-        ]
-        self.modules = {module.name: module for module in found if not module.name.endswith("__init__")}
-        tops = {
-            module.name.removesuffix(".__init__"): module
-            for module in found
-            if "." not in module.name.removesuffix(".__init__")
-        }
+        names = {path: ".".join(path.relative_to(folder).with_suffix("").parts) for path in folder.rglob("*.py")}
+        found = {name: Module(name, path.read_text()) for path, name in names.items()}
+        self.modules = {name: found[name] for name in sorted(found) if not name.endswith("__init__")}
+        rooms = {module.room for module in self.modules.values()}
+        tops = {room: found.get(f"{room}.__init__") or found[room] for room in rooms}
         self.purposes = {
-            name: (ast.get_docstring(module.tree) or "").partition("\n")[0] for name, module in tops.items()
+            room: (ast.get_docstring(module.tree) or "").partition("\n")[0] for room, module in tops.items()
         }
         self.imports = {module.name: dict(self._imports(module)) for module in self.modules.values()}
 
