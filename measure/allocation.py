@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from statistics import mean, median
 
-from ratios import FEWEST, ratio
+from ratios import FEWEST, beside
 from rounds import ROOT, harness
 from sharding import KEPT
 
@@ -86,10 +86,10 @@ def rows(project: Path, requested: Namespace) -> Iterator[list[str]]:
         turns = harness.in_turn(SETTINGS, partial(started, project, network), range(requested.rounds))
         taken = {way: {key: [turn[key] for turn in of] for key in of[0]} for way, of in turns.items()}
         for way, one in taken.items():
-            beside = "1" if way == DEFAULTS else str(ratio(one["seconds"], taken[DEFAULTS]["seconds"]))
             milliseconds, faults, peak = (median(one[key]) for key in ("seconds", "faults", "peak"))
+            found = beside(one["seconds"], taken[DEFAULTS]["seconds"])
             title = f"{network}, {one['parameters'][0] / 1e6:.2g} M"
-            yield [title, way, f"{1000 * milliseconds:.1f}", beside, f"{faults:.0f}", f"{peak:.0f}"]
+            yield [title, way, f"{1000 * milliseconds:.1f}", found, f"{faults:.0f}", f"{peak:.0f}"]
 
 
 if __name__ == "__main__":

@@ -60,17 +60,19 @@ def ratio(one: Sequence[float], other: Sequence[float]) -> Ratio:
     return Ratio(float(np.median(both[0] / both[1])), *found)
 
 
+def beside(one: Sequence[float], other: Sequence[float]) -> str:
+    """The cell of a ratio; what stands beside itself has none."""
+    return "1" if one is other else str(ratio(one, other))
+
+
 def rows(workload: str, ranks: int, taken: dict[str, Taken]) -> list[str]:
     """The lines of the table on one workload and number of processes."""
     lines = []
     for name, one in taken.items():
-        beside = [
-            "1" if other == name else str(ratio(one.seconds, taken[other].seconds)) if other in taken else ""
-            for other in (PLAIN, PINNED)
-        ]
+        ratios = (beside(one.seconds, taken[other].seconds) if other in taken else "" for other in (PLAIN, PINNED))
         cells = (
             WORKLOADS[workload].title, str(ranks), WAYS[name].title, f"{1000 * np.median(one.seconds):.1f}",
-            *beside, f"{one.memory / 2**20:.0f}",
+            *ratios, f"{one.memory / 2**20:.0f}",
         )  # fmt: skip
         lines.append(harness.row(*cells))
     return lines

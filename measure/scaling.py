@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from ratios import FEWEST, ratio
+from ratios import FEWEST, beside
 from rounds import PINNED, ROOT, ROUNDS, WAYS, WORKLOADS, Taken, harness, measured
 
 RESULT = ROOT / "docs" / "scaling.md"
@@ -38,14 +38,11 @@ def sizes(*settings: str) -> tuple[int, int]:
 def rows(workload: str, held: Sequence[int], taken: dict[tuple[str, int], Taken]) -> Iterator[list[str]]:
     """The lines of the table on one workload, from what each way on so many processes took."""
     for (way, ranks), one in taken.items():
-        besides = (
-            "1" if one is other else str(ratio(one.seconds, other.seconds))
-            for other in (taken[way, PROCESSES[0]], taken[PINNED, ranks])
-        )
+        others = taken[way, PROCESSES[0]], taken[PINNED, ranks]
         so = sum(number * size for number, size in zip(held, BYTES[way], strict=True)) * (ranks - 1) / ranks
         yield [
-            WORKLOADS[workload].title, str(ranks), WAYS[way].title, f"{1000 * median(one.seconds):.1f}", *besides,
-            f"{one.sent / 1000:.1f}", f"{so / 1000:.1f}",
+            WORKLOADS[workload].title, str(ranks), WAYS[way].title, f"{1000 * median(one.seconds):.1f}",
+            *(beside(one.seconds, other.seconds) for other in others), f"{one.sent / 1000:.1f}", f"{so / 1000:.1f}",
         ]  # fmt: skip
 
 

@@ -113,28 +113,25 @@ class Spent:
 class Counted:
     """In place of a pace: so many steps, and what was spent in them."""
 
-    steps, spent = 0, Spent()
-
-    def __init__(self, slower: float) -> None:
-        Counted.spent.watch()  # before hooks are made of the functions
-        self._step = 0
+    def __init__(self, steps: int, slower: float) -> None:
+        self._steps, self._step, self._spent = steps, 0, Spent()
+        self._spent.watch()  # before hooks are made of the functions
 
     def begins(self) -> None:
         """A step begins."""
-        spent = Counted.spent
         if self._step == WARM:
-            spent.turn()
-            spent.nanoseconds.clear()
-        if self._step == WARM + Counted.steps:
-            spent.turn()
-            harness.leave({item: number / 1000 / Counted.steps for item, number in spent.nanoseconds.items()})
+            self._spent.turn()
+            self._spent.nanoseconds.clear()
+        if self._step == WARM + self._steps:
+            self._spent.turn()
+            harness.leave({item: number / 1000 / self._steps for item, number in self._spent.nanoseconds.items()})
             os._exit(0)
         self._step += 1
 
 
 def spend(script: str, workload: str, steps: int) -> None:
     """Train until that is counted: microseconds per step of each item."""
-    Counted.steps, rank.Pace = steps, Counted
+    rank.Pace = functools.partial(Counted, steps)
     out = f"build/spent-{script}-{workload}"
     sys.argv[1:] = [script, "0", out, *ALWAYS, *WORKLOADS[workload].settings]
     rank.main()
