@@ -9,7 +9,7 @@ among its arguments.
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -82,9 +82,11 @@ class Library:
         }
         self.imports = {module.name: dict(self._imports(module)) for module in self.modules.values()}
 
-    def _imports(self, module: Module) -> Iterator[tuple[str, str]]:
-        """Each name that a module imports from the library, and the module that it is or is of."""
-        for node in ast.walk(module.tree):
+    def _imports(
+        self, module: Module, nodes: Callable[[ast.AST], Iterable[ast.AST]] = ast.walk
+    ) -> Iterator[tuple[str, str]]:
+        """Each name that a module imports from the library, in any of its `nodes`, and the module that it is or is of."""
+        for node in nodes(module.tree):
             if isinstance(node, ast.ImportFrom) and node.level:
                 here = module.name.split(".")[: -node.level]
                 source = ".".join([*here, *([node.module] if node.module else [])])
@@ -116,12 +118,12 @@ class Library:
         return order[::-1]
 
     def training(self) -> set[str]:
-        """The modules that a training imports."""
+        """The modules that a training imports; not those that a function imports where it needs them."""
         seen, left = set[str](), [*TRAINING]
         while left:
             if (name := left.pop()) not in seen:
                 seen.add(name)
-                left += self.imports[name].values()
+                left += dict(self._imports(self.modules[name], ast.iter_child_nodes)).values()
         return seen
 
     def handed(self, names: set[str]) -> list[tuple[str, str, str]]:

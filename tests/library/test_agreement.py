@@ -18,7 +18,8 @@ from project.prepare import prepare
 from project.repro.address import manifest
 from project.repro.base.text import flatten
 from project.repro.core.errors import Disagreement
-from project.repro.guards.agreement import blame, disagreements, ranges, require_agreement, table
+from project.repro.guards.agreement import require_agreement
+from project.repro.guards.disagreement import blame, disagreements, ranges, table
 
 # ---- the table
 

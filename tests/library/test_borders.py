@@ -78,7 +78,7 @@ DOORS = {
         {
             "start/trainings.py": "trainings, and whatever else of analysis is Python",
             "start/warm.py": "forks of a training",
-            "tracking/tracking.py": "the uploader",
+            "tracking/follower.py": "the uploader",
             "address/pull.py": "DVC",
             "base/git.py": "git",
             "record/signature.py": "ssh-keygen",

@@ -34,7 +34,7 @@ from project.repro.core import loop as loop_module
 from project.repro.core.errors import UserError
 from project.repro.core.sampling import Plan
 from project.repro.core.seeds import derive
-from project.repro.record import receipt
+from project.repro.record import statement
 from project.repro.record.chain import STEP
 from project.repro.record.view import RunView
 from safetensors import safe_open
@@ -171,7 +171,7 @@ def test_weights_changed_after_the_last_step_are_found_with_their_likely_cause(c
     assert "kept: model.safetensors: not as the receipt states" in command("diff", one, other).stdout
     (record := other / "run.json").write_text(json.dumps(read_json(record) | {"resumed": [7]}))
     weights = sha256_file(other / "model.safetensors")
-    receipt.write(other, receipt.statement(OURS, other, weights, load(other).root))
+    statement.write(other, statement.statement(OURS, other, weights, load(other).root))
     done = command("diff", one, other)
     lost = "was resumed after step 7: what its loop kept for itself was lost, if state= does not name it"
     first, second = f"{sha256_file(one / 'model.safetensors')} | {weights}", done.stdout.splitlines()[2]

@@ -29,7 +29,7 @@ from project.repro.cli import Ours, main
 from project.repro.config.params import load
 from project.repro.core.errors import RunError
 from project.repro.guards import stages
-from project.repro.record import names, receipt
+from project.repro.record import names
 from project.repro.record.opening import open_run
 from project.repro.record.reading import metric_rows
 from project.repro.tracking import tracking
@@ -198,7 +198,9 @@ READERS: dict[str, Read] = {
     "compare_receipts": lambda place: place.verb("diff", place.run / names.RECEIPT, CLEAN[0] / names.RECEIPT),
     "compare_groups": compare_groups,
     "verify_receipt": lambda place: place.verb("verify-receipt", place.run),
-    "state_again": lambda place: receipt.write(place.run, receipt.statement(place.project, place.run, "0" * 64, None)),
+    "state_again": lambda place: statement.write(
+        place.run, statement.statement(place.project, place.run, "0" * 64, None)
+    ),
     "rows": lambda place: list(tracking._batches(metric_rows(place.run), 0)),
     "upload_state": upload_state,
     "whole_data": lambda place: manifest.require_prepared(place.config.data),

@@ -9,7 +9,8 @@ import pytest
 from conftest import PACKAGE, PROJECT, python
 from project import train as train_module
 from project.config import Config
-from project.repro.config.params import FORMER, load
+from project.repro.config.params import load
+from project.repro.config.problems import FORMER
 from project.repro.config.settings import NEUTRAL, Section, Settings
 from project.repro.core.errors import UserError
 from project.repro.core.sampling import planned

@@ -19,8 +19,9 @@ from project import train as train_module
 from project.config import Config
 from project.repro import folder
 from project.repro.address.address import digest
+from project.repro.address.judged import judged
 from project.repro.address.manifest import sha256_file
-from project.repro.address.release import judged, library
+from project.repro.address.release import library
 from project.repro.analysis import verify_receipt
 from project.repro.base.files import read_json
 from project.repro.config.settings import Receipt as Signing

@@ -10,7 +10,8 @@ import pytest
 from clone import project_in
 from conftest import PACKAGE, PROJECT
 from project.repro.address.address import code, core, digest
-from project.repro.address.release import LIST, files, judged, library, template_version
+from project.repro.address.judged import judged
+from project.repro.address.release import LIST, files, library, template_version
 from project.repro.base.project import Project
 from project.repro.core.errors import UserError
 

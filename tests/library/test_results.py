@@ -21,7 +21,6 @@ from project.repro.base.files import read_json, write_json
 from project.repro.base.project import Project
 from project.repro.config.params import load
 from project.repro.core.errors import RunError, UserError
-from project.repro.record import receipt
 from ruamel.yaml import YAML
 
 CLASS, OTHER_CLASS = "cpu-portable/torch-1.2.3", f"cuda/{digest({'device': 'cuda'})[:16]}"
@@ -83,7 +82,7 @@ class Case:
         for name, record in records.items():
             write_json(self.run / f"{name}.json", record)
         weights = sha256_file(self.run / "model.safetensors")
-        receipt.write(self.run, receipt.statement(self.project, self.run, weights, None))
+        statement.write(self.run, statement.statement(self.project, self.run, weights, None))
 
     def by_dvc(self) -> str:
         """Write and commit dvc.lock as DVC would after these weights and their evaluation; returns it."""

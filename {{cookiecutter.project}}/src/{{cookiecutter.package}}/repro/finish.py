@@ -11,9 +11,8 @@ from .checkpoint import final
 from .config.settings import Settings
 from .core.errors import RunError
 from .folder import Folder
-from .record import names, receipt
+from .record import names, statement
 from .record.curves import write_curves
-from .record.signature import sign
 from .tracking import logged
 
 
@@ -45,8 +44,10 @@ def finish(
     write_json(out / names.METRICS, metrics)
     write_curves(out)
     sha256 = manifest.sha256_file(out / names.WEIGHTS)
-    name = receipt.write(out, receipt.statement(project, out, sha256, root)) if is_honest else "none"
+    name = statement.write(out, statement.statement(project, out, sha256, root)) if is_honest else "none"
     if config.receipt.key and is_honest:
+        from .record.signature import sign
+
         try:
             sign(out, config.receipt.key)
         except RunError as failure:

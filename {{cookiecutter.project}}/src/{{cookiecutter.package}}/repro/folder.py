@@ -11,8 +11,7 @@ from .config.settings import Settings
 from .record.lock import RunLock
 from .record.opening import change_environment, open_run, require_run_directory
 from .record.record import Record
-from .record.signature import require_key
-from .tracking.tracking import Follower
+from .tracking.follower import Follower
 
 
 class Folder:
@@ -39,7 +38,10 @@ class Folder:
         Raises:
             UserError: nothing is to be written there, or another process writes.
         """
-        require_key(config.receipt.key)  # before anything is written
+        if config.receipt.key:  # before anything is written
+            from .record.signature import require_key
+
+            require_key(config.receipt.key)
         require_run_directory(project, out)
         self.out, self.address, self._plain = out, address, config.compute.plain
         self._lock = RunLock(out)

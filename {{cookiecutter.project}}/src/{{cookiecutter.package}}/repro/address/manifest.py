@@ -17,7 +17,7 @@ from ..base.forms import ABSENT, Form
 from ..base.text import differences, named, some
 from ..config.settings import Check, Data, addressed
 from ..core.errors import UserError
-from . import hashing, pull
+from . import hashing
 from .hashing import WHOLE, Entries, printable
 
 NAME = "manifest.json"
@@ -98,7 +98,11 @@ def _raw(data: Data) -> tuple[Path, str]:
     raw = Path(data.raw)
     if raw.is_symlink() and raw.is_dir():
         raise UserError(f"{raw}: a link to a folder seen, a folder wanted: name that one as data.raw: {raw.resolve()}")
-    return raw, "" if raw.exists() else pull.bring(raw, project.root())
+    if raw.exists():
+        return raw, ""
+    from .pull import bring
+
+    return raw, bring(raw, project.root())
 
 
 def require(root: Path, sha256: str, remedy: str, check: Check | None = "every_byte", but: str | None = None) -> None:

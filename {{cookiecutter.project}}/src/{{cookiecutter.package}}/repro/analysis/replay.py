@@ -10,7 +10,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from ..address import hashing, manifest, pull
-from ..address.release import judged, library
+from ..address.judged import judged
+from ..address.release import library
 from ..base.project import LIBRARY, Project
 from ..base.text import differences, flatten, some
 from ..config.params import PARAMS

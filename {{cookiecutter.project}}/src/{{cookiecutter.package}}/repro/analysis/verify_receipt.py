@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..address.release import judged
+from ..address.judged import judged
 from ..base.project import Project
 from ..core.errors import RunError
 from ..record.names import CURVES, METRIC_ROWS, PATCH, STEP_ROWS, TENSOR_ROWS

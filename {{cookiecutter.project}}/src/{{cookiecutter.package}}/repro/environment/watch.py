@@ -13,7 +13,7 @@ import inspect
 import sys
 import sysconfig
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -60,17 +60,12 @@ class Place:
 
 
 class Operations:
-    """Sees all calls between `begin` and `end`, except while it is paused; what is compiled, also where not wanted."""
+    """Sees all calls between `begin` and `rest`, and those that are `watched`; what is compiled, also where not wanted."""
 
     def __init__(self, wanted: bool = True) -> None:
         self._mode = _Mode() if wanted else None
         self._on = False
         self._compiled: str | None = None
-
-    @property
-    def wanted(self) -> bool:
-        """Whether anything was seen, or will be."""
-        return self._mode is not None
 
     def begin(self) -> None:
         """From here on calls are seen."""
@@ -93,18 +88,14 @@ class Operations:
         self._flag(False)
 
     @contextmanager
-    def watched(self, on: bool = True) -> Iterator[None]:
+    def watched(self) -> Iterator[None]:
         """Calls in here are seen."""
         before = self._on
-        self._flag(on)
+        self._flag(True)
         try:
             yield
         finally:
             self._flag(before)
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Calls in here are not seen."""
-        return self.watched(False)
 
     def non_portable(self, model: nn.Module) -> dict[str, str]:
         """Operations that were met and are not known to be portable, each with a line on its first call."""

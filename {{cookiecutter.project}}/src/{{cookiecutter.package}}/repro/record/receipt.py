@@ -14,20 +14,15 @@ from pydantic import StringConstraints
 
 from ..address.address import digest
 from ..address.manifest import sha256_file
-from ..address.release import library
-from ..base.files import durable, exact, require
+from ..base.files import require
 from ..base.forms import Form, unreadable
-from ..base.project import Project
 from ..base.text import flatten, some
 from ..core.errors import RunError, UserError
 from .classes import could_be, described
-from .names import ADDRESS, ENVIRONMENT, METRICS, PATCH, RECEIPT, RUN, WEIGHTS
-from .reading import Address, Code, Environment, Number, read_record
-from .record import now
+from .names import PATCH, RECEIPT, WEIGHTS
+from .reading import Address, Code, Environment, Number
+from .statement import PREDICATE, SCHEMA, STATEMENT, subject
 
-STATEMENT = "https://in-toto.io/Statement/v1"
-PREDICATE = "https://github.com/org/repro-template/receipt/v1"
-SCHEMA = 1
 OTHERWISE = "or another version of the template made it"
 
 
@@ -46,54 +41,6 @@ class Stated(Address):
     metrics: dict[str, Number]
     trace: Annotated[str, StringConstraints(pattern="^[0-9a-f]{48}$")] | None
     informational: Informational
-
-
-def statement(project: Project, folder: Path, weights: str, trace: str | None) -> dict[str, Any]:
-    """The receipt of the run in a directory; `weights` is their SHA-256, `trace` the trace root."""
-    facts, environment = read_record(folder, RUN), read_record(folder, ENVIRONMENT)
-    ended = now()
-    return {
-        "_type": STATEMENT,
-        "subject": _subject(weights),
-        "predicateType": PREDICATE,
-        "predicate": {
-            "schema": SCHEMA,
-            **read_record(folder, ADDRESS),
-            "environment": {name: value for name, value in environment.items() if name != "informational"},
-            "config": facts["config"],
-            "code": facts["code"],
-            "library": library(project).stated(),
-            "metrics": exact(read_record(folder, METRICS)),
-            "trace": trace,
-            "informational": environment["informational"]
-            | {
-                "started": facts["started"],
-                "ended": ended,
-                "seconds": (ended - facts["started"]) / 1000,
-                "resumed": facts.get("resumed", []),
-            },
-        },
-    }
-
-
-def _subject(weights: str) -> list[dict[str, Any]]:
-    """The one thing that a receipt is of."""
-    return [{"name": WEIGHTS, "digest": {"sha256": weights}}]
-
-
-def write(folder: Path, receipt: dict[str, Any]) -> str:
-    """Write the receipt into a run directory and return its name.
-
-    Raises:
-        UserError: it holds a number that JSON cannot hold exactly.
-    """
-    try:
-        content = rfc8785.dumps(receipt)
-    except rfc8785.CanonicalizationError as error:
-        raise UserError(f"{folder / RECEIPT}: cannot be written: a record in {folder} was altered: {error}") from None
-    with durable(folder / RECEIPT) as beside:
-        beside.write_bytes(content)
-    return sha256_file(folder / RECEIPT)
 
 
 @dataclass(frozen=True)
@@ -168,8 +115,8 @@ def read(path: Path) -> Receipt:
         if altered:
             raise RunError(f"{path}: altered: {altered[0]}")
         weights = statement["subject"][0]["digest"]["sha256"]
-        if statement["subject"] != _subject(weights):
-            seen = some([str(subject["name"]) for subject in statement["subject"]])
+        if statement["subject"] != subject(weights):
+            seen = some([str(each["name"]) for each in statement["subject"]])
             raise RunError(f"{path}: subjects {seen!r} seen, {WEIGHTS} alone with its SHA-256 wanted: altered")
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise RunError(f"{path}: altered, or no receipt: {type(error).__name__}: {error}") from None

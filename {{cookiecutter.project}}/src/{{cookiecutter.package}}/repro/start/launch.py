@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -13,13 +13,11 @@ from ..address import loaded
 from ..base.output import outlive_readers
 from ..base.project import Project, work_for
 from ..config.params import load
-from ..config.settings import Data, Settings
+from ..config.settings import Data, Section, Settings
 from ..core.errors import RunError, UserError, of_system
 from ..core.flags import require_held, set_environment, stated_variables
 from ..core.seeds import derive, seed_everything
 from ..guards import opened, stages
-from ..guards.emptied import prepared_anew
-from .ranks import end_with_launcher, torchrun
 
 S = TypeVar("S", bound=Settings)
 
@@ -80,6 +78,8 @@ def begin(project: Project, schema: type[S], trains: bool = False) -> tuple[S, P
         work_for(project)
         loaded.remember(project)
         if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank of torchrun
+            from .ranks import end_with_launcher
+
             end_with_launcher()
         config = load(schema, overrides=overrides)
         if ranks > 1:
@@ -100,6 +100,8 @@ def _start_ranks(config: Settings, overrides: tuple[str, ...], out: Path, ranks:
     if ranks > config.parallel.micro_batches:
         most = f"parallel.micro_batches={config.parallel.micro_batches}"
         raise UserError(f"--ranks {ranks} given, at most {most} wanted: each runs one")
+    from .ranks import torchrun
+
     words = [*(word for override in overrides for word in ("--set", override)), "--out", str(out)]
     sys.exit(torchrun(_module(), words, ranks, stated_variables(config.options.determinism)))
 
@@ -113,8 +115,7 @@ def call(project: Project, stage: Callable[[Any, Path], None], config: Settings,
     try:
         sections = [only, "determinism"] if only else type(config).sections()  # `begin` has set its flags
         given = getattr(config, only) if only else config
-        anew = prepared_anew(Path(given.prepared)) if isinstance(given, Data) else nullcontext()
-        with anew, stages.watched(project, sections, whole=not only, unhashed=config.unhashed.modules):
+        with _emptied(given), stages.watched(project, sections, whole=not only, unhashed=config.unhashed.modules):
             seed_everything(derive(0 if only else config.seed, "init"))
             stage(given, out)
             require_held()
@@ -127,6 +128,15 @@ def call(project: Project, stage: Callable[[Any, Path], None], config: Settings,
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _emptied(given: Section) -> AbstractContextManager[None]:
+    """The folder of the prepared data begins empty where a stage is given the section `data` alone."""
+    if not isinstance(given, Data):
+        return nullcontext()
+    from ..guards.emptied import prepared_anew
+
+    return prepared_anew(Path(given.prepared))
 
 
 def _end(failure: RunError) -> NoReturn:

@@ -5,6 +5,7 @@ model.safetensors remains the file of the weights. The pickle serves who loads a
 
 import copy
 import inspect
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from ..address import address
 from ..base.files import durable
 from ..base.project import Project
 from ..core.observer import Observer, View
 from ..record import names
-from .logged_model import write_code
+from ..record.code_state import public_files
 
 
 class Shapes(Observer):
@@ -101,6 +103,19 @@ def write(model: nn.Module, project: Project, out: Path) -> str | None:
             f"To go without, set tracking.model=false"
         )
     return None
+
+
+def write_code(project: Project, path: Path) -> None:
+    """Write the package into a zip file, from which Python imports it; the same files give the same bytes.
+
+    Files that git ignores, and those that look like secrets, stay here.
+    """
+    with durable(path) as beside, zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in public_files(project, address.files(project.package)):
+            member = zipfile.ZipInfo(f"{project.name}/{name}")  # with a date that never changes
+            member.external_attr = 0o644 << 16
+            member.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(member, content)
 
 
 def _on_cpu(model: nn.Module) -> nn.Module:

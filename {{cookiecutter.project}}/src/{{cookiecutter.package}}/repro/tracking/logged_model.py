@@ -5,35 +5,17 @@ Its weights are those of model.safetensors, which remains the run's one outcome:
 
 import platform
 import tempfile
-import zipfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ..address import address
 from ..address.locks import locks_here
-from ..base.files import durable
-from ..base.project import Project
 from ..record import names
-from ..record.code_state import public_files
 from ..record.reading import metric_rows
 
 NAME = "model"  # in MLflow's lists
 DATA, ENVIRONMENT, REQUIREMENTS = "data", "python_env.yaml", "requirements.txt"
 LOADER = "mlflow.pytorch"
-
-
-def write_code(project: Project, path: Path) -> None:
-    """Write the package into a zip file, from which Python imports it; the same files give the same bytes.
-
-    Files that git ignores, and those that look like secrets, stay here.
-    """
-    with durable(path) as beside, zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in public_files(project, address.files(project.package)):
-            member = zipfile.ZipInfo(f"{project.name}/{name}")  # with a date that never changes
-            member.external_attr = 0o644 << 16
-            member.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(member, content)
 
 
 def log_model(client: Any, experiment: str, run: str, facts: dict[str, Any], folder: Path, locks: Path) -> bool:

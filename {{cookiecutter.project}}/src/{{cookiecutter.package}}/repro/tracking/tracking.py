@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import select
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from ..address.locks import LOCKS
-from ..base.files import read_json, write_json
+from ..base.files import write_json
 from ..base.redact import without_credentials
 from ..core.errors import RunError, UserError
 from ..record import names
-from ..record.reading import Upload, metric_rows, read_record
+from ..record.reading import metric_rows, read_record
+from .follower import read_state as read_state
 from .logged_model import log_model
 
 DEFAULT_URI = "sqlite:///mlflow.db"
@@ -46,48 +46,6 @@ QUIET = {
 def address_of(configured: str) -> str:
     """The tracking URI in force: the environment's, else the configured one, else the embedded store."""
     return os.environ.get("MLFLOW_TRACKING_URI") or configured or DEFAULT_URI
-
-
-class Follower:
-    """The uploading process of a running training: started with it, given a moment to finish after it."""
-
-    def __init__(self, folder: Path, locks: Path) -> None:
-        self.folder = folder
-        (folder / names.UPLOAD).unlink(missing_ok=True)
-        with (folder / names.UPLOAD_LOG).open("w") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(folder), str(locks), str(os.getpid())],
-                stdin=subprocess.PIPE,  # its end tells the follower that the run has ended
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C is for the training
-            )
-
-    def finish(self, seconds: float) -> str:
-        """Wait for the upload, at most so many seconds. Return a line: where the run is tracked, or the next step."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        state = read_state(self.folder)
-        if state.get("complete"):
-            return state["where"]
-        reason = state.get("error") or f"not done after {seconds:g} s"
-        return f"tracking incomplete ({reason}); the record is kept, upload it with: repro sync {self.folder}"
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """How far the upload of a run came; empty before it began.
-
-    Empty, too, where the file is damaged: the upload then begins anew, and what MLflow has it keeps once.
-    """
-    try:
-        return read_json(folder / names.UPLOAD, Upload)
-    except UserError:
-        return {}
 
 
 def sync(folder: Path, locks: Path) -> dict[str, Any]:
