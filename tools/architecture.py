@@ -85,7 +85,7 @@ class Library:
     def _imports(
         self, module: Module, nodes: Callable[[ast.AST], Iterable[ast.AST]] = ast.walk
     ) -> Iterator[tuple[str, str]]:
-        """Each name that a module imports from the library, in any of its `nodes`, and the module that it is or is of."""
+        """Each name that a module imports from the library in `nodes` of it, and the module that it is or is of."""
         for node in nodes(module.tree):
             if isinstance(node, ast.ImportFrom) and node.level:
                 here = module.name.split(".")[: -node.level]

@@ -32,6 +32,7 @@ from project.repro.guards import stages
 from project.repro.record import names
 from project.repro.record.opening import open_run
 from project.repro.record.reading import metric_rows
+from project.repro.record.statement import statement, write
 from project.repro.tracking import tracking
 from ruamel.yaml import YAML
 
@@ -198,9 +199,7 @@ READERS: dict[str, Read] = {
     "compare_receipts": lambda place: place.verb("diff", place.run / names.RECEIPT, CLEAN[0] / names.RECEIPT),
     "compare_groups": compare_groups,
     "verify_receipt": lambda place: place.verb("verify-receipt", place.run),
-    "state_again": lambda place: statement.write(
-        place.run, statement.statement(place.project, place.run, "0" * 64, None)
-    ),
+    "state_again": lambda place: write(place.run, statement(place.project, place.run, "0" * 64, None)),
     "rows": lambda place: list(tracking._batches(metric_rows(place.run), 0)),
     "upload_state": upload_state,
     "whole_data": lambda place: manifest.require_prepared(place.config.data),

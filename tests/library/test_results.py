@@ -21,6 +21,7 @@ from project.repro.base.files import read_json, write_json
 from project.repro.base.project import Project
 from project.repro.config.params import load
 from project.repro.core.errors import RunError, UserError
+from project.repro.record import statement
 from ruamel.yaml import YAML
 
 CLASS, OTHER_CLASS = "cpu-portable/torch-1.2.3", f"cuda/{digest({'device': 'cuda'})[:16]}"

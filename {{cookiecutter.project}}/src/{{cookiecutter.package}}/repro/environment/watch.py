@@ -60,7 +60,7 @@ class Place:
 
 
 class Operations:
-    """Sees all calls between `begin` and `rest`, and those that are `watched`; what is compiled, also where not wanted."""
+    """Sees calls between `begin` and `rest`, and those that are `watched`; what is compiled, also where not wanted."""
 
     def __init__(self, wanted: bool = True) -> None:
         self._mode = _Mode() if wanted else None
