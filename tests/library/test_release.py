@@ -42,6 +42,11 @@ def test_library_as_released_is_judged_so():
     ]
 
 
+def test_readme_shows_the_library_as_released():
+    """Its transcript of `repro verify-receipt` is made anew with each release."""
+    assert "\n".join(judged(OURS, library(OURS).stated())) in (PROJECT / "README.md").read_text()
+
+
 def test_core_has_the_digest_that_it_has_in_the_content_address():
     stated = library(OURS).stated()["core"]
     assert stated == {"digest": digest(core(code(OURS))), "modified": []}
