@@ -85,10 +85,11 @@ def checkpoint() -> list[list[float]]:
     from repro_project.repro.checkpoint.checkpoint import Origin
     from repro_project.repro.checkpoint.saver import Saver
     from repro_project.repro.config.settings import Checkpoint
-    from repro_project.repro.core.optimizers import Optimizers
+    from repro_project.repro.core.state import State
 
     model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(24)))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    state = State.of(model, optimizer, {})
     origin, often = Origin("0" * 64, "0" * 64), Checkpoint(every=1, keep=1, on_error="stop")
     saver = Saver(Path("build/stall"), origin, often, lambda: None)
 
@@ -103,7 +104,7 @@ def checkpoint() -> list[list[float]]:
         return time.perf_counter() - began
 
     numbers = iter(range(5))
-    waits = step, lambda: saver.save(next(numbers), model, Optimizers(optimizer)), saver.wait
+    waits = step, lambda: saver.save(next(numbers), state), saver.wait
     taken = [[timed(wait) for wait in waits] for _ in range(5)]  # the copy before its writing, always
     assert not saver.failure()
     return [list(each) for each in zip(*taken, strict=True)]

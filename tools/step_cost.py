@@ -54,6 +54,7 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     from repro_project.repro.core.observer import View
     from repro_project.repro.core.optimizers import Optimizers
     from repro_project.repro.core.seeds import derive, seed_everything
+    from repro_project.repro.core.state import State
     from repro_project.repro.guards import agreement
     from repro_project.repro.trace.trace import Trace
     from repro_project.train import micro_batch_loss, parameter_groups
@@ -80,7 +81,8 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     for trace in traces.values():
         trace.begin(model, 0, outputs=True)
     # what a view asks of a loop
-    loop: Any = SimpleNamespace(model=model, optimizers=Optimizers(optimizer, model), world=ranks, stop=sys.maxsize)
+    state = State(model, Optimizers(optimizer, model))
+    loop: Any = SimpleNamespace(model=model, optimizers=state.optimizers, state=state, world=ranks, stop=sys.maxsize)
     size = settings.global_batch // settings.micro_batches
     batch = [torch.rand(size, 1, 8, 8), torch.arange(size) % 10]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from project.config import Config
 from project.repro.base.files import read_json
-from project.repro.checkpoint import checkpoint, saver
-from project.repro.core.state import Snapshot
+from project.repro.checkpoint import checkpoint
+from project.repro.core.state import Snapshot, State
 from project.repro.record import names
 
 STEPS = 23  # of one epoch
@@ -62,13 +62,13 @@ class Crash(BaseException):
 @contextmanager
 def crash_after(last: int) -> Iterator[None]:
     """A training inside this process crashes at its first checkpoint after this step."""
-    taken = saver.look
+    look = State.look
 
-    def crash(step: int, *rest: Any) -> Snapshot:
+    def crash(state: State, step: int) -> Snapshot:
         if step > last:
             raise Crash
-        return taken(step, *rest)
+        return look(state, step)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(saver, "look", crash)
+        patch.setattr(State, "look", crash)
         yield

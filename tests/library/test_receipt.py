@@ -17,7 +17,6 @@ from conftest import PACKAGE, SECRETS, WORD, Trained, python, trained
 from project import PROJECT as OURS
 from project import train as train_module
 from project.config import Config
-from project.repro import folder
 from project.repro.address.address import digest
 from project.repro.address.judged import judged
 from project.repro.address.manifest import sha256_file
@@ -319,7 +318,7 @@ def test_key_that_is_lost_on_the_way_costs_the_signature_and_not_the_run(
     capsys: pytest.CaptureFixture[str],
 ):
     lost, run = tmp_path / "lost", tmp_path / "run"
-    monkeypatch.setattr(folder, "require_key", lambda key: None)
+    monkeypatch.setattr(signature, "require_key", lambda key: None)
     requested = inside(config, prepared, workers=0)
     train_module.train(requested.model_copy(update={"receipt": Signing(key=str(lost))}), run)
     assert "is not signed: " in capsys.readouterr().err

@@ -17,6 +17,7 @@ from project.repro.base.files import read_json
 from project.repro.core.errors import RunError, UserError
 from project.repro.core.observer import View
 from project.repro.core.ranks import World
+from project.repro.core.state import State
 from project.repro.record.chain import HAS_WEIGHTS, STEP, Chain, first_difference, rows
 from project.repro.trace import trace
 from project.repro.trace.trace import Trace
@@ -99,7 +100,7 @@ def test_batches_enter_with_the_micro_batch_that_sees_them(tmp_path: Path):
         message = Trace("step", tmp_path / "trace", World(0, 1, torch.device("cpu")))
         model = torch.nn.Linear(1, 1)
         message.begin(model, 0, outputs=False)
-        loop: Any = SimpleNamespace(model=model)
+        loop: Any = SimpleNamespace(state=State(model, None))
         message.begin_step(View(loop, 0))
         for place, micro_batch in enumerate(order):
             message.batch(View(loop, 0, micro_batch, batches[place]))

@@ -16,6 +16,7 @@ from project.repro.core.digest import combined_digest
 from project.repro.core.errors import RunError, UserError
 from project.repro.core.observer import View
 from project.repro.core.ranks import World
+from project.repro.core.state import State
 from project.repro.record import chain, names
 from project.repro.trace import trace
 from safetensors.torch import load_file
@@ -156,7 +157,7 @@ def test_value_that_the_next_module_works_on_in_place_is_kept_as_it_was(tmp_path
     assert (wanted < 0).any()
     message = trace.Trace("step", tmp_path, World(0, 1, torch.device("cpu")), values=0)
     message.begin(model, 0, outputs=True)
-    loop: Any = SimpleNamespace(model=model, stop=1)
+    loop: Any = SimpleNamespace(state=State(model, None), stop=1)
     message.begin_step(View(loop, 0))
     message.batch(View(loop, 0, 0, [batch]))
     loss = model(batch).sum()

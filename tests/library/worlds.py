@@ -108,7 +108,7 @@ class Case:
                 x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(trained[0].dtype)
                 way.add(partial(loss_of, way.module, x, seed))
             loss = way.reduce()
-            gradients = [shards.gradient_of(p) for p in model.parameters() if p.requires_grad]
+            gradients = [*shards.gradients_held(dict(model.named_parameters())).values()]
             norm = repro("core.exact").clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
             for held in (loss, norm, *gradients, *shards.weights(model).values()):
