@@ -137,7 +137,7 @@ def spend(script: str, workload: str, steps: int) -> None:
     rank.main()
 
 
-def tell(project: Path, workload: str, steps: int) -> None:
+def print_spent(project: Path, workload: str, steps: int) -> None:
     """Print the table of a workload, the largest differences first."""
     ours, plain = (
         Counter(harness.within(project, spend, script, workload, steps, variables=harness.ONE_THREAD))
@@ -154,7 +154,7 @@ def main() -> None:
     requested = harness.arguments(__doc__, None, DIGITS, steps=100)
     with harness.prepared() as project:
         for workload in requested.only:
-            tell(project, workload, requested.steps)
+            print_spent(project, workload, requested.steps)
 
 
 if __name__ == "__main__":
