@@ -66,7 +66,7 @@ def measure(way: str, width: int, micro_batches: int, steps: int, levels: int) -
     import torch
     from repro_project.repro.core import ranks as world
     from repro_project.repro.core.exact import clip_grad_norm_
-    from repro_project.repro.core.optimizers import Optimizers
+    from repro_project.repro.core.state import State
     from repro_project.repro.core.summing import gradients_of
     from torch import nn
     from torch.distributed.fsdp import fully_shard
@@ -104,7 +104,7 @@ def measure(way: str, width: int, micro_batches: int, steps: int, levels: int) -
         optimizer.step()
 
     if way not in STOCK:
-        gradients: Any = gradients_of(model, settings, ranks, Optimizers(optimizer, model), list(model))
+        gradients: Any = gradients_of(State.of(model, optimizer, {}), settings, ranks, list(model))
     network: Any = nn.parallel.DistributedDataParallel(model) if way == "ddp" and ranks.size > 1 else model
     seconds, before = [], {}
     for number in range(steps):

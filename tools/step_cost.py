@@ -52,7 +52,6 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     from repro_project.repro.core.accumulate import Accumulation
     from repro_project.repro.core.exact import clip_grad_norm_
     from repro_project.repro.core.observer import View
-    from repro_project.repro.core.optimizers import Optimizers
     from repro_project.repro.core.seeds import derive, seed_everything
     from repro_project.repro.core.state import State
     from repro_project.repro.guards import agreement
@@ -65,8 +64,9 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
 
     torch.manual_seed(0)
     model = build(config.model_copy(update={"model": config.model.model_copy(update=of_model)}))
-    gradients = Accumulation(model, settings, ranks)
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=1e-4, fused=True)
+    state = State.of(model, optimizer, {})
+    gradients = Accumulation(state, settings, ranks)
     now = ""  # the variant whose turn it is
 
     class Armed(Trace):
@@ -79,9 +79,8 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     Path("build").mkdir(exist_ok=True)
     traces = {level: Armed(level, Path(tempfile.mkdtemp(dir="build")), ranks) for level in ("off", "step", "tensor")}
     for trace in traces.values():
-        trace.begin(model, 0, outputs=True)
+        trace.begin(state, 0, outputs=True)
     # what a view asks of a loop
-    state = State(model, Optimizers(optimizer, model))
     loop: Any = SimpleNamespace(model=model, optimizers=state.optimizers, state=state, world=ranks, stop=sys.maxsize)
     size = settings.global_batch // settings.micro_batches
     batch = [torch.rand(size, 1, 8, 8), torch.arange(size) % 10]

@@ -33,6 +33,11 @@ def parallel_of(micro_batches: int, **keys: Any) -> Parallel:
     return Parallel(**{"global_batch": 8 * micro_batches, "micro_batches": micro_batches, **usual, **keys})
 
 
+def state_of(model: nn.Module) -> State:
+    """What a loop holds of a model and of an optimizer for it."""
+    return State.of(model, torch.optim.SGD(model.parameters()), {})
+
+
 class Training:
     """A small model with buffers, trained on numbers of its own."""
 

@@ -16,7 +16,7 @@ from project.repro.core.ranks import World
 from project.repro.core.shards import gradients_held
 from project.repro.core.summing import gradients_of
 from project.repro.core.tree import total
-from states import nonfinite_of, parallel_of
+from states import nonfinite_of, parallel_of, state_of
 from torch import Tensor, nn
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -83,7 +83,7 @@ def add_all(gradients: Any, losses: list[Callable[[], Tensor]], rechecked: int |
 
 def summed(model: nn.Module, losses: list[Callable[[], Tensor]], rechecked: int | None = None) -> Accumulation:
     """One step of the product, which leaves the mean in `.grad`."""
-    gradients = Accumulation(model, parallel_of(len(losses)), ALONE)
+    gradients = Accumulation(state_of(model), parallel_of(len(losses)), ALONE)
     add_all(gradients, losses, rechecked)
     gradients.reduce()
     gradients.end()
@@ -102,7 +102,7 @@ def require_reference(model: nn.Module, losses: list[Callable[[], Tensor]]) -> N
 
 def test_gradient_is_the_tree_of_the_micro_batches_own():
     model, plain = network(), network()
-    gradients = Accumulation(model, SETTINGS, ALONE)
+    gradients = Accumulation(state_of(model), SETTINGS, ALONE)
     for step in range(3):  # more than one: nothing of a step may leak into the next
         losses = losses_of(plain, step)
         expected = reference(plain, losses)
@@ -237,7 +237,7 @@ def group_of_one() -> Iterator[None]:
 @pytest.mark.parametrize("reduce", ["tree", "ddp"])
 def test_discard_restores_buffers_and_drops_gradients(reduce: str):
     model = network()
-    gradients = gradients_of(model, SETTINGS.model_copy(update={"reduce": reduce}), ALONE)
+    gradients = gradients_of(state_of(model), SETTINGS.model_copy(update={"reduce": reduce}), ALONE)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     add_all(gradients, losses_of(gradients.module))
     gradients.reduce()
@@ -250,7 +250,7 @@ def test_discard_restores_buffers_and_drops_gradients(reduce: str):
 @pytest.mark.usefixtures("group_of_one")
 def test_stock_gradients_are_the_mean_of_the_micro_batches():
     every = {
-        reduce: gradients_of(network(), SETTINGS.model_copy(update={"reduce": reduce}), ALONE)
+        reduce: gradients_of(state_of(network()), SETTINGS.model_copy(update={"reduce": reduce}), ALONE)
         for reduce in ("tree", "ddp")
     }
     for step in range(2):

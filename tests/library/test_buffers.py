@@ -11,7 +11,7 @@ from project.repro.core.errors import UserError
 from project.repro.core.ranks import World
 from project.repro.core.transport import Transport
 from project.repro.core.tree import Node, blocks, push, total
-from states import nonfinite_of, parallel_of
+from states import nonfinite_of, parallel_of, state_of
 from torch import Tensor, nn
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -35,7 +35,7 @@ class Holder(nn.Module):
 
 def step(module: nn.Module, micro_batches: int = MICRO_BATCHES, times: int = 1) -> Accumulation:
     """So many steps of `module`, whose inputs are the micro-batches' numbers."""
-    gradients = Accumulation(module, parallel_of(micro_batches), ALONE)
+    gradients = Accumulation(state_of(module), parallel_of(micro_batches), ALONE)
     for _ in range(times):
         for micro_batch in gradients.micro_batches():
             gradients.add(partial(module, micro_batch))

@@ -35,7 +35,7 @@ from project.repro.record import names
 from project.repro.run import Run, alone
 from project.repro.start import launch
 from slips import GAVE_NONE, SLIPS, backward_twice, bare_model, second_optimizer
-from states import parallel_of
+from states import parallel_of, state_of
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -436,7 +436,7 @@ def gradients(request: pytest.FixtureRequest) -> Iterator[Accumulation | DDP]:
     """Each way of summing the gradients of a small model over four micro-batches."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     settings = parallel_of(MICRO_BATCHES, reduce=request.param)
-    yield gradients_of(nn.Linear(4, 1), settings, ALONE)
+    yield gradients_of(state_of(nn.Linear(4, 1)), settings, ALONE)
     dist.destroy_process_group()
 
 

@@ -22,7 +22,7 @@ from project.repro.core.sampling import Plan
 from project.repro.core.seeds import seed_everything
 from project.repro.core.state import State
 from project.repro.core.step import Step
-from states import parallel_of
+from states import parallel_of, state_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -121,7 +121,7 @@ class Rig:
         seed_everything(0)
         self.model = MODELS[name](16, 2, 0.5)
         settings = parallel_of(MICRO_BATCHES)
-        self.gradients = Accumulation(self.model, settings, ALONE)
+        self.gradients = Accumulation(state_of(self.model), settings, ALONE)
 
     def loss(self, seed: int | None) -> Tensor:
         generator = torch.Generator().manual_seed(seed or 0)

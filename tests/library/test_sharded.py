@@ -17,7 +17,7 @@ from project.repro.core.shards import Scattered, Shard
 from project.repro.core.state import State
 from project.repro.guards.updates import Updates
 from safetensors.torch import load_file
-from states import content, parallel_of
+from states import content, parallel_of, state_of
 from torch import nn
 from warm import PACKAGE, Warm
 
@@ -90,9 +90,8 @@ def test_replicas_change_no_bit(alone: Alone, prepared: Path, tmp_path: Path, ra
 @pytest.mark.parametrize(("ranks", "replicas"), [(3, 2), (2, 2)])
 def test_replicas_that_ranks_do_not_make_are_refused(ranks: int, replicas: int):
     model, settings = nn.Linear(32, 32), parallel_of(8, shard="full", replicas=replicas)
-    optimizers = Optimizers(torch.optim.SGD(model.parameters()), model)
     with pytest.raises(UserError, match=rf"^parallel\.replicas={replicas} given with {ranks} ranks: "):
-        Full(model, settings, World(0, ranks, CPU), optimizers, ())
+        Full(state_of(model), settings, World(0, ranks, CPU), ())
 
 
 CAREFUL = ("trace.level=tensor", "integrity.compare_every=1", "checkpoint.every=2")

@@ -11,12 +11,11 @@ from faulty import Faulty
 from project.repro.checkpoint import checkpoint, final, stored
 from project.repro.core import weights
 from project.repro.core.errors import RunError
-from project.repro.core.optimizers import Optimizers
 from project.repro.core.ranks import World
 from project.repro.core.shards import Shard, unsharded
 from project.repro.core.state import State, copy
 from project.repro.record import names
-from states import OPTIMIZERS, ORIGIN, Training, content, silent
+from states import OPTIMIZERS, ORIGIN, Training, content, silent, state_of
 from torch import Tensor, nn
 from warm import PACKAGE
 
@@ -70,8 +69,7 @@ def test_same_shards_give_the_same_bytes(tensors: dict[str, Tensor], tmp_path: P
 def test_weights_are_gathered_into_files_without_a_name(tmp_path: Path):
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     model[2].weight = model[0].weight
-    state = State(model, Optimizers(torch.optim.SGD(model.parameters()), model))
-    there = weights.gathered(state, tmp_path, World(0, 1, CPU)).state_dict()
+    there = weights.gathered(state_of(model), tmp_path, World(0, 1, CPU)).state_dict()
     assert list(tmp_path.iterdir()) == [] and there["0.weight"] is there["2.weight"]
     wanted = model.state_dict()
     assert there.keys() == wanted.keys() and all(same(there[name], wanted[name]) for name in wanted)

@@ -99,8 +99,8 @@ def test_batches_enter_with_the_micro_batch_that_sees_them(tmp_path: Path):
     def share(*order: int) -> list[int]:
         message = Trace("step", tmp_path / "trace", World(0, 1, torch.device("cpu")))
         model = torch.nn.Linear(1, 1)
-        message.begin(model, 0, outputs=False)
         loop: Any = SimpleNamespace(state=State(model, None))
+        message.begin(loop.state, 0, outputs=False)
         message.begin_step(View(loop, 0))
         for place, micro_batch in enumerate(order):
             message.batch(View(loop, 0, micro_batch, batches[place]))

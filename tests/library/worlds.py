@@ -98,9 +98,9 @@ class Case:
         units = [module for module in model if isinstance(module, nn.Linear)] if type(model) is nn.Sequential else ()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=0.01, fused=True)
-        optimizers = repro("core.optimizers").Optimizers(optimizer, model)
+        state = repro("core.state").State.of(model, optimizer, {})
         settings = repro("config.settings").Parallel(**keys)
-        way = repro("core.summing").gradients_of(model, settings, world, optimizers, units)
+        way = repro("core.summing").gradients_of(state, settings, world, units)
         digest, shards = hashlib.sha256(), repro("core.shards")
         for step in range(STEPS):
             for number in way.micro_batches(0 if step else None):

@@ -239,7 +239,7 @@ class Run:
         done = there.step if there else 0
         agreement.require_replicas(loop.state.weights(), done, self.world, loop.gradients.replicas)
         outputs = not self.config.compute.compile  # whose modules have no outputs to look at
-        together(self.world, lambda: self._trace.begin(loop.model, done, outputs, sharded))
+        together(self.world, lambda: self._trace.begin(loop.state, done, outputs, sharded))
         saver = None
         if (self.world.is_main or sharded) and not loop.tamper:
             writers = self.world if sharded else ranks.ALONE

@@ -7,7 +7,7 @@ Gradients of bfloat16 and float16 are added in float32, and rounded once, at the
 
 Each bucket of gradients leaves (transport.py) as soon as the last micro-batch's backward pass has filled it.
 
-`DDP`, in stock.py, is DistributedDataParallel: its bits depend on the world size. Both are used alike, and refuse a
+`DDP`, in ddp.py, is DistributedDataParallel: its bits depend on the world size. Both are used alike, and refuse a
 line that is missing:
 
     for number in gradients.micro_batches():    # those that this rank runs
@@ -20,7 +20,7 @@ from functools import partial
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from .buckets import Bucket, buckets_of
@@ -30,6 +30,7 @@ from .errors import Disagreement, RunError
 from .guard import Guard
 from .options import Parallel
 from .ranks import ALONE, World
+from .state import State
 from .transport import Transport, local_size
 from .tree import are_siblings, blocks, nodes_of, total
 
@@ -47,15 +48,15 @@ class Accumulation:
     replicas = ALONE  # the ranks that hold the same shards
     early = True  # whether a bucket may leave while other ranks have micro-batches to run
 
-    def __init__(self, module: nn.Module, settings: Parallel, world: World) -> None:
-        self.module, self.world, self.total = module, world, settings.micro_batches
+    def __init__(self, state: State, settings: Parallel, world: World) -> None:
+        self.module, self.world, self.total = state.model, world, settings.micro_batches
         self.leaves = self._deal(settings)
-        self._parameters = [p for p in module.parameters() if p.requires_grad and not isinstance(p, DTensor)]
+        self._parameters = [p for p in self.module.parameters() if p.requires_grad and not isinstance(p, DTensor)]
         nodes = [nodes_of(leaves, self.total) for leaves in self.leaves]
         self._transport = Transport(self._worlds(settings), nodes, self.total)
-        self.buffers = Buffers(module, self.total, world, self._transport)
+        self.buffers = Buffers(self.module, self.total, world, self._transport)
         self._losses = torch.zeros(self.total, dtype=torch.float64, device=world.device)
-        self._guard = Guard(module)
+        self._guard = Guard(self.module)
         self._buckets = [Bucket(tensors, self._transport) for tensors in buckets_of(self._parameters[::-1])]
         self._hooks = [
             tensor.register_post_accumulate_grad_hook(partial(self._take, bucket))

@@ -10,6 +10,7 @@ from .buffers import Buffers
 from .guard import Guard
 from .options import Parallel
 from .ranks import ALONE, World
+from .state import State
 from .transport import Transport
 from .tree import blocks
 
@@ -19,7 +20,8 @@ class DDP:
 
     sharded, replicas = False, ALONE
 
-    def __init__(self, module: nn.Module, settings: Parallel, world: World) -> None:
+    def __init__(self, state: State, settings: Parallel, world: World) -> None:
+        module = state.model
         # find_unused_parameters keeps DDP from rebuilding its buckets after the first step, which would
         # make a resumed run differ from an uninterrupted one.
         self.module = nn.parallel.DistributedDataParallel(module, find_unused_parameters=True)

@@ -24,6 +24,7 @@ from .ranks import World
 from .shardable import kept_unsharded, units_of
 from .sharded import place_gradient
 from .shards import shard_of
+from .state import State
 from .transport import Transport, local_size
 from .tree import Node, nodes_of, push
 
@@ -41,9 +42,8 @@ class Full(Accumulation):
     sharded = True
     early = False  # FSDP2 communicates until the last pass, in which ranks may run no micro-batch
 
-    def __init__(
-        self, module: nn.Module, settings: Parallel, world: World, optimizers: Optimizers, units: Sequence[nn.Module]
-    ) -> None:
+    def __init__(self, state: State, settings: Parallel, world: World, units: Sequence[nn.Module]) -> None:
+        module, optimizers = state.model, state.optimizers
         units = units_of(module, units)
         replicas = settings.replicas
         if world.size % replicas or world.size == replicas:
@@ -59,7 +59,7 @@ class Full(Accumulation):
         total = settings.micro_batches  # of which each rank is to have one at least
         self._blocks = [range(total * at // replicas, total * (at + 1) // replicas) for at in range(replicas)]
         self._cut_units(module, units, optimizers)
-        super().__init__(module, settings, world)
+        super().__init__(state, settings, world)
         self._cut = [p for p in module.parameters() if p.requires_grad and isinstance(p, DTensor)]
         self._hooks += [parameter.register_post_accumulate_grad_hook(self._take_shard) for parameter in self._cut]
         self._updated = optimizers.cut({parameter: shard_of(parameter) for parameter in self._cut})

@@ -70,7 +70,7 @@ class Loop:
     ) -> None:
         self.options, self.world, self.plan, self.stop, self.log = options, world, plan, stop, log
         self.state, self.model, self.optimizers, self.tamper = state, state.model, state.optimizers, tamper
-        self.gradients = gradients_of(self.model, options.parallel, world, self.optimizers, units)
+        self.gradients = gradients_of(state, options.parallel, world, units)
         module = self.gradients.module
         self.network = cast(nn.Module, torch.compile(module)) if options.compute.compile else module
         self.batches: Iterator[Any] = iter(())

@@ -5,21 +5,21 @@
     full        a rank holds its rows of each weight; FSDP2 gathers those of a unit while they are needed (fsdp.py)
 
 The bits are the same because nothing depends on where a tensor is cut: the tree adds each element by itself, an
-optimizer updates each element by itself (`divisible.require_elementwise`), and shards begin where its vectors begin.
+optimizer updates each element by itself (`shardable.require_elementwise`), and shards begin where its vectors begin.
 Parameters whose rows are no whole vectors stay unsharded under `full`, as biases and norms do.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from .accumulate import Accumulation
 from .errors import UserError, some
-from .optimizers import Optimizers
 from .options import Parallel
 from .ranks import World
 from .shards import Scattered, Shard
+from .state import State
 
 
 class Owned(Accumulation):
@@ -30,10 +30,10 @@ class Owned(Accumulation):
 
     sharded = True
 
-    def __init__(self, module: nn.Module, settings: Parallel, world: World, optimizers: Optimizers) -> None:
-        if odd := [name for name, p in module.named_parameters() if not p.is_contiguous()]:
+    def __init__(self, state: State, settings: Parallel, world: World) -> None:
+        if odd := [name for name, p in state.parameters.items() if not p.is_contiguous()]:
             raise UserError(f"{some(odd, 3)}: not contiguous, which parallel.shard=optimizer wants; use .contiguous()")
-        super().__init__(module, settings, world)
+        super().__init__(state, settings, world)
         self._shards: dict[Tensor, Shard] = {}
         self._mine: list[list[slice]] = []  # of each bucket: where this rank's shard of each tensor lies in its part
         for bucket in self._buckets:
@@ -44,8 +44,8 @@ class Owned(Accumulation):
                 self._shards[tensor] = Shard(tensor.detach().view(-1)[start:stop], edges, tensor.shape, world)
                 mine.append(slice(at + start - first, at + stop - first) if start < stop else slice(0))
             self._mine.append(mine)
-        self._updated = optimizers.cut(self._shards)
-        self._watches = [optimizer.register_step_post_hook(self._gather) for optimizer in optimizers.all]
+        self._updated = state.optimizers.cut(self._shards)
+        self._watches = [optimizer.register_step_post_hook(self._gather) for optimizer in state.optimizers.all]
 
     def _give(self) -> None:
         for bucket, mine in zip(self._buckets, self._mine, strict=True):

@@ -27,7 +27,7 @@ from ..core.errors import RunError
 from ..core.observer import Ballot, Observer, View
 from ..core.ranks import World
 from ..core.shards import Held, moved, unsharded
-from ..core.shards import weights as weights_of
+from ..core.state import State
 from ..record import names
 from ..record.chain import HAS_WEIGHTS, STEP, Chain
 from .tensors import Kept
@@ -54,7 +54,7 @@ class Trace(Observer):
         self._tensors: Chain | None = None
         self._pending: Callable[[], None] | None = None
 
-    def begin(self, model: nn.Module, done: int, outputs: bool, sharded: bool = False) -> None:
+    def begin(self, state: State, done: int, outputs: bool, sharded: bool = False) -> None:
         """Start the trace, or go on with it after `done` steps; at level `tensor` with the modules' `outputs`, too.
 
         Where gradients, and perhaps more, are `sharded` over the ranks, all ranks work at the digests together.
@@ -62,11 +62,11 @@ class Trace(Observer):
         Raises:
             UserError: the trace of those steps is not there.
         """
-        self._sharded, self._names = sharded, [name for name, _ in model.named_parameters()]
+        self._sharded, self._names = sharded, [*state.parameters]
         if self.level == "off":
             return
         if outputs and (self.level == "tensor" or self.kept.step >= 0):
-            watched, self._hooks = _watch(model, self._output)
+            watched, self._hooks = _watch(state.model, self._output)
             self._modules = watched if self.level == "tensor" else []
         (self.folder / names.TRACE).mkdir(parents=True, exist_ok=True)
         self._timings = Timings(self.folder / names.rank_rows(self.world.rank), self.world.rank, self.world.device)
@@ -76,7 +76,7 @@ class Trace(Observer):
                 columns = [
                     *(f"output {name}" for name in self._modules),
                     *(f"gradient {name}" for name in self._names),
-                    *(f"weights {name}" for name in weights_of(model)),
+                    *(f"weights {name}" for name in state.weights()),
                     *(f"optimizer {name}" for name in self._names),
                 ]
                 write_json(self.folder / names.TENSOR_COLUMNS, columns)
