@@ -345,16 +345,21 @@ def test_bump_changes_the_pin_of_what_decides_bits_and_nothing_else(locked: Proj
 
 def test_locks_of_cpu_and_cuda_give_one_address(locked: Project):
     """Each alone has more than both; what only torch's CUDA build brings is no part."""
-    before = pinned(locked)
-    for lock in ("train-cuda.txt", "torch-cpu.txt"):
-        text = (locked.root / "requirements" / lock).read_text()
-        (locked.root / "requirements" / lock).unlink()
-        if lock == "train-cuda.txt":
-            assert pinned(locked) == before
-        (locked.root / "requirements" / lock).write_text(text)
-    (locked.root / "requirements" / "train-cpu.txt").unlink()
-    (locked.root / "requirements" / "torch-cpu.txt").unlink()
+    before, folder = pinned(locked), locked.root / "requirements"
+    of_cuda = (folder / "train-cuda.txt").read_text()
+    (folder / "train-cuda.txt").unlink()
+    assert pinned(locked) == before
+    (folder / "train-cuda.txt").write_text(of_cuda)
+    for name in ("train-cpu.txt", "torch-cpu.txt"):
+        (folder / name).unlink()
     assert pinned(locked).items() >= before.items()
+
+
+@pytest.mark.parametrize("name", ["train-cpu.txt", "torch-cpu.txt"])
+def test_device_with_half_of_its_locks_is_refused(locked: Project, name: str):
+    (locked.root / "requirements" / name).unlink()
+    with pytest.raises(UserError, match=f"requirements/{name}: not seen, but the other lock of its device"):
+        pinned(locked)
 
 
 def test_locks_with_two_versions_of_what_decides_bits_are_refused(locked: Project):
@@ -367,7 +372,7 @@ def test_locks_with_two_versions_of_what_decides_bits_are_refused(locked: Projec
 @pytest.mark.parametrize(
     "line",
     [
-        "import scipy.stats",
+        "import scipy.stats, scipy.special",
         "from scipy import stats",
         "def f():\n    import scipy",
         "importlib.import_module('scipy.stats')",

@@ -57,6 +57,8 @@ def _locked(root: Path) -> dict[str, str]:
         raise UserError(
             f"{root / LOCKS}: no lock seen, {', '.join(TRAIN)} wanted. Restore them from git, or: make lock"
         )
+    if gone := [path for device in sets for path in paths[device] if path not in here[device]]:
+        raise UserError(f"{gone[0]}: not seen, but the other lock of its device. Restore it from git, or: make lock")
     first, *others = sets.values()
     common = {name: version for name, version in first.items() if all(name in other for other in others)}
     if apart := [name for name, version in common.items() if any(other[name] != version for other in others)]:
@@ -88,12 +90,12 @@ def _imported(sources: Mapping[str, bytes], unhashed: Sequence[str]) -> dict[str
         for module in sorted(imports(source)):
             if module.partition(".")[0] not in {*sys.stdlib_module_names, *unhashed}:
                 modules.setdefault(module, []).append(file)
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, None]] = {}
     here = packages()
     for module, files in modules.items():
         for package in _owners(module, here):
-            found.setdefault(package, []).extend(files)
-    return found
+            found.setdefault(package, {}).update(dict.fromkeys(files))
+    return {package: [*files] for package, files in found.items()}
 
 
 @cache
