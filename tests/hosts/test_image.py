@@ -4,6 +4,7 @@ import faulthandler
 import json
 import re
 import shutil
+import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,6 @@ from threading import Thread
 
 import pytest
 import yaml
-from bake import VENV
 from baked import Bake, BakedProject
 from engine import BASE_PYTHON, Engine, engine, standin
 from machine import free_port, sh, until
@@ -62,7 +62,7 @@ def served(folder: Path) -> Iterator[str]:
 def download(project: BakedProject, folder: Path) -> None:
     """Get the packages of the CPU lock, for the Python of the base."""
     (index,) = re.findall(r"^ARG TORCH_INDEX=(.*)$", project.text("Dockerfile"), re.MULTILINE)
-    pip = [VENV / "bin" / "python", "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     wanted = ["--no-deps", "--require-hashes", "--python-version", BASE_PYTHON, "--dest", folder]
     locks = {"torch-cpu": ["--extra-index-url", index], "train-cpu": [], "run": [], "dev": [], "server": []}
     for lock, options in locks.items():
