@@ -245,16 +245,14 @@ class Run:
         if (self.world.is_main or sharded) and not loop.tamper:
             writers = self.world if sharded else ranks.ALONE
             saver = Saver(folder, self._origin(), self.config.checkpoint, self._sync, writers, shared)
+        held = partial(flags.require_held, local=self.world.size > 1)
         # before a checkpoint holds what came of it
-        before = [self._require_held, self._require_data, self._trace.flush]
+        before: list[Callable[[], None]] = [held, self._require_data, self._trace.flush]
         self._keeper = Keeper(saver, self.config.checkpoint.every, loop.state, before)
         if self._folder and self._folder.record.resumed:
             self._folder.record.went_on(done)
             print(f"resumed {self.out} after step {done}", flush=True)
         return done
-
-    def _require_held(self) -> None:
-        flags.require_held(local=self.world.size > 1)
 
     def _require_data(self) -> None:
         if self._still:

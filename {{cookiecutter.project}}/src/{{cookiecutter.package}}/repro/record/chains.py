@@ -1,6 +1,7 @@
 """Chains of rows as they are read: whole ones, the hash of one, and where two part. No run needs this."""
 
 import hashlib
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,6 @@ def root(path: Path, width: int) -> str | None:
 
 def first_difference(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> int | None:
     """The first row in which two chains differ, by bisection over the links; None if the shorter begins the longer."""
-    low, high = 0, min(len(one), len(other))
-    if not high or one["link"][high - 1] == other["link"][high - 1]:
-        return None
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if one["link"][middle - 1] == other["link"][middle - 1]:
-            low = middle
-        else:
-            high = middle
-    return low
+    both = range(min(len(one), len(other)))
+    first = bisect_left(both, True, key=lambda row: bool(one["link"][row] != other["link"][row]))
+    return first if first < len(both) else None

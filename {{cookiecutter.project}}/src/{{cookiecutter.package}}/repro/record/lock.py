@@ -13,8 +13,6 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from ..base.files import sync
 from ..core.errors import FULL, RunError, UserError
@@ -33,7 +31,7 @@ _own: set[tuple[int, int]] = set()  # the lock files of this process: between it
 
 
 class RunLock:
-    """Holds a run directory for this process, from `acquire` to `release`, or in a `with`.
+    """Holds a run directory for this process, from `acquire` to `release`.
 
     The folder is made where it is missing, and nothing is written outside it. A forked child holds nothing.
     """
@@ -42,7 +40,7 @@ class RunLock:
         self.folder, self.path = folder, folder / LOCK
         self._descriptor = -1
 
-    def acquire(self) -> Self:
+    def acquire(self) -> None:
         """Take the folder; where the last holder is out of sight, wait up to two minutes for a sign of life.
 
         Raises:
@@ -59,7 +57,6 @@ class RunLock:
                 f"{self.path}: {error.strerror}. The run directory must be a folder that can be written; "
                 f"choose another with --out"
             ) from None
-        return self
 
     def require(self) -> None:
         """Make sure that the folder is still this process's, before writing there.
@@ -85,14 +82,6 @@ class RunLock:
         _own.discard(_identity(os.fstat(self._descriptor)))
         os.close(self._descriptor)  # which ends the lock, so the file is gone by then
         self._descriptor = -1
-
-    def __enter__(self) -> Self:
-        return self.acquire()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
     def _taken(self, watch: "_Watch") -> bool:
         """Try once; False: look again."""
