@@ -19,7 +19,7 @@ import pytest
 from conftest import PACKAGE
 from project.repro.core.errors import RunError, UserError
 from project.repro.record import holder as holder_module
-from project.repro.record import lock
+from project.repro.record import lock, waiting
 from project.repro.record.holder import Holder
 from project.repro.record.lock import LOCK, RunLock
 
@@ -284,7 +284,7 @@ def test_process_that_ends_is_waited_for(cannot: bool, begin: Start, run: Path, 
 def test_holder_elsewhere_without_a_sign_of_life_is_taken_over_in_one_line(
     left: Left, run: Path, capsys: pytest.CaptureFixture[str]
 ):
-    left(seconds=lock.SILENT + 1)
+    left(seconds=waiting.SILENT + 1)
     with holding(run):
         (line,) = capsys.readouterr().err.splitlines()
     assert line == (
@@ -299,12 +299,12 @@ def test_holder_elsewhere_that_was_just_there_is_waited_for(
 ):
     """Also where its clock was far ahead."""
     left(seconds=-ahead)
-    monkeypatch.setattr(lock, "SILENT", 1.0)
+    monkeypatch.setattr(waiting, "SILENT", 1.0)
     began = time.monotonic()
     with holding(run):
         assert time.monotonic() - began >= 0.9
-    waiting, taken = capsys.readouterr().err.splitlines()
-    assert "process 4711 on node7" in waiting and "waiting up to 1 s for a sign of life" in waiting
+    patient, taken = capsys.readouterr().err.splitlines()
+    assert "process 4711 on node7" in patient and "waiting up to 1 s for a sign of life" in patient
     assert "taken over" in taken
 
 
@@ -340,7 +340,7 @@ def test_lock_that_a_lost_machine_holds_is_replaced(
     """As a file server does that never learns of the end of a machine. An old sign alone is no reason."""
     path = left(seconds=1000)
     assert held(begin(code=LOCKING, path=path))
-    monkeypatch.setattr(lock, "SILENT", 0.5)
+    monkeypatch.setattr(waiting, "SILENT", 0.5)
     began, inode = time.monotonic(), path.stat().st_ino
     with holding(run) as mine:
         assert time.monotonic() - began >= 0.5
@@ -360,7 +360,7 @@ def test_where_nothing_can_lock_processes_and_signs_decide(
     assert f"process {holder.pid} " in refusal(run)
     holder.kill()
     require_free(run)
-    left(seconds=lock.SILENT + 1, machine=Holder.this().machine, namespace="another container")
+    left(seconds=waiting.SILENT + 1, machine=Holder.this().machine, namespace="another container")
     require_free(run)
 
 
