@@ -53,8 +53,8 @@ def code(package: str) -> None:
 
 
 def arguments(package: str) -> None:
-    """More arguments, those in OTHER."""
-    sys.argv += os.environ["OTHER"].split()
+    """More arguments, those in ARGUMENTS."""
+    sys.argv += os.environ["ARGUMENTS"].split()
 
 
 def initial_weights(package: str) -> None:
@@ -286,7 +286,8 @@ if __name__ == "__main__":
     rank, code_left = os.environ.get("RANK", "0"), "0"
     sys.argv = ["train", *rest]
     if rank == at:
-        globals()[chosen](package)
+        for fault in chosen.split("+"):
+            globals()[fault](package)
     forget_tests()
     try:
         runpy.run_module(f"{package}.train", run_name="__main__", alter_sys=True)

@@ -103,15 +103,17 @@ def test_every_key_has_a_row_in_one_table(config: Config):
     assert sorted([*ADDRESSED, *OUTSIDE]) == sorted(config.flat())
 
 
-def test_an_override_changes_its_key_only(config: Config):
-    for key in ADDRESSED | OUTSIDE:
-        other = load(Config, PROJECT / "params.yaml", [changed(key)])
-        assert [name for name, now in other.flat().items() if now != config.flat()[name]] == [key]
+@pytest.fixture(scope="module")
+def before() -> ContentAddress:
+    """The address of params.yaml as it stands."""
+    return address_of()
 
 
 @pytest.mark.parametrize("key", ADDRESSED | OUTSIDE)
-def test_key_changes_the_address_where_it_asks_for_other_numbers(key: str):
-    before, after = address_of(), address_of(changed(key))
+def test_key_changes_the_address_where_it_asks_for_other_numbers(key: str, before: ContentAddress, config: Config):
+    other = load(Config, PROJECT / "params.yaml", [changed(key)]).flat()
+    assert differing(config.flat(), other) == {key}  # an override changes its key only
+    after = address_of(changed(key))
     stock = {"world_size"}  # which stock DDP adds
     part = "seed" if key == "seed" else "config"
     assert differing(before.parts, after.parts) - stock == ({part} if key in ADDRESSED else set())
@@ -223,16 +225,27 @@ def test_data_changes_its_own_part_only():
 # ---- code
 
 
+def copy_to(folder: Path) -> Project:
+    ignored = shutil.ignore_patterns("__pycache__")
+    return Project(Path(shutil.copytree(PROJECT / "src" / PACKAGE, folder / "src" / "renamed", ignore=ignored)))
+
+
 @pytest.fixture
 def renamed(tmp_path: Path) -> Project:
     """A copy of the package under another name, in a project of its own."""
-    source = PROJECT / "src" / PACKAGE
-    ignored = shutil.ignore_patterns("__pycache__")
-    return Project(Path(shutil.copytree(source, tmp_path / "src" / "renamed", ignore=ignored)))
+    return copy_to(tmp_path)
 
 
-def test_name_of_the_package_does_not_change_the_code(renamed: Project):
-    assert code(renamed) == code(OURS)
+@pytest.fixture(scope="module")
+def edited(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Such a copy, in which each test undoes its edit."""
+    return copy_to(tmp_path_factory.mktemp("edited"))
+
+
+@pytest.fixture(scope="module")
+def ours() -> dict[str, str]:
+    """The digests of the package as it stands."""
+    return code(OURS)
 
 
 LIBRARY = sorted(path.relative_to(OURS.library).as_posix() for path in OURS.library.rglob("*.py"))
@@ -253,15 +266,17 @@ def test_core_is_what_decides_bits():
 
 
 @pytest.mark.parametrize("name", [*OWN, *NEW, *LEFT_OUT, *(f"repro/{name}" for name in LIBRARY)])
-def test_line_in_a_file_changes_the_code_where_the_file_decides_bits(renamed: Project, name: str):
-    """A file of any kind, new ones too; of the library those in core alone."""
-    (renamed.package / name).parent.mkdir(exist_ok=True)
-    with (renamed.package / name).open("a") as file:
-        file.write("# a remark\n")
-    before, after = code(OURS), code(renamed)
+def test_line_in_a_file_changes_the_code_where_the_file_decides_bits(edited: Project, ours: dict[str, str], name: str):
+    """A file of any kind, new ones too; of the library those in core alone. The package's own name changes nothing."""
+    path = edited.package / name
+    path.parent.mkdir(exist_ok=True)
+    was = path.read_bytes() if path.is_file() else None
+    path.write_bytes((was or b"") + b"# a remark\n")
+    after = code(edited)
+    path.unlink() if was is None else path.write_bytes(was)
     decides = {name} if name in (*OWN, *NEW) or name.removeprefix("repro/") in CORE else set()
-    assert differing(before, after) == decides and (digest(before) != digest(after)) == bool(decides)
-    in_core = {f"repro/core/{each}" for each in differing(core(before), core(after))}
+    assert differing(ours, after) == decides and (digest(ours) != digest(after)) == bool(decides)
+    in_core = {f"repro/core/{each}" for each in differing(core(ours), core(after))}
     assert in_core == {each for each in decides if each.startswith("repro/")}
 
 
@@ -432,9 +447,9 @@ def test_comments_in_a_lock_change_nothing(locked: Project):
 
 @pytest.mark.parametrize(("old", "new"), [("numpy==2", "numpy==1"), ("--hash=sha256:", "--hash=sha256:0")])
 def test_a_pin_or_a_hash_changes_what_a_stage_depends_on(locked: Project, old: str, new: str):
-    before, path = locks(locked), locked.root / "requirements" / "train-cpu.txt"
+    was, path = locks(locked), locked.root / "requirements" / "train-cpu.txt"
     path.write_text(path.read_text().replace(old, new))
-    assert locks(locked) != before
+    assert locks(locked) != was
 
 
 def test_project_without_locks_is_refused(tmp_path: Path):

@@ -59,7 +59,7 @@ def writes_durably(node: ast.AST) -> bool:
 
 
 def reads_a_trace(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and ast.unparse(node) == "chain.rows"
+    return isinstance(node, ast.Attribute) and ast.unparse(node) == "chains.rows"
 
 
 DOORS = {
@@ -82,7 +82,7 @@ DOORS = {
             "address/pull.py": "DVC",
             "base/git.py": "git",
             "record/signature.py": "ssh-keygen",
-            "environment/environment.py": "nvidia-smi",
+            "environment/cuda.py": "nvidia-smi",
             "environment/compiler.py": "the compiler's version",
             "core/flags.py": "this process again, with its variables",
             "analysis/doctor/hardware.py": "nvidia-smi",
@@ -102,7 +102,7 @@ DOORS = {
         "beside.replace(path)",
         'text.replace("a", "b").split()',
     ),
-    "trace": Door(reads_a_trace, {"record/view.py": "RunView"}, "chain.rows(path, chain.STEP)", "chain.root(path, 8)"),
+    "trace": Door(reads_a_trace, {"record/view.py": "RunView"}, "chains.rows(path, STEP)", "chains.root(path, 8)"),
 }
 
 

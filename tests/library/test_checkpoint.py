@@ -265,7 +265,7 @@ def crashing(instant: int, folder: Path) -> int:
             count = iter(range(10**9))
 
             def before(name: str, arguments: tuple[Any, ...]) -> None:
-                if next(count) == instant:
+                if not name.endswith(" done") and next(count) == instant:  # after one is before the next
                     os._exit(9)
 
             with pytest.MonkeyPatch.context() as patch:
@@ -297,7 +297,7 @@ def test_crash_at_any_instant_leaves_a_whole_checkpoint(tmp_path: Path):
         kept.append(there.step)
         instant += 1
     assert kept == sorted(kept) and set(kept) == {1, 2}, kept
-    assert len(kept) > 60, "hardly an operation was watched"
+    assert len(kept) > 30, "hardly an operation was watched"
 
 
 WRITTEN: dict[str, Callable[[tuple[Any, ...]], str]] = {

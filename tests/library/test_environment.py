@@ -15,8 +15,8 @@ from project.repro.config.settings import Compute, Determinism
 from project.repro.core import flags
 from project.repro.environment.canary import RELEASED
 from project.repro.environment.compiler import compiler
-from project.repro.environment.environment import environment_class, numeric_environment, record, variables
-from project.repro.record.classes import described, promises
+from project.repro.environment.environment import numeric_environment, record, variables
+from project.repro.record.classes import class_of, described, promises
 
 STRICT = Determinism(cpu="portable", relax=())
 PLAIN = Compute(precision="float32", compile=False)
@@ -92,14 +92,15 @@ def test_switch_left_off_changes_the_digest():
 
 
 CLASS = f"""
-from {PACKAGE}.repro.config.settings import Compute, Determinism
+from {PACKAGE}.repro.config.settings import Determinism
 from {PACKAGE}.repro.core import flags as flags
 strict = Determinism(cpu="portable", relax=())
 flags.apply(strict)
 import torch
-from {PACKAGE}.repro.environment.environment import environment_class, numeric_environment
+from {PACKAGE}.repro.environment.environment import numeric_environment
+from {PACKAGE}.repro.record.classes import class_of
 environment = numeric_environment(strict, torch.device("cpu"))
-print(environment_class(environment, Compute(precision="float32", compile=False)), environment["libc"])
+print(class_of(environment, plain=True), environment["libc"])
 import hashlib, random, numpy
 from {PACKAGE}.repro.core.seeds import seed_everything
 seed_everything(5)
@@ -207,7 +208,7 @@ def released(**changes: Any) -> dict[str, Any]:
 
 
 def is_portable(seen: dict[str, Any], compute: Compute = PLAIN) -> bool:
-    return environment_class(seen, compute) == f"cpu-portable/torch-{torch.__version__.partition('+')[0]}"
+    return class_of(seen, compute.plain) == f"cpu-portable/torch-{torch.__version__.partition('+')[0]}"
 
 
 def test_class_is_portable_for_the_released_arithmetic_alone():
@@ -232,14 +233,14 @@ BUILDS = {
 @pytest.mark.parametrize("version", BUILDS)
 def test_builds_that_were_compared_are_one_class_and_no_others(version: str):
     seen = released(torch={"version": version, "git": "0" * 40})
-    assert environment_class(seen, PLAIN) == f"cpu-portable/torch-{BUILDS[version]}"
+    assert class_of(seen, plain=True) == f"cpu-portable/torch-{BUILDS[version]}"
     otherwise = seen | {"cpu": seen["cpu"] | {"arithmetic": "0" * 64}}
-    assert environment_class(otherwise, PLAIN) == f"cpu/{digest(otherwise)[:16]}"
+    assert class_of(otherwise, plain=True) == f"cpu/{digest(otherwise)[:16]}"
 
 
 def test_outside_the_portable_class_each_environment_is_its_own():
     one, other = released(threads=2), released(threads=3)
-    assert environment_class(one, PLAIN) == f"cpu/{digest(one)[:16]}" != environment_class(other, PLAIN)
+    assert class_of(one, plain=True) == f"cpu/{digest(one)[:16]}" != class_of(other, plain=True)
 
 
 @pytest.mark.parametrize("name", ["PYTHONHASHSEED", "nnpack", "all"])
@@ -248,10 +249,10 @@ def test_switch_left_off_leaves_the_portable_class_even_where_its_value_is_the_s
     strict, left_off = (numeric_environment(each, CPU) for each in (STRICT, Determinism(cpu="portable", relax=(name,))))
     left_off |= {key: strict[key] for key in ("cpu", "flags")}
     assert left_off == strict | {"relaxed": [name]}
-    found = environment_class(left_off, PLAIN)
+    found = class_of(left_off, plain=True)
     assert found == f"relaxed/{digest(left_off)[:16]}" and not promises(found)
-    assert promises(environment_class(strict, PLAIN))
-    assert environment_class(released(relaxed=[name]), PLAIN).startswith("relaxed/")  # whatever computes here
+    assert promises(class_of(strict, plain=True))
+    assert class_of(released(relaxed=[name]), plain=True).startswith("relaxed/")  # whatever computes here
 
 
 def test_environment_and_class_are_of_all_that_a_run_was_in():

@@ -12,6 +12,7 @@ from attempt import STEPS, Crash, Finish, crash_after, inside, origin
 from project import PROJECT as OURS
 from project import train as train_module
 from project.config import Config
+from project.repro.address.address import digest
 from project.repro.base.files import read_json, write_json
 from project.repro.checkpoint import checkpoint
 from project.repro.config.settings import Record as Fate
@@ -21,36 +22,46 @@ from project.repro.core.state import Snapshot
 from project.repro.record import names
 from project.repro.record import opening as opening_module
 from project.repro.record import record as record_module
+from project.repro.record.classes import environments
 from project.repro.record.receipt import read
 from project.repro.record.record import Record
 from project.repro.run import Run
-from victim import Start
+
+
+@pytest.fixture(scope="module")
+def crashed(config: Config, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory as a crash after step 12 leaves it: made in this process."""
+    out = tmp_path_factory.mktemp("crashed") / "run"
+    with crash_after(12):
+        train_module.train(inside(config, prepared, every=3, keep=2), out)
+    write_json(out / "run.json", read_json(out / "run.json") | {"status": "RUNNING"})
+    assert [int(p.name[:9]) for p in checkpoint.found(out / "checkpoints")] == [9, 12]
+    return out
 
 
 @pytest.fixture
-def interrupted(config: Config, prepared: Path, tmp_path: Path) -> Path:
-    """The run directory of `start`, as a crash after step 12 leaves it: made in this process."""
-    with crash_after(12):
-        train_module.train(inside(config, prepared, every=3, keep=2), tmp_path / "run")
-    write_json(tmp_path / "run" / "run.json", read_json(tmp_path / "run" / "run.json") | {"status": "RUNNING"})
-    assert [int(p.name[:9]) for p in checkpoint.found(tmp_path / "run" / "checkpoints")] == [9, 12]
-    return tmp_path / "run"
+def interrupted(crashed: Path, tmp_path: Path) -> Path:
+    """The run directory of `finish`: a copy of it, to plant faults in."""
+    return Path(shutil.copytree(crashed, tmp_path / "run"))
 
 
-def test_resumed_goes_on_where_the_newest_checkpoint_ends(
+def test_resumed_goes_on_where_the_newest_checkpoint_ends_and_writes_a_torn_row_anew(
     finish: Finish, interrupted: Path, capsys: pytest.CaptureFixture[str]
 ):
+    path = interrupted / "metrics.jsonl"
+    os.truncate(path, path.stat().st_size - 20)
     finish()
     assert "after step 12\n" in capsys.readouterr().out
 
 
-def test_another_content_address_is_refused_naming_key_and_values(start: Start, interrupted: Path):
+def test_another_content_address_is_refused_naming_key_and_values(config: Config, prepared: Path, interrupted: Path):
     before = sorted((path, path.stat().st_mtime_ns) for path in interrupted.rglob("*"))
-    victim = start("train.learning_rate=0.5")
-    assert victim.end() == 2
-    (line,) = victim.log.read_text().splitlines()
-    assert "config.train.learning_rate: 0.004 there, 0.5 here" in line
-    assert line.count(" there, ") == 1
+    another = inside(config, prepared)
+    another = another.model_copy(update={"train": another.train.model_copy(update={"learning_rate": 0.5})})
+    with pytest.raises(UserError) as refused:
+        train_module.train(another, interrupted)
+    assert "config.train.learning_rate: 0.004 there, 0.5 here" in str(refused.value)
+    assert str(refused.value).count(" there, ") == 1 and "\n" not in str(refused.value)
     assert sorted((path, path.stat().st_mtime_ns) for path in interrupted.rglob("*")) == before
 
 
@@ -64,6 +75,7 @@ def test_going_on_in_another_environment_is_told_and_marks_the_record(
     assert "another numeric environment: equal bits are not guaranteed. threads: 2 there" in capsys.readouterr().err
     here = read_json(path)
     assert here["class"].startswith("mixed/") and [each["threads"] for each in here["before"]] == [2]
+    assert environments(here) == (digest(here["before"][0]), there["environment"])
     assert read(interrupted).stated["environment"].items() <= here.items()
 
 
@@ -82,12 +94,6 @@ def test_damaged_checkpoint_is_skipped_without_a_trace_in_the_result(
 def test_with_all_checkpoints_damaged_it_starts_anew(finish: Finish, interrupted: Path):
     for path in checkpoint.found(interrupted / "checkpoints"):
         (path / "state.json").write_text("{}")
-    finish()
-
-
-def test_row_torn_by_the_crash_is_written_anew(finish: Finish, interrupted: Path):
-    path = interrupted / "metrics.jsonl"
-    os.truncate(path, path.stat().st_size - 20)
     finish()
 
 
@@ -139,17 +145,17 @@ def test_wrong_state_is_caught_where_steps_are_run_again(
         finish()
 
 
-@pytest.mark.parametrize("part", ["address", "environment"])
-def test_checkpoint_of_another_run_is_never_used(part: str, finish: Finish, interrupted: Path, tmp_path: Path):
+def test_checkpoint_of_another_run_is_never_used(finish: Finish, interrupted: Path, tmp_path: Path):
     """As where `checkpoints` was copied, or a link: whole, newest, of the same network, and not this run's."""
     folder, ours = interrupted / "checkpoints", origin(interrupted)
     state = checkpoint.read(checkpoint.found(folder)[-1], ours)
     newer = dataclasses.replace(state, step=state.step + 1)
-    foreign = checkpoint.write(newer, folder, dataclasses.replace(ours, **{part: "f" * 64}), keep=3)
-    with pytest.raises(UserError, match=f"{foreign.name}: made by another run: {part} ffffffffffffffff seen, "):
-        finish()
-    assert foreign.is_dir()  # nothing is removed that is another's
-    shutil.move(foreign, tmp_path)
+    for part in ("address", "environment"):
+        foreign = checkpoint.write(newer, folder, dataclasses.replace(ours, **{part: "f" * 64}), keep=3)
+        with pytest.raises(UserError, match=f"{foreign.name}: made by another run: {part} ffffffffffffffff seen, "):
+            finish()
+        assert foreign.is_dir()  # nothing is removed that is another's
+        shutil.move(foreign, tmp_path)
     finish()
 
 
@@ -157,11 +163,10 @@ def test_record_compares_what_is_logged_again(tmp_path: Path):
     record = Record(tmp_path)
     empty = {"config": {}, "tracking": {"uri": "", "experiment": ""}, "dataset": {"name": "", "digest": ""}}
     code, tags = {"commit": None, "patch": None}, {"repro.address": "a"}
-    record.begin(code=code, tags=tags, environments=["here"], **empty)
+    record.begin(code=code, tags=tags, **empty)
     record.log(0, {"loss": 0.1, "odd": float("nan")})
     resumed = Record(tmp_path)
-    resumed.resume("there")
-    assert resumed.environments == ("here", "there")
+    resumed.resume()
     resumed.log(0, {"loss": 0.1, "odd": float("nan")})
     with pytest.raises(RunError, match=r"step 0: loss was 0\.1 .* 0\.10000000000000002 now"):
         resumed.log(0, {"loss": 0.10000000000000002})

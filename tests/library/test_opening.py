@@ -7,17 +7,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
-from clone import command, commit, project_in
-from conftest import python, training
+from clone import commit, project_in
 from project import PROJECT as OURS
 from project.config import Config
 from project.repro.address.address import ContentAddress, digest
 from project.repro.base.files import read_json
 from project.repro.core.errors import UserError
 from project.repro.record import names, opening
+from project.repro.record.former import drop_replaced
 from project.repro.record.opening import open_run, require_run_directory
-from project.repro.record.removal import drop_replaced
 from warm import PACKAGE
 
 Begin = Callable[..., Path]
@@ -63,7 +63,7 @@ def begin(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Be
         if end:
             (out / names.WEIGHTS).write_text(f"weights of {seed}")
             (out / "evaluation.json").write_text("the owner's")
-            opened.record.end("FINISHED", {})
+            opened.end("FINISHED", {})
             if requested.record.finished == "replace":
                 drop_replaced(out, print)
         return out
@@ -263,17 +263,18 @@ def test_folder_of_outputs_alone_is_not_refused(tmp_path: Path):
         require_run_directory(OURS, folder)
 
 
-def test_project_itself_is_no_run_directory(prepared: Path, tmp_path: Path):
+def test_project_itself_is_no_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """`--out ""`, where a variable of a script was empty."""
-    mine = tmp_path / "mine"
-    (mine / "trace").mkdir(parents=True)
-    (mine / "trace" / "mine").touch()
-    (mine / "params.yaml").write_text((OURS.root / "params.yaml").read_text())
-    arguments = training(Path(), prepared)[:-1]
-    done = python("-m", f"{PACKAGE}.train", *arguments, "", cwd=mine)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith(".: params.yaml, trace seen and no run.json, an empty folder or a run's wanted")
-    assert (mine / "trace" / "mine").is_file()
+    (tmp_path / "trace").mkdir()
+    (tmp_path / "trace" / "mine").touch()
+    (tmp_path / "params.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    out = click.Path(path_type=Path).convert("", None, None)
+    with pytest.raises(
+        UserError, match=r"^\.: params\.yaml, trace seen and no run\.json, an empty folder or a run's wa"
+    ):
+        require_run_directory(OURS, out)
+    assert Path("trace", "mine").is_file()
 
 
 # ---- uncommitted code
@@ -338,11 +339,3 @@ def test_uncommitted_files_that_enter_the_record_are_named(own: Path, config: Co
     new = ", ".join(f"src/{PACKAGE}/{name}" for name in (".env.example", "credentials.py", "token.py"))
     assert line == f"{names.PATCH} keeps files that are not committed: {new}"
     assert "PRIVATE KEY" not in (own / "run" / names.PATCH).read_text()
-
-
-def test_secret_ends_a_training_with_the_code_of_wrong_input(project: Path, tmp_path: Path):
-    clone = Path(shutil.copytree(project, tmp_path / "clone"))
-    (clone / "src" / PACKAGE / "credentials.json").write_text("{}")
-    done = command(clone, f"{PACKAGE}.train", "--set", "tracking.enabled=false", "--out", "other")
-    assert done.returncode == 2 and not (clone / "other" / names.RUN).exists()
-    assert len(done.stderr.splitlines()) == 1 and f"src/{PACKAGE}/credentials.json: looks like " in done.stderr

@@ -6,11 +6,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from conftest import PACKAGE, python
 from project import PROJECT as OURS
 from project.config import Config
 from project.repro.core import errors
-from project.repro.core.errors import RunError, UserError, of_system
+from project.repro.core.errors import UserError, of_system
 from project.repro.core.place import number, rank_and_size
 from project.repro.start import launch
 
@@ -56,11 +55,6 @@ def test_right_variables_are_taken(monkeypatch: pytest.MonkeyPatch):
     assert (rank_and_size(), number("LOCAL_RANK", 0)) == ((0, 1), 0)
     set_all(monkeypatch, MEETING)
     assert rank_and_size() == (1, 2)
-
-
-def test_command_tells_the_variable_and_ends_with_2():
-    done = python("-m", PACKAGE, "address", env={"WORLD_SIZE": "x"})
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 def test_failure_is_told_whatever_stands_in_local_rank(
@@ -127,6 +121,7 @@ def test_place_that_cannot_be_had_ends_a_stage_in_a_line(
         (errno.EROFS, 2, f"{path}: Read-only file system: the file system is read-only; name another place\n"),
         (errno.EACCES, 2, f"{path}: Permission denied: change its mode so that you may read and write it, or "),
         (errno.ENOENT, 2, f"{path}: No such file or directory: restore it, or name another place\n"),
+        (errno.ENOTDIR, 2, f"{path}: Not a directory: a folder is wanted where a file is; name another place\n"),
         (errno.ENOSPC, 1, "[Errno 28] No space left on device"),
     ):
         assert met(OSError(reason, os.strerror(reason), path), config, tmp_path) == code
@@ -138,10 +133,3 @@ def test_error_that_no_place_explains_keeps_its_traceback(config: Config, tmp_pa
     assert of_system(OSError(errno.EBADF, "Bad file descriptor")) is None
     with pytest.raises(OSError, match="Bad file descriptor"):
         met(OSError(errno.EBADF, "Bad file descriptor"), config, tmp_path)
-
-
-def test_file_in_the_path_of_a_run_directory_is_refused(tmp_path: Path):
-    (tmp_path / "file").write_text("")
-    done = python("-m", f"{PACKAGE}.evaluate", "--out", tmp_path / "file" / "x")
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert isinstance(of_system(NotADirectoryError(errno.ENOTDIR, "Not a directory", "file/x")), RunError)

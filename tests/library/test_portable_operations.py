@@ -22,6 +22,7 @@ from project.repro.core import exact, flags
 from project.repro.core.errors import Preempted
 from project.repro.environment import environment, portable, watch
 from project.repro.record import names, opening, receipt
+from project.repro.record.classes import environments
 from project.repro.run import Run
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -137,7 +138,8 @@ def test_operation_is_told_with_module_line_and_replacement(name: str, attempt: 
     stated = receipt.read(ended.out).stated["environment"]  # whose digest is that of its preimage
     assert stated["class"] == ended.environment["class"]
     facts = read_json(ended.out / names.RUN)
-    assert facts["environments"] == [facts["tags"]["repro.environment"]] == [ended.environment["environment"]]
+    assert facts["tags"]["repro.environment"] == ended.environment["environment"]
+    assert environments(ended.environment) == (ended.environment["environment"],)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +299,7 @@ def test_resumed_run_is_in_the_environment_that_its_first_step_has_shown(attempt
     assert [line for line in ended.message if "portable" in line or "environment" in line] == []
     assert ended.non_portable == ["sqrt float32"] and ended.environment["class"].startswith("cpu/")
     facts = read_json(ended.out / names.RUN)
-    assert facts["environments"] == [ended.environment["environment"]] and facts["resumed"] == [2]
+    assert environments(ended.environment) == (ended.environment["environment"],) and facts["resumed"] == [2]
 
 
 def test_run_that_is_resumed_on_another_cpu_says_so(attempt: Attempt, monkeypatch: pytest.MonkeyPatch):

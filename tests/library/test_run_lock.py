@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 from conftest import PACKAGE
 from project.repro.core.errors import RunError, UserError
 from project.repro.record import holder as holder_module
-from project.repro.record import lock
+from project.repro.record import lock, waiting
 from project.repro.record.holder import Holder
 from project.repro.record.lock import LOCK, RunLock
 
@@ -30,12 +31,14 @@ from {PACKAGE}.repro.record.lock import RunLock
 
 assert "torch" not in sys.modules
 folder, what = sys.argv[1:]
+lock = RunLock(Path(folder))
 try:
-    with RunLock(Path(folder)):
-        child = os.fork() if what == "fork" else None
-        if child != 0:
-            print("held", child, flush=True)
-        sys.stdin.read()
+    lock.acquire()
+    child = os.fork() if what == "fork" else None
+    if child != 0:
+        print("held", child, flush=True)
+    sys.stdin.read()
+    lock.release()
 except RunError as failure:
     print(failure, file=sys.stderr)
     sys.exit(failure.exit_code)
@@ -111,9 +114,20 @@ def refusal(folder: Path) -> str:
     return line
 
 
+@contextmanager
+def holding(folder: Path) -> Iterator[RunLock]:
+    """This process holds the folder."""
+    mine = RunLock(folder)
+    mine.acquire()
+    try:
+        yield mine
+    finally:
+        mine.release()
+
+
 def require_free(folder: Path) -> None:
     """This process gets it, and gives it back."""
-    with RunLock(folder) as mine:
+    with holding(folder) as mine:
         mine.require()
 
 
@@ -166,7 +180,7 @@ def test_stopped_holder_keeps_the_folder(begin: Start, run: Path):
 
 
 def test_same_process_is_refused_too_and_loses_nothing_by_asking(begin: Start, run: Path):
-    with RunLock(run):
+    with holding(run):
         assert "this very process" in refusal(run)
         assert begin().wait() == 2
     require_free(run)
@@ -174,7 +188,7 @@ def test_same_process_is_refused_too_and_loses_nothing_by_asking(begin: Start, r
 
 def test_holder_that_lost_the_kernels_lock_still_has_the_folder(begin: Start, run: Path):
     """As by a library that opens and closes every file of the folder."""
-    with RunLock(run):
+    with holding(run):
         (run / LOCK).read_bytes()
         assert f"process {os.getpid()} " in refused_to(begin())
 
@@ -183,7 +197,7 @@ def test_holder_that_lost_the_kernels_lock_still_has_the_folder(begin: Start, ru
 
 
 def test_folder_given_back_is_free_and_as_it_was(begin: Start, run: Path):
-    with RunLock(run) as held_here:
+    with holding(run) as held_here:
         held_here.require()
         assert [path.name for path in run.iterdir()] == [LOCK]
     assert list(run.iterdir()) == []
@@ -210,7 +224,7 @@ def test_fork_that_outlives_the_holder_does_not_keep_the_folder(begin: Start, ru
 
 
 def test_fork_gives_nothing_back(run: Path, begin: Start):
-    with RunLock(run) as mine:
+    with holding(run) as mine:
         if not (child := os.fork()):
             mine.release()
             os._exit(0)
@@ -260,7 +274,7 @@ def test_process_that_ends_is_waited_for(cannot: bool, begin: Start, run: Path, 
     monkeypatch.setattr(Holder, "state", state)
     if cannot:
         unable(monkeypatch)
-    with RunLock(run):
+    with holding(run):
         assert next(states, None) is None
 
 
@@ -270,8 +284,8 @@ def test_process_that_ends_is_waited_for(cannot: bool, begin: Start, run: Path, 
 def test_holder_elsewhere_without_a_sign_of_life_is_taken_over_in_one_line(
     left: Left, run: Path, capsys: pytest.CaptureFixture[str]
 ):
-    left(seconds=lock.SILENT + 1)
-    with RunLock(run):
+    left(seconds=waiting.SILENT + 1)
+    with holding(run):
         (line,) = capsys.readouterr().err.splitlines()
     assert line == (
         f"{run}: taken over from process 4711 on node7, since yesterday, which gave no sign of life for 120 s"
@@ -285,12 +299,12 @@ def test_holder_elsewhere_that_was_just_there_is_waited_for(
 ):
     """Also where its clock was far ahead."""
     left(seconds=-ahead)
-    monkeypatch.setattr(lock, "SILENT", 1.0)
+    monkeypatch.setattr(waiting, "SILENT", 1.0)
     began = time.monotonic()
-    with RunLock(run):
+    with holding(run):
         assert time.monotonic() - began >= 0.9
-    waiting, taken = capsys.readouterr().err.splitlines()
-    assert "process 4711 on node7" in waiting and "waiting up to 1 s for a sign of life" in waiting
+    patient, taken = capsys.readouterr().err.splitlines()
+    assert "process 4711 on node7" in patient and "waiting up to 1 s for a sign of life" in patient
     assert "taken over" in taken
 
 
@@ -312,7 +326,7 @@ def test_holder_elsewhere_that_gives_a_sign_of_life_keeps_the_folder(
 
 def test_holder_gives_signs_of_life(run: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lock, "EVERY", 0.01)
-    with RunLock(run):
+    with holding(run):
         for _ in range(2):
             os.utime(run / LOCK, (0, 0))
             while (run / LOCK).stat().st_mtime == 0:
@@ -326,9 +340,9 @@ def test_lock_that_a_lost_machine_holds_is_replaced(
     """As a file server does that never learns of the end of a machine. An old sign alone is no reason."""
     path = left(seconds=1000)
     assert held(begin(code=LOCKING, path=path))
-    monkeypatch.setattr(lock, "SILENT", 0.5)
+    monkeypatch.setattr(waiting, "SILENT", 0.5)
     began, inode = time.monotonic(), path.stat().st_ino
-    with RunLock(run) as mine:
+    with holding(run) as mine:
         assert time.monotonic() - began >= 0.5
         assert path.stat().st_ino != inode
         mine.require()
@@ -346,7 +360,7 @@ def test_where_nothing_can_lock_processes_and_signs_decide(
     assert f"process {holder.pid} " in refusal(run)
     holder.kill()
     require_free(run)
-    left(seconds=lock.SILENT + 1, machine=Holder.this().machine, namespace="another container")
+    left(seconds=waiting.SILENT + 1, machine=Holder.this().machine, namespace="another container")
     require_free(run)
 
 
@@ -426,7 +440,7 @@ def overwritten(run: Path) -> None:
 
 @pytest.mark.parametrize("lose", [moved, replaced, overwritten])
 def test_folder_that_is_lost_is_written_no_more_and_left_to_its_owner(lose: Callable[[Path], None], run: Path):
-    with RunLock(run) as mine:
+    with holding(run) as mine:
         mine.require()
         lose(run)
         with pytest.raises(RunError, match="no longer this training's") as failure:

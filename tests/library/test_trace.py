@@ -18,7 +18,8 @@ from project.repro.core.errors import RunError, UserError
 from project.repro.core.observer import View
 from project.repro.core.ranks import World
 from project.repro.core.state import State
-from project.repro.record.chain import HAS_WEIGHTS, STEP, Chain, first_difference, rows
+from project.repro.record.chain import HAS_WEIGHTS, STEP, Chain
+from project.repro.record.chains import first_difference, rows
 from project.repro.trace import trace
 from project.repro.trace.trace import Trace
 

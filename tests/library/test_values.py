@@ -17,7 +17,7 @@ from project.repro.core.errors import RunError, UserError
 from project.repro.core.observer import View
 from project.repro.core.ranks import World
 from project.repro.core.state import State
-from project.repro.record import chain, names
+from project.repro.record import chain, chains, names
 from project.repro.trace import trace
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -83,7 +83,7 @@ def made_again(project: Path, run: Path, step: int) -> dict[str, Tensor]:
 def test_values_are_those_of_the_recorded_step(step: int, project: Path):
     run = project / "artifacts"
     values = made_again(project, run, step)
-    row = chain.rows(run / names.STEP_ROWS, chain.STEP)[step]
+    row = chains.rows(run / names.STEP_ROWS, chain.STEP)[step]
     gradients = [value for name, value in values.items() if name.startswith("gradient ")]
     weights = {name.removeprefix("weights "): v for name, v in values.items() if name.startswith("weights ")}
     assert int(combined_digest(gradients)) % 2**64 == row["gradient"]
@@ -140,7 +140,7 @@ def test_unfinished_run_is_made_again_from_its_own_patch_alone(project: Path, tm
 @pytest.mark.long
 def test_step_that_does_not_repeat_is_told(project: Path, tmp_path: Path):
     run = Path(shutil.copytree(project / "artifacts", tmp_path / "run"))
-    rows = chain.rows(project / "artifacts" / names.STEP_ROWS, chain.STEP).copy()
+    rows = chains.rows(project / "artifacts" / names.STEP_ROWS, chain.STEP).copy()
     (run / names.STEP_ROWS).write_bytes(b"")
     links = chain.Chain(run / names.STEP_ROWS, chain.STEP.itemsize)
     rows["gradient"][3] ^= 1  # what a flipped bit in memory left

@@ -10,7 +10,6 @@ from .base.project import Project
 from .config.settings import Settings
 from .record.lock import RunLock
 from .record.opening import change_environment, open_run, require_run_directory
-from .record.record import Record
 from .tracking.follower import Follower
 
 
@@ -19,8 +18,6 @@ class Folder:
 
     Attributes:
         record: is open for writing.
-        resumed: whether an earlier process began it.
-        environment: the digest of the numeric environment that checkpoints name.
     """
 
     def __init__(
@@ -43,13 +40,11 @@ class Folder:
 
             require_key(config.receipt.key)
         require_run_directory(project, out)
-        self.out, self.address, self._plain = out, address, config.compute.plain
+        self.out, self._plain = out, config.compute.plain
         self._lock = RunLock(out)
         self._lock.acquire()
         try:
-            opened = open_run(project, config, out, address, environment, calling, report)
-            self.record: Record = opened.record
-            self.resumed, self.environment = opened.resumed, str(environment["environment"])
+            self.record = open_run(project, config, out, address, environment, calling, report)
             self._follower = Follower(out, project.root / LOCKS) if config.tracking.enabled else None
         except BaseException:
             self._lock.release()
@@ -58,7 +53,6 @@ class Folder:
     def change_environment(self, environment: dict[str, Any]) -> None:
         """The first step has shown that the run is in another numeric environment."""
         change_environment(self.out, self.record, environment, self._plain)
-        self.environment = environment["environment"]
 
     def require(self) -> None:
         """Refuse to write what another process has taken over."""

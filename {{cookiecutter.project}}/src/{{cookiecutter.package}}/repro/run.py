@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .address import loaded
-from .address.address import content_address
+from .address.address import content_address, digest
 from .base import progress
 from .base.project import Project
 from .base.text import flatten
@@ -39,15 +39,15 @@ from .finish import finish
 from .folder import Folder
 from .guards import agreement, opened, stages
 from .guards.fit import require_fit
-from .guards.observers import Opened, Replicas
+from .guards.observers import Opened, Replicas, Stop
 from .guards.still import Still
-from .guards.stop import Stop
 from .guards.unsaved import UnsavedState
 from .guards.updates import Updates
 from .record import names
+from .record.classes import environments
 from .record.opening import non_portable_before, reported_of
+from .record.reading import read_record
 from .record.record import as_number
-from .record.removal import drop_replaced
 from .trace.metrics import Metrics
 from .trace.trace import Trace
 from .tracking import logged
@@ -148,7 +148,8 @@ class Run:
         """Whose checkpoints the run's are."""
         if not self._folder:
             return None
-        return checkpoint.Origin(self.address.digest, self._folder.environment, self._folder.record.environments)
+        earlier = environments(read_record(self.out, names.ENVIRONMENT))
+        return checkpoint.Origin(self.address.digest, digest(self.environment), earlier)
 
     def steps(
         self,
@@ -232,7 +233,7 @@ class Run:
         """
         folder, sharded = self.out / names.CHECKPOINTS, loop.gradients.sharded
         shared = seen_by_all(self.out, self.world)
-        origin = self._origin() if self._folder and self._folder.resumed else None
+        origin = self._origin() if self._folder and self._folder.record.resumed else None
         there = checkpoint.newest(folder, origin, _report, self.world, shared)
         if there:
             together(self.world, partial(loop.state.put, there))
@@ -244,16 +245,14 @@ class Run:
         if (self.world.is_main or sharded) and not loop.tamper:
             writers = self.world if sharded else ranks.ALONE
             saver = Saver(folder, self._origin(), self.config.checkpoint, self._sync, writers, shared)
+        held = partial(flags.require_held, local=self.world.size > 1)
         # before a checkpoint holds what came of it
-        before = [self._require_held, self._require_data, self._trace.flush]
+        before: list[Callable[[], None]] = [held, self._require_data, self._trace.flush]
         self._keeper = Keeper(saver, self.config.checkpoint.every, loop.state, before)
-        if self._folder and self._folder.resumed:
+        if self._folder and self._folder.record.resumed:
             self._folder.record.went_on(done)
             print(f"resumed {self.out} after step {done}", flush=True)
         return done
-
-    def _require_held(self) -> None:
-        flags.require_held(local=self.world.size > 1)
 
     def _require_data(self) -> None:
         if self._still:
@@ -332,6 +331,8 @@ class Run:
             tracked = self._folder.end(status, tags, patience)
             if not error:
                 if self.config.record.finished == "replace":
+                    from .record.former import drop_replaced
+
                     drop_replaced(self.out, _report)
                 self._summarise(tracked)
             self._folder.release()

@@ -99,14 +99,21 @@ def files(folder: Path) -> list[str]:
     Raises:
         UserError: a folder in it is a link: Python imports from there, but DVC does not look inside.
     """
-    found = []
-    for at, folders, names in os.walk(folder):
-        here = Path(at).relative_to(folder)
-        for name in folders:
-            if Path(at, name).is_symlink() and not LEFT_BEHIND.search(f"{here / name}/"):
-                raise UserError(f"{Path(at, name)}: a link to a folder, whose changes DVC would not see. Copy it here")
-        found += [(here / name).as_posix() for name in names if Path(at, name).is_file()]
-    return sorted(name for name in found if not LEFT_BEHIND.search(name))
+    found, folders = [], [""] if folder.is_dir() else []
+    while folders:
+        inside = folders.pop()
+        with os.scandir(f"{folder}/{inside}") as listed:
+            for each in listed:
+                name = f"{inside}{each.name}"
+                if each.is_file() and not LEFT_BEHIND.search(name):
+                    found.append(name)
+                elif each.is_dir() and not LEFT_BEHIND.search(f"{name}/"):
+                    if each.is_symlink():
+                        raise UserError(
+                            f"{each.path}: a link to a folder, whose changes DVC would not see. Copy it here"
+                        )
+                    folders.append(f"{name}/")
+    return sorted(found)
 
 
 def locks(project: Project) -> dict[str, str]:

@@ -117,7 +117,8 @@ def require(root: Path, sha256: str, remedy: str, check: Check | None = "every_b
     if digest(held) == sha256:
         return _keep(root, before, held) if check else None
     if root.exists() and digest(before) == sha256 and (WHOLE in before) == (WHOLE in held):
-        said = _faults(root, _digests(before), held, f"among the files of SHA-256 {sha256}")
+        wanted = {name: entry.sha256 for name, entry in before.items()}
+        said = _faults(root, wanted, held, f"among the files of SHA-256 {sha256}")
         # these stay in memory as they should be, but one that is not is trusted no more
         held = {name: old if held.get(name) == old else hashing.distrusted(old) for name, old in before.items()}
     elif root.is_dir():
@@ -140,10 +141,6 @@ def _look(root: Path, check: Check | None, but: str | None = None) -> tuple[Entr
 def _keep(root: Path, before: Entries, held: Entries) -> None:
     if held != before:
         hashing.remember(root, held)
-
-
-def _digests(held: Entries) -> dict[str, str]:
-    return {name: entry.sha256 for name, entry in held.items()}
 
 
 def _faults(root: Path, wanted: Mapping[str, str], held: Entries, place: str = "") -> str:

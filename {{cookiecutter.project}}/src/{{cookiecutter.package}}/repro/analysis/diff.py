@@ -7,7 +7,8 @@ from typing import Any
 
 from ..base.text import Difference, differences, short, some
 from ..core.flags import FLAGS
-from ..record import chain
+from ..record.chain import HAS_WEIGHTS
+from ..record.chains import first_difference
 from ..record.view import RunView
 
 ANYWHERE = "anywhere"  # a phase that nobody knows
@@ -89,12 +90,12 @@ def verdict(one: RunView, other: RunView) -> Verdict:
 
 def first_place(one: RunView, other: RunView) -> Place | None:
     """The first difference of two traces; None if there is none, as far as both go."""
-    step = chain.first_difference(one.steps, other.steps)
+    step = first_difference(one.steps, other.steps)
     phases = [] if step is None else _phases(one.steps[step], other.steps[step])
     by_phase: dict[str, list[str]] = {}
     columns = [column for column in one.columns if column in other.columns]
     if one.tensors is not None and other.tensors is not None:
-        finer = chain.first_difference(one.tensors, other.tensors)
+        finer = first_difference(one.tensors, other.tensors)
         if finer is not None and (step is None or finer <= step):
             if step is None or finer < step:  # the weights of each step, say, that the other trace does not have
                 step, phases = finer, []
@@ -112,7 +113,7 @@ def first_place(one: RunView, other: RunView) -> Place | None:
 
 
 def _phases(these: Any, those: Any) -> list[str]:
-    both = these["flags"] & those["flags"] & chain.HAS_WEIGHTS
+    both = these["flags"] & those["flags"] & HAS_WEIGHTS
     return [
         name
         for name in ("batch", "loss", "gradient", "weights")

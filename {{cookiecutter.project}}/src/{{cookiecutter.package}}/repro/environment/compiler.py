@@ -10,7 +10,6 @@ from typing import Any
 
 from ..base.redact import SECRET, without_credentials
 
-COMPILED = "torch.compile"  # its name among the operations whose bits may depend on the CPU
 VARIABLES = (
     "CXX", "CC", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
     "LIBRARY_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH",

@@ -1,10 +1,8 @@
 """The numeric environment: the libraries, the hardware and the settings in force here that may change bits."""
 
-import ctypes
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,9 @@ from ..base.redact import SECRET, without_credentials
 from ..config.settings import Compute
 from ..core.flags import effective, is_portable
 from ..core.options import Determinism
-from ..record.classes import PORTABLE, class_of, described
+from ..record.classes import described
 from .canary import arithmetic_canary
-from .compiler import COMPILED, compiler
+from .portable import COMPILED
 
 # Only these variables are read: no other one may reach a record.
 PREFIXES = (
@@ -43,11 +41,15 @@ def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def numeric_environment(determinism: Determinism, device: torch.device) -> dict[str, Any]:
     """The preimage of the environment's digest; call it after the flags are applied."""
-    cuda = device.type == "cuda"
+    gpu = None
+    if device.type == "cuda":
+        from . import cuda
+
+        gpu = cuda.found(device)
     relaxed = {"relaxed": sorted(determinism.relax)} if determinism.relax else {}
     return relaxed | {
         "torch": {"version": torch.__version__, "git": torch.version.git_version},
-        "cuda": _cuda(device) if cuda else None,
+        "cuda": gpu,
         "numpy": numpy.__version__,
         "python": platform.python_version(),
         "libc": " ".join(platform.libc_ver()),  # the mathematics of Python, and NumPy's random numbers
@@ -67,23 +69,17 @@ def numeric_environment(determinism: Determinism, device: torch.device) -> dict[
     }
 
 
-def environment_class(environment: dict[str, Any], compute: Compute) -> str:
-    """The name of the group of numeric environments that are known to share bits with this one."""
-    return class_of(environment, compute.plain)
-
-
-def promises_portability(environment: dict[str, Any], compute: Compute) -> bool:
-    """Whether every CPU of the portable class gives the bits that are computed here."""
-    return environment_class(environment, compute).startswith(PORTABLE)
-
-
 def with_non_portable(environment: dict[str, Any], operations: Collection[str]) -> dict[str, Any]:
     """The environment of a run that calls operations whose bits may depend on the CPU: with the CPU's model.
 
     Where code is compiled among them, the compiler belongs to it, too.
     """
     found = environment | {"cpu": environment["cpu"] | {"model": _cpu_model(), "non_portable": sorted(operations)}}
-    return found | {"compiler": compiler()} if COMPILED in operations else found
+    if COMPILED not in operations:
+        return found
+    from .compiler import compiler  # which few runs need
+
+    return found | {"compiler": compiler()}
 
 
 def record(environment: dict[str, Any], compute: Compute, **facts: Any) -> dict[str, Any]:
@@ -107,39 +103,3 @@ def _cpu_model() -> str:
     except OSError:
         found = None
     return found.group(1) if found else platform.processor() or "unknown"
-
-
-def _cuda(device: torch.device) -> dict[str, Any]:
-    properties = torch.cuda.get_device_properties(device)
-    return {
-        "runtime": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-        "cublas": _loaded_cublas(),
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
-        "gpu": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
-        "multiprocessors": properties.multi_processor_count,
-        "driver": _driver(),
-    }
-
-
-def _loaded_cublas() -> str | None:
-    """The version that the cuBLAS in this process's memory says it has; None before it is loaded."""
-    torch.ones(1, 1, device="cuda").mm(torch.ones(1, 1, device="cuda"))  # loads it
-    found = re.search(r"\S*/libcublas\.so\S*", Path("/proc/self/maps").read_text())
-    if not found:
-        return None
-    library, parts = ctypes.CDLL(found.group()), []
-    for kind in range(3):  # libraryPropertyType: major, minor, patch
-        value = ctypes.c_int()
-        library.cublasGetProperty(kind, ctypes.byref(value))
-        parts.append(str(value.value))
-    return ".".join(parts)
-
-
-def _driver() -> str | None:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.split("\n")[0].strip() or None
-    except (OSError, subprocess.TimeoutExpired):
-        return None

@@ -11,8 +11,9 @@ from ..config.settings import Settings
 from ..core.observer import Ballot, Observer, View
 from ..core.ranks import World
 from ..guards.agreement import require_agreement
+from ..record.classes import PORTABLE, class_of
 from . import environment
-from .compiler import COMPILED
+from .portable import COMPILED
 from .watch import Operations
 
 
@@ -32,7 +33,7 @@ class Portability(Observer):
         """`watch` makes what sees the operations, given whether they are wanted."""
         self._compute, self._world = config.compute, world
         self.environment = environment.numeric_environment(config.options.determinism, world.device)
-        self.portable = environment.promises_portability(self.environment, config.compute)
+        self.portable = class_of(self.environment, config.compute.plain).startswith(PORTABLE)
         self.watch = watch(self.portable)
         self.non_portable: Mapping[str, str] = {}
 

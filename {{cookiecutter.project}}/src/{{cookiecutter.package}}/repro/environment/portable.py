@@ -13,6 +13,7 @@ from torch import Tensor
 from ..base.project import LIBRARY
 from ..core.batch import tensors_in
 
+COMPILED = "torch.compile"  # its name among the operations whose bits may depend on the CPU
 TABLE = LIBRARY / "environment" / "portable.txt"
 DIFFERS = "-"  # before a kind of number in which the operation differs between CPUs
 INTEGERS, MEASURED = "integers", {torch.float32: "float32", torch.float64: "float64"}

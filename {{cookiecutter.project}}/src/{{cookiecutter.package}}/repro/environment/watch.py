@@ -26,7 +26,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..base.project import LIBRARY
 from . import portable
-from .compiler import COMPILED
 
 OURS = str(LIBRARY)
 TORCH = str(Path(torch.__file__).parent)
@@ -106,7 +105,9 @@ class Operations:
             for name, place in met.items()
         }
         if self._compiled is not None:
-            lines[COMPILED] = f"{COMPILED} at {self._compiled}: its bits depend on the compiler and the CPU"
+            lines[portable.COMPILED] = (
+                f"{portable.COMPILED} at {self._compiled}: its bits depend on the compiler and the CPU"
+            )
         return lines
 
     def _flag(self, on: bool) -> None:

@@ -1,4 +1,7 @@
-"""Observers that end a run, on all ranks alike, where its state or its surroundings are not as they must be."""
+"""Observers that end a run, on all ranks alike: its state or surroundings are not as they must be, or SIGTERM came."""
+
+import signal
+from types import FrameType
 
 from ..core.observer import Ballot, Observer, View
 from ..core.ranks import World
@@ -30,3 +33,29 @@ class Replicas(Observer):
         if self._every and (view.done % self._every == 0 or view.is_last):
             require_replicas(view.weights(), view.done, self._world, self._replicas)
         return Ballot()
+
+
+class Stop(Observer):
+    """Ends the run after the step under way, once its state is saved, if SIGTERM came since this was made.
+
+    Attributes:
+        came: whether it came, or somebody has asked for the same.
+    """
+
+    name = "stop"
+    stops = "by SIGTERM"
+
+    def __init__(self) -> None:
+        self.came = False
+        self._before = signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.came = True  # seen after the step, by all ranks together
+
+    def ballot(self, view: View) -> Ballot:
+        """The run ends where any rank got it."""
+        return Ballot(stop=self.came)
+
+    def restore(self) -> None:
+        """From here on it does what it did before."""
+        signal.signal(signal.SIGTERM, self._before)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +137,11 @@ def require_still() -> None:
 
 def outputs(project: Project) -> list[Path]:
     """The paths that the stages of dvc.yaml write, and those that its plots draw."""
-    written = []
-    for entry in (stage.get("do", stage) for stage in _stages(project).values()):
+    written, pipeline = [], _pipeline(project)
+    for entry in (stage.get("do", stage) for stage in pipeline["stages"].values()):
         for item in [item for part in ("outs", "metrics", "plots") for item in entry.get(part, ())]:
             written.append(item if isinstance(item, str) else next(iter(item), ""))
-    plots = _pipeline(project).get("plots")
+    plots = pipeline.get("plots")
     for plot in [each for each in (plots if isinstance(plots, list) else []) if isinstance(each, dict)]:
         axes = [drawn.get("y") for drawn in plot.values() if isinstance(drawn, dict)]
         written += [str(name) for axis in axes if isinstance(axis, dict) for name in axis]
@@ -202,7 +202,7 @@ def _loaded(project: Project) -> set[str]:
         os.path.split(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))
     }
     root, environment = project.root.resolve(), Path(sys.prefix).resolve()
-    folders = {folder: Path(folder).resolve() for folder in {folder for folder, _ in named}}  # few, for many modules
+    folders = {folder: _resolved(folder) for folder in {folder for folder, _ in named}}  # few, for many modules
     ours = {
         folder: place.relative_to(root).as_posix()
         for folder, place in folders.items()
@@ -212,6 +212,11 @@ def _loaded(project: Project) -> set[str]:
     files = [(folder, name) for folder, name in named if folder in ours and Path(folder, name).is_file()]
     names = {Path(ours[folder], name).as_posix() for folder, name in files if Path(folder, name) not in _left_out}
     return {name for name in names if not name.startswith(ASIDE)}
+
+
+@cache  # per process: it has loaded modules from there, so that no folder becomes a link
+def _resolved(folder: str) -> Path:
+    return Path(folder).resolve()
 
 
 def _state(project: Project, stage: Stage | None) -> dict[str, Any]:
@@ -232,7 +237,7 @@ def _package(project: Project) -> str:
 def _running(project: Project) -> Stage | None:
     """The stage of dvc.yaml that DVC runs now; None without DVC."""
     name = os.environ.get(VARIABLE, "").partition("@")[0].rpartition(":")[2]  # of file:stage@item
-    entry = _stages(project).get(name)
+    entry = _pipeline(project)["stages"].get(name) if name else None
     if entry is None:
         return None
     entry = entry.get("do", entry)  # of `foreach`
@@ -242,12 +247,8 @@ def _running(project: Project) -> Stage | None:
     return Stage(name, tuple(params), tuple(map(os.path.normpath, deps)))
 
 
-def _stages(project: Project) -> dict[str, Any]:
-    """The stages of dvc.yaml, by name; none without that file."""
-    return _pipeline(project)["stages"]
-
-
 def _pipeline(project: Project) -> dict[str, Any]:
+    """What dvc.yaml holds; no stage without that file."""
     path = project.root / STAGES
     return read_yaml(path, Stages, REMEDY) if path.is_file() else {"stages": {}}
 

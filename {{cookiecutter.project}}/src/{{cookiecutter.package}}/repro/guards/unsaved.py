@@ -29,24 +29,15 @@ class UnsavedState(Observer):
 
     def end_step(self, view: View, sums: Sequence[int], own: Sequence[float]) -> None:
         """Tell what changed in the second step."""
-        if message := self.look():
-            self._report(f"step {view.step}: {message}")
-
-    def look(self) -> str | None:
-        """A step is done: a line on what changed in the second one."""
         self._looks += 1
         if self._looks > 2:
-            return None
+            return
         before, self._seen = self._seen, _attributes(self._model)
-        if before is None:
-            return None
-        found = [difference.field for difference in differences(before, self._seen)]
-        if not found:
-            return None
-        return (
-            f"{some(found, 3)}: changed in a step, and no checkpoint holds it. If a later step reads it, bits depend "
-            f"on kills and on the world size: keep it in a buffer (register_buffer)"
-        )
+        if before is not None and (found := [each.field for each in differences(before, self._seen)]):
+            self._report(
+                f"step {view.step}: {some(found, 3)}: changed in a step, and no checkpoint holds it. If a later step "
+                f"reads it, bits depend on kills and on the world size: keep it in a buffer (register_buffer)"
+            )
 
 
 def _attributes(model: nn.Module) -> dict[str, Any]:

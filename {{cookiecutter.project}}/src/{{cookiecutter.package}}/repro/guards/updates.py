@@ -1,11 +1,10 @@
 """The updates of a run: by the optimizers that checkpoints hold, and each with the gradients of its step."""
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..core.errors import UserError
@@ -60,8 +59,9 @@ class Updates(Observer):
     def _check(self, optimizer: torch.optim.Optimizer, words: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if optimizer not in self._optimizers.all:
-            given = {id(parameter) for reference in self._given if (parameter := reference()) is not None}
-            if len(_foreign(self._model, held)) < len(held) or any(id(parameter) in given for parameter in held):
+            given = (reference() for reference in self._given)
+            ours = {id(parameter) for parameter in (*self._model.parameters(), *given) if parameter is not None}
+            if any(id(parameter) in ours for parameter in held):
                 raise UserError(
                     "optimizer.step(): this optimizer is not among those that run.steps() was given; no checkpoint "
                     "would hold its state. Give run.steps() all of them: run.steps(model, [one, another], ...)"
@@ -78,8 +78,3 @@ class Updates(Observer):
                 "optimizer.zero_grad() is not needed"
             )
         self.made = True
-
-
-def _foreign(model: nn.Module, held: Sequence[Tensor]) -> list[Tensor]:
-    known = {id(parameter) for parameter in model.parameters()}
-    return [parameter for parameter in held if id(parameter) not in known]

@@ -6,7 +6,6 @@ The trace writes two such files: one row per step (`STEP`), and one row per step
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -83,35 +82,3 @@ class Chain:
     def sync(self) -> None:
         """Return once all rows are on the disk."""
         sync(self._file.fileno())
-
-
-def rows(path: Path, fields: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """The whole rows of a chain, memory-mapped: `fields` and their `link`."""
-    row = np.dtype([*((name, fields[name]) for name in fields.names or ()), ("link", f"V{LINK}")])
-    count = path.stat().st_size // row.itemsize
-    return np.memmap(path, row, "r", shape=(count,)) if count else np.empty(0, row)
-
-
-def root(path: Path, width: int) -> str | None:
-    """The hash (hex) of all rows of a chain, computed anew; None where a row and its hash do not agree."""
-    content, link = path.read_bytes(), bytes(LINK)
-    for start in range(0, len(content), width + LINK):
-        row, there = content[start : start + width], content[start + width : start + width + LINK]
-        link = hashlib.sha256(link + row).digest()[:LINK]
-        if there != link:
-            return None
-    return link.hex()
-
-
-def first_difference(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> int | None:
-    """The first row in which two chains differ, by bisection over the links; None if the shorter begins the longer."""
-    low, high = 0, min(len(one), len(other))
-    if not high or one["link"][high - 1] == other["link"][high - 1]:
-        return None
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if one["link"][middle - 1] == other["link"][middle - 1]:
-            low = middle
-        else:
-            high = middle
-    return low

@@ -10,7 +10,6 @@ RELAXED, MIXED = "relaxed", "mixed"  # in these, a run need not repeat
 # Every x86-64 CPU with AVX2 gives this digest with torch 2.13.0, NumPy 2.4.6 and the mathematics of glibc, while all
 # portable pins are in force.
 RELEASED = "c7c6a0ea250fcd71f8926fc2fb058efa6e74db09888b18d6d0f686b5eaaa24ec"
-RELEASED_WITH = "2.13.0"
 # Builds that gave the bits of their release, as the template's `tools/portability.py --builds` measured. Any other is a
 # class of its own, though its canary is the same.
 RELEASES = {"2.13.0+cpu": "2.13.0", "2.13.0+cu130": "2.13.0"}
@@ -27,6 +26,12 @@ def described(environment: Mapping[str, Any], plain: bool, before: Sequence[Mapp
         name = f"{MIXED}/{digest(whole)[:16]}"
     stated = {"environment": digest(whole if before else environment), "class": name, "preimage": environment}
     return stated | ({"before": list(before)} if before else {})
+
+
+def environments(stated: Mapping[str, Any]) -> tuple[str, ...]:
+    """Digests of the numeric environments that a run has been in, as a record states them; the last one last."""
+    whole = (*stated.get("before", ()), stated["preimage"])
+    return tuple(dict.fromkeys(map(digest, whole)))
 
 
 def class_of(environment: Mapping[str, Any], plain: bool, arithmetic: str = RELEASED) -> str:
@@ -49,13 +54,6 @@ def class_of(environment: Mapping[str, Any], plain: bool, arithmetic: str = RELE
         version = str(torch.get("version"))
         return f"{PORTABLE}/torch-{RELEASES.get(version, version)}"
     return f"{RELAXED if relaxed else device}/{digest(environment)[:16]}"
-
-
-def could_be(environment: Mapping[str, Any], plain: bool) -> str:
-    """The class of an environment whose release of torch has another arithmetic, which is not known here."""
-    cpu, torch = ({} if not isinstance(each := environment.get(name), Mapping) else each for name in ("cpu", "torch"))
-    known = str(torch.get("version")).partition("+")[0] == RELEASED_WITH
-    return class_of(environment, plain, RELEASED if known else str(cpu.get("arithmetic")))
 
 
 def promises(name: str) -> bool:

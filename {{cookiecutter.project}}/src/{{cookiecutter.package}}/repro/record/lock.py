@@ -7,23 +7,21 @@ sign of life; one that gives none for two minutes has lost the folder.
 
 import fcntl
 import os
-import sys
-import tempfile
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING
 
 from ..base.files import sync
 from ..core.errors import FULL, RunError, UserError
-from .holder import GONE, LIVES, Holder, machine
+from .holder import Holder
 from .names import LOCK
 
+if TYPE_CHECKING:
+    from .waiting import Watch
+
 EVERY = 15.0  # seconds between two signs of life
-SILENT = 120.0  # seconds without one, after which a holder counts as gone
-ENDING = 30.0  # seconds that a killed process may need to give back its memory, and then its lock
 LOOK = 0.5  # seconds between two looks at a holder that may be gone
 CONFIRM = 1.0  # seconds in which one of two who begin at once overwrites the other, where nothing can lock
 
@@ -33,7 +31,7 @@ _own: set[tuple[int, int]] = set()  # the lock files of this process: between it
 
 
 class RunLock:
-    """Holds a run directory for this process, from `acquire` to `release`, or in a `with`.
+    """Holds a run directory for this process, from `acquire` to `release`.
 
     The folder is made where it is missing, and nothing is written outside it. A forked child holds nothing.
     """
@@ -41,16 +39,16 @@ class RunLock:
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / LOCK
         self._descriptor = -1
+        self._watched: Watch | None = None
 
-    def acquire(self) -> Self:
+    def acquire(self) -> None:
         """Take the folder; where the last holder is out of sight, wait up to two minutes for a sign of life.
 
         Raises:
             UserError: another training holds it, or nothing can be written there.
         """
-        watch = _Watch(self.path)
         try:
-            while not self._taken(watch):
+            while not self._taken():
                 time.sleep(LOOK)
         except OSError as error:
             if error.errno in FULL:
@@ -59,7 +57,6 @@ class RunLock:
                 f"{self.path}: {error.strerror}. The run directory must be a folder that can be written; "
                 f"choose another with --out"
             ) from None
-        return self
 
     def require(self) -> None:
         """Make sure that the folder is still this process's, before writing there.
@@ -86,24 +83,23 @@ class RunLock:
         os.close(self._descriptor)  # which ends the lock, so the file is gone by then
         self._descriptor = -1
 
-    def __enter__(self) -> Self:
-        return self.acquire()
+    def _watch(self) -> "Watch":
+        """What this process has seen of another holder, from the first look on."""
+        from .waiting import Watch  # which few runs need
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
+        self._watched = self._watched or Watch(self.path)
+        return self._watched
 
-    def _taken(self, watch: "_Watch") -> bool:
+    def _taken(self) -> bool:
         """Try once; False: look again."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # asked by name, for closing a second descriptor would end the first's lock
             if _identity(self.path.stat()) in _own:
-                raise watch.refused("this very process")
+                raise self._watch().refused("this very process")
         descriptor, created = _opened(self.path)
         try:
             kernel = _lock(descriptor)
-            if (created and kernel != HELD) or watch.is_free(descriptor, kernel):
+            if (created and kernel != HELD) or self._watch().is_free(descriptor, kernel):
                 if kernel != HELD:
                     return self._claim(descriptor, kernel)
                 # locked by a machine that is gone: another file can be had
@@ -136,7 +132,7 @@ class RunLock:
         """Whether the file in the folder is the one that is open here, and names this process."""
         try:
             here = _identity(self.path.stat()) == _identity(os.fstat(self._descriptor))
-            return here and Holder.named(_content(self._descriptor)) == self._holder
+            return here and Holder.named(content(self._descriptor)) == self._holder
         except OSError:
             return False
 
@@ -144,68 +140,6 @@ class RunLock:
         while not self._stop.wait(EVERY):
             with suppress(OSError):  # the disk may be out of reach for a while
                 os.utime(descriptor)
-
-
-class _Watch:
-    """What a waiter has observed of the lock's holder."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._began = time.monotonic()
-        self._looks = 0  # at signs of life
-
-    def refused(self, who: object) -> UserError:
-        """That the folder is held, by whom, and what to do about it."""
-        return UserError(
-            f"{self.path.parent}: another training writes there: {who}. "
-            f"Wait for it, end it, or choose another folder with --out"
-        )
-
-    def is_free(self, descriptor: int, kernel: str) -> bool:
-        """Whether nobody holds the open lock file, of which the kernel says `kernel`. False: look again.
-
-        Raises:
-            UserError: its holder lives.
-        """
-        content = _content(descriptor)
-        holder = Holder.named(content)
-        here = holder is not None and holder.machine == machine()
-        if holder and here and (kernel == HELD or holder.is_near()):
-            return self._is_gone(holder, kernel)
-        if kernel == FREE and (here or holder is None):
-            return True
-        return self._is_silent(holder, descriptor, kernel, content)
-
-    def _is_gone(self, holder: Holder, kernel: str) -> bool:
-        """Decide by the process, which is or was on this machine."""
-        if holder.pid == os.getpid() and holder.is_near():  # what this process could not remove
-            return kernel != HELD
-        state, patient = holder.state(), time.monotonic() < self._began + ENDING
-        if state == LIVES or (kernel == HELD and not patient):
-            raise self.refused(holder)
-        # a lock that is held all the same is that of a process which ends, or has not written its name yet
-        return kernel != HELD and (state == GONE or kernel == FREE or not patient)
-
-    def _is_silent(self, holder: Holder | None, descriptor: int, kernel: str, content: bytes) -> bool:
-        """Decide by signs of life: the process is out of sight."""
-        who = holder or "a process that the lock file does not name"
-        file = os.fstat(descriptor)
-        sign = file.st_ino, file.st_mtime_ns, content
-        self._looks += 1
-        if self._looks == 1:
-            # the file's time comes from a clock of the file system's, so the time of a file made now is its measure
-            with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=f".{LOCK}.") as probe:
-                self._age = max(0.0, os.fstat(probe.fileno()).st_mtime - file.st_mtime)
-            self._first, self._began = sign, time.monotonic()
-        elif sign != self._first:
-            raise self.refused(who)
-        # a lock that is held may be that of one who is about to write its name over an old one
-        silent = time.monotonic() - self._began + (0 if kernel == HELD else self._age)
-        if silent >= SILENT:
-            _report(f"{self.path.parent}: taken over from {who}, which gave no sign of life for {SILENT:.0f} s")
-        elif self._looks == 2:  # at the second look, for most have named themselves by then
-            _report(f"{self.path.parent}: held by {who}; waiting up to {SILENT - silent:.0f} s for a sign of life")
-        return silent >= SILENT
 
 
 def _opened(path: Path) -> tuple[int, bool]:
@@ -227,14 +161,11 @@ def _lock(descriptor: int) -> str:
     return FREE
 
 
-def _content(descriptor: int) -> bytes:
+def content(descriptor: int) -> bytes:
+    """What stands in an open lock file."""
     return os.pread(descriptor, 4096, 0)
 
 
 def _identity(file: os.stat_result) -> tuple[int, int]:
     """What tells a file from all others: device and inode."""
     return file.st_dev, file.st_ino
-
-
-def _report(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)

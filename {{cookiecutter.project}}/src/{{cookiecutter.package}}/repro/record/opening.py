@@ -1,16 +1,13 @@
 """Opening of a run directory: a new record begins, or an unfinished one of the same content address goes on."""
 
-import json
-import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..address.address import ContentAddress, digest
-from ..base.files import PART, free, part, write_json
+from ..base.files import PART, write_json
 from ..base.project import Project
-from ..base.text import Difference, differences, named, some
+from ..base.text import differences, named, some
 from ..config.settings import Settings
 from ..core.errors import UserError
 from ..guards import stages
@@ -19,18 +16,9 @@ from .classes import class_of, described
 from .code_state import code_state, require_no_secret, summary
 from .reading import read_record
 from .record import Record
-from .removal import remove_checkpoints, remove_trace, traced
 
 SHOWN = 6  # operations that have a line of their own
 FOLDERS = (names.CHECKPOINTS, names.TRACE, names.EARLIER)
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A record that is open for writing."""
-
-    record: Record
-    resumed: bool  # an earlier process began it
 
 
 def require_run_directory(project: Project, out: Path) -> None:
@@ -45,8 +33,7 @@ def require_run_directory(project: Project, out: Path) -> None:
                 f"{out / name}: a link seen, a folder of this run's own wanted: remove the link. To have a run on "
                 f"another disk, name a place there with --out"
             )
-    # after a crash in the instant between two runs, only the earlier one tells that this is a run directory
-    if not out.is_dir() or (out / names.RUN).is_file() or (out / names.EARLIER).is_dir():
+    if not out.is_dir() or _has_had_one(out):
         return
     written = {path.name for path in stages.outputs(project) if path.parent.resolve() == out.resolve()}
     ours = written | names.FILES | {f"{name}{PART}" for name in names.FILES} | {names.EARLIER}
@@ -65,7 +52,7 @@ def open_run(
     environment: dict[str, Any],
     calling: Callable[[Mapping[str, str]], dict[str, Any]],
     report: Callable[[str], None],
-) -> Opened:
+) -> Record:
     """Open the run directory `out` for a run of `address` on `environment` (what environment.json is to hold).
 
     `calling` gives the preimage of the environment here of a run that calls such operations; before step 0 nobody
@@ -77,15 +64,20 @@ def open_run(
             a secret.
     """
     record = Record(out)
-    resumed = record.unfinished()
-    if resumed:
-        _require_same_address(out, address)
-        record.resume(environment["environment"])
-        _record_environment(out, record, environment, config.compute.plain, report)
-        return Opened(record, resumed)
+    if record.unfinished():
+        if differing := differences(read_record(out, names.ADDRESS)["preimage"], address.preimage):
+            from .former import of_another_address
+
+            raise of_another_address(out, differing)
+        record.resume()
+        _go_on(out, record, environment, config.compute.plain, report)
+        return record
     code, patch = code_state(project)
     require_no_secret(patch)
-    _clear(out, config.record.finished, address, calling, report)
+    if _has_had_one(out):
+        from .former import clear  # which few runs need
+
+        clear(out, config.record.finished, address, calling, report)
     if line := summary(patch):
         report(line)
     # before run.json: that file says that there is a run to go on with, and going on needs its address
@@ -95,7 +87,6 @@ def open_run(
     record.begin(
         patch,
         code=code,
-        environments=[environment["environment"]],
         config=config.flat(),
         tracking=config.tracking.model_dump(),
         dataset={"name": Path(config.data.raw).name, "digest": address.parts["data"]},
@@ -110,7 +101,12 @@ def open_run(
             "repro.image": environment["preimage"]["image"],
         },
     )
-    return Opened(record, resumed)
+    return record
+
+
+def _has_had_one(out: Path) -> bool:
+    """Whether a run has had this directory; after a crash in the instant between two, only the earlier one says so."""
+    return (out / names.RUN).is_file() or (out / names.EARLIER).is_dir()
 
 
 def non_portable(out: Path) -> dict[str, str]:
@@ -133,118 +129,25 @@ def reported_of(non_portable: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def change_environment(out: Path, record: Record, environment: dict[str, Any], plain: bool) -> None:
-    """Write down another numeric environment for the run, before any checkpoint names the one that it began with."""
-    begun, here = read_record(out, names.ENVIRONMENT), environment["preimage"]
-    write_json(out / names.ENVIRONMENT, environment | described(here, plain, begun.get("before", ())))
-    record.change_environment(digest(begun["preimage"]), digest(here))
-
-
-def _clear(
+def change_environment(
     out: Path,
-    finished: str,
-    address: ContentAddress,
-    calling: Callable[[Mapping[str, str]], dict[str, Any]],
-    report: Callable[[str], None],
+    record: Record,
+    environment: dict[str, Any],
+    plain: bool,
+    before: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Make room for a new record: a finished run other than this very one is moved to earlier/, and no crash loses it.
+    """Write down another numeric environment for the run; those `before` it are known, unless they are given.
 
-    One that is to be replaced gets a name there by which `removal.drop_replaced` knows it.
+    It comes before any checkpoint that names this one.
     """
-    mark = names.REPLACED if finished == "replace" else ""
-    for moved in (out / names.EARLIER).glob(f".*{PART}/{names.RUN}"):  # a crash came before its last rename
-        _name(moved.parent, mark)
-    facts = read_record(out, names.RUN) if (out / names.RUN).is_file() else None
-    other = facts and _other(out, facts, address, calling)
-    if other and finished == "refuse":
-        raise UserError(
-            f"{out} holds a finished run of {other}, and record.finished is refuse. "
-            f"Choose another folder with --out, or keep that run aside: --set record.finished=keep"
-        )
-    try:
-        remove_checkpoints(out)  # a finished run has its weights
-        if facts and other:
-            kept = _moved(out, facts, mark)
-            until = ", until this one has finished" if mark else ""
-            report(f"{out} held the finished run of {other}; it is kept in {kept}{until}")
-        remove_trace(out)
-    except OSError as error:
-        raise UserError(
-            f"{error.filename}: of an older run, and not removable ({error.strerror}): remove it by hand, "
-            f"or choose another folder with --out"
-        ) from None
+    if before is None:
+        before = read_record(out, names.ENVIRONMENT).get("before", ())
+    stated = environment | described(environment["preimage"], plain, before)
+    write_json(out / names.ENVIRONMENT, stated)
+    record.describe(tags=record.tags | {"repro.environment": stated["environment"]})
 
 
-def _other(
-    out: Path,
-    facts: Mapping[str, Any],
-    address: ContentAddress,
-    calling: Callable[[Mapping[str, str]], dict[str, Any]],
-) -> str | None:
-    """In which way the finished run in `out` is not that of this address and environment; None: in none."""
-    if (there := facts["tags"]["repro.address"]) != address.digest:
-        return f"another content address ({there[:16]})"
-    begun = read_record(out, names.ENVIRONMENT)
-    here = calling(begun["informational"].get("non_portable", {}))
-    if facts.get("environments", [begun["environment"]]) == [digest(here)]:
-        return None
-    differing = differences(begun["preimage"], here)
-    return f"another numeric environment ({named(differing, 'there', 'here') if differing else begun['class']})"
-
-
-def _moved(out: Path, facts: Mapping[str, Any], mark: str) -> Path:
-    """Move the finished run in `out` to earlier/; where to. What the owner has put beside its files stays."""
-    beside = part(out / names.EARLIER / f".{facts['tags']['repro.address'][:16]}-{facts['id'][:8]}")
-    files = [*traced(out), *(out / name for name in sorted(names.FILES - {names.LOCK, names.RUN}))]
-    # run.json last: as long as it is there, a start after a crash goes on with this
-    for file in [*files, out / names.RUN]:
-        if file.exists():
-            target = beside / file.relative_to(out)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            file.rename(target)
-    return _name(beside, mark)
-
-
-def _name(beside: Path, mark: str) -> Path:
-    return beside.rename(free(beside.with_name(mark + beside.name[1 : -len(PART)])))
-
-
-def _require_same_address(out: Path, address: ContentAddress) -> None:
-    there = read_record(out, names.ADDRESS)["preimage"]
-    if differing := differences(there, address.preimage):
-        place = out.absolute()
-        beside, aside = (shlex.quote(str(free(each))) for each in (out, out.parent / f"{place.name}-unfinished"))
-        raise UserError(
-            f"{out} holds an unfinished run of another content address ({named(differing, 'there', 'here')}). "
-            f"To finish that one, repeat the command with {_requested_there(out, differing)}. "
-            f"To leave it as it is, begin this one elsewhere: --out {beside}. "
-            f"To have this one here, move that one away first: mv {shlex.quote(str(out))} {aside}"
-        )
-
-
-def _requested_there(out: Path, differing: Sequence[Difference]) -> str:
-    """What the command has to be given so that the unfinished run in `out` goes on."""
-    keys = {each.field.removeprefix("config."): each.one for each in differing if each.field.startswith("config.")}
-    keys |= {each.field: each.one for each in differing if each.field == "seed"}
-    words = [f"--set {shlex.quote(f'{key}={json.dumps(value)}')}" for key, value in keys.items() if value is not None]
-    parts = {each.field.partition(".")[0] for each in differing}
-    parts |= {"code"} if "core" in parts else set()
-    code = read_record(out, names.RUN)["code"]
-    commit = f" of commit {code['commit'][:12]}" if code["commit"] else ""
-    known = {
-        "code": f"its code{commit}{f' and {out / names.PATCH}' if code['patch'] else ''}",
-        "data": "its prepared data",
-        "lock": "its locks",
-        "world_size": "its number of ranks",
-    }
-    return " and ".join(
-        [*filter(None, [" ".join(words)]), *(message for part, message in known.items() if part in parts)]
-    )
-
-
-def _record_environment(
-    out: Path, record: Record, environment: dict[str, Any], plain: bool, report: Callable[[str], None]
-) -> None:
+def _go_on(out: Path, record: Record, environment: dict[str, Any], plain: bool, report: Callable[[str], None]) -> None:
     """Write down the numeric environment of a resumed run, and those before it; say so if its class is another one."""
     earlier, here = read_record(out, names.ENVIRONMENT), environment["preimage"]
     before = earlier.get("before", [])
@@ -253,6 +156,4 @@ def _record_environment(
     if class_of(earlier["preimage"], plain) != class_of(here, plain):
         differing = named(differences(earlier["preimage"], here), "there", "here")
         report(f"resuming {out} in another numeric environment: equal bits are not guaranteed. {differing}")
-    stated = environment | described(here, plain, before)
-    write_json(out / names.ENVIRONMENT, stated)
-    record.describe(tags=read_record(out, names.RUN)["tags"] | {"repro.environment": stated["environment"]})
+    change_environment(out, record, environment, plain, before)

@@ -110,7 +110,6 @@ class Run(Form):
     status: str
     config: dict[str, Any]
     code: Code
-    environments: list[str] = ABSENT
     resumed: list[int] = ABSENT
     tags: Tags
     tracking: Tracking

@@ -18,11 +18,12 @@ from ..base.files import require
 from ..base.forms import Form, unreadable
 from ..base.text import flatten, some
 from ..core.errors import RunError, UserError
-from .classes import could_be, described
+from .classes import RELEASED, class_of, described
 from .names import PATCH, RECEIPT, WEIGHTS
 from .reading import Address, Code, Environment, Number
 from .statement import PREDICATE, SCHEMA, STATEMENT, subject
 
+RELEASED_WITH = "2.13.0"  # the release of torch whose arithmetic is `RELEASED`
 OTHERWISE = "or another version of the template made it"
 
 
@@ -131,11 +132,18 @@ def _faults_of_environment(stated: dict[str, Any], requested: dict[str, Any], re
     faults = []
     if stated["environment"] != derived["environment"]:
         faults.append("environment is not the hash of its preimage")
-    if stated["class"] not in (derived["class"], derived["class"] if before else could_be(environment, plain)):
+    if stated["class"] not in (derived["class"], derived["class"] if before else _could_be(environment, plain)):
         faults.append(f"environment.class is {stated['class']}, {derived['class']} follows from it, {OTHERWISE}")
     if sorted(relax or ()) != (environment if not before else before[0]).get("relaxed", []):
         faults.append(f"its config relaxes other flags than its environment, {OTHERWISE}")
     return faults
+
+
+def _could_be(environment: dict[str, Any], plain: bool) -> str:
+    """The class of an environment whose release of torch has another arithmetic, which is not known here."""
+    cpu, torch = ({} if not isinstance(each := environment.get(name), dict) else each for name in ("cpu", "torch"))
+    known = str(torch.get("version")).partition("+")[0] == RELEASED_WITH
+    return class_of(environment, plain, RELEASED if known else str(cpu.get("arithmetic")))
 
 
 def _integer(text: str) -> float:

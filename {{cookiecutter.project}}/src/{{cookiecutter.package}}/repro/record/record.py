@@ -37,27 +37,30 @@ class Record:
     A row is {"step", "time" (ms), "metrics": {name: number}}. The time is fixed here, once, so that a row
     uploaded twice is the same row. A resumed run that repeats a recorded step must get the same
     numbers; they are not recorded twice.
+
+    Attributes:
+        resumed: whether an earlier process began it.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.resumed = folder, False
         self._known: dict[tuple[int, str], float] = {}
 
     @property
-    def environments(self) -> tuple[str, ...]:
-        """Digests of the numeric environments that the run has been in, this one included."""
-        return tuple(self._facts["environments"])
+    def tags(self) -> dict[str, Any]:
+        """What MLflow shows of the run."""
+        return dict(self._facts["tags"])
 
     def unfinished(self) -> bool:
         """Whether the folder holds the record of a run that did not come to its end."""
         path = self.folder / names.RUN
         return path.is_file() and read_record(self.folder, names.RUN)["status"] != "FINISHED"
 
-    def resume(self, environment: str) -> None:
-        """Go on with the folder's record in this numeric environment; a row torn by a crash is cut off."""
+    def resume(self) -> None:
+        """Go on with the folder's record; a row torn by a crash is cut off."""
+        self.resumed = True
         self._facts = read_record(self.folder, names.RUN) | {"status": "RUNNING"}
         rows = metric_rows(self.folder)
-        self._facts["environments"] = list(dict.fromkeys([*self._facts.get("environments", []), environment]))
         write_json(self.folder / names.RUN, self._facts)
         path = self.folder / names.METRIC_ROWS
         whole, newline, _ = read_text(path).rpartition("\n")
@@ -65,13 +68,6 @@ class Record:
         for row in rows:
             self._known |= {(row["step"], name): value for name, value in row["metrics"].items()}
         self._rows = path.open("a", buffering=1)
-
-    def change_environment(self, before: str, after: str) -> None:
-        """The first step has shown that the environment `before` is another one."""
-        there = [after if each == before else each for each in self.environments]
-        self._facts["environments"] = list(dict.fromkeys(there))
-        self._facts["tags"] = self._facts["tags"] | {"repro.environment": after}
-        write_json(self.folder / names.RUN, self._facts)
 
     def went_on(self, done: int) -> None:
         """Note that the run was resumed after `done` steps."""
@@ -119,5 +115,4 @@ class Record:
         """Close the record with MLflow's word for how the run went, FINISHED or FAILED, and the last tags."""
         self.sync()
         self._rows.close()
-        self._facts |= {"status": status, "ended": now(), "tags": self._facts["tags"] | tags}
-        write_json(self.folder / names.RUN, self._facts)
+        self.describe(status=status, ended=now(), tags=self.tags | tags)

@@ -13,8 +13,6 @@ NAMESPACE = "repro-receipt"  # a signature made for another purpose is none of a
 
 def require_key(key: str) -> None:
     """Refuse a configured key that is not there or cannot sign, before a run has begun."""
-    if not key:
-        return
     if not Path(key).expanduser().is_file():
         raise UserError(
             f"receipt.key: {key} is missing; wanted the file of an ssh key, or nothing to leave it unsigned"

@@ -20,7 +20,8 @@ from ..address.manifest import sha256_file
 from ..base.files import REMEDY, read_json
 from ..base.text import differences, flatten, named, some
 from ..core.errors import RunError, UserError
-from . import chain, names
+from . import chains, names
+from .chain import STEP
 from .names import ADDRESS, ENVIRONMENT, METRICS, RECEIPT, RUN, STEP_ROWS, WEIGHTS
 from .reading import read_record
 from .receipt import Receipt, read
@@ -28,7 +29,7 @@ from .receipt import Receipt, read
 LARGEST = 2**53  # whole numbers below are exact in float64
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 Rows = np.ndarray[Any, Any]
-_NO_STEPS = np.empty(0, np.dtype([*((name, chain.STEP[name]) for name in chain.STEP.names or ()), ("link", "V24")]))
+_NO_STEPS = np.empty(0, np.dtype([*((name, STEP[name]) for name in STEP.names or ()), ("link", "V24")]))
 
 
 def comparable(metrics: Mapping[str, Any]) -> dict[str, str]:
@@ -50,7 +51,7 @@ PARTS = "address", "parts", "preimage"  # of address.json, and of a receipt
 FILES: dict[str, Callable[[Path, Receipt], bool]] = {
     WEIGHTS: lambda path, run: sha256_file(path) == run.weights,
     METRICS: lambda path, run: comparable(read_json(path)) == comparable(run.stated["metrics"]),
-    STEP_ROWS: lambda path, run: chain.root(path, chain.STEP.itemsize) == run.stated["trace"],
+    STEP_ROWS: lambda path, run: chains.root(path, STEP.itemsize) == run.stated["trace"],
     ADDRESS: lambda path, run: read_json(path) == {name: run.stated[name] for name in PARTS},
     ENVIRONMENT: lambda path, run: read_json(path).items() >= run.stated["environment"].items(),
     RUN: lambda path, run: _begun(read_json(path)) == _begun(run.stated | run.stated["informational"]),
@@ -228,8 +229,8 @@ class RunView:
 
     @cached_property
     def steps(self) -> Rows:
-        """The digests of each step so far (`chain.STEP`), memory-mapped; none without a trace."""
-        return chain.rows(self.path / STEP_ROWS, chain.STEP) if self.holds(STEP_ROWS) else _NO_STEPS
+        """The digests of each step so far (`STEP`), memory-mapped; none without a trace."""
+        return chains.rows(self.path / STEP_ROWS, STEP) if self.holds(STEP_ROWS) else _NO_STEPS
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -241,7 +242,7 @@ class RunView:
     def tensors(self) -> Rows | None:
         """The digests of each tensor at each step, memory-mapped; None where they were not traced."""
         held = np.dtype([(name, "<u8") for name in self.columns])
-        return chain.rows(self.path / names.TENSOR_ROWS, held) if self.columns else None
+        return chains.rows(self.path / names.TENSOR_ROWS, held) if self.columns else None
 
     @cached_property
     def root(self) -> str | None:

@@ -46,19 +46,16 @@ ranks_option = click.option(
 )
 
 
-@click.command()
-@overriding
-@out_option
-def _arguments(overrides: tuple[str, ...], out: Path) -> tuple[tuple[str, ...], Path, int]:
-    return overrides, out, 1
+def _parser(trains: bool) -> click.Command:
+    """What reads the command line of a stage: overrides, the run directory, and of how many ranks a training is."""
 
+    @click.command()
+    @overriding
+    @out_option
+    def arguments(overrides: tuple[str, ...], out: Path, ranks: int = 1) -> tuple[tuple[str, ...], Path, int]:
+        return overrides, out, ranks
 
-@click.command()
-@overriding
-@out_option
-@ranks_option
-def _arguments_of_training(overrides: tuple[str, ...], out: Path, ranks: int) -> tuple[tuple[str, ...], Path, int]:
-    return overrides, out, ranks
+    return ranks_option(arguments) if trains else arguments
 
 
 def begin(project: Project, schema: type[S], trains: bool = False) -> tuple[S, Path]:
@@ -69,9 +66,8 @@ def begin(project: Project, schema: type[S], trains: bool = False) -> tuple[S, P
     then this process starts them, and ends with their exit code.
     """
     outlive_readers()
-    parser = _arguments_of_training if trains else _arguments
     try:
-        parsed = parser.main(prog_name=f"python -m {_module()}", standalone_mode=False)
+        parsed = _parser(trains).main(prog_name=f"python -m {_module()}", standalone_mode=False)
         if isinstance(parsed, int):  # --help was shown
             sys.exit(parsed)
         overrides, out, ranks = parsed

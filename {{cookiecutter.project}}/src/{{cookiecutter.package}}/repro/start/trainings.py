@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..address import manifest
 from ..base.project import LIBRARY, Project
@@ -16,19 +16,10 @@ from ..core.errors import RunError
 from ..core.flags import FLAGS
 from ..guards.stages import VARIABLE as STAGE
 
+if TYPE_CHECKING:
+    from .warm import Forks
 
-class Process(Protocol):
-    """A training that runs, as subprocess.Popen or `warm` has started it."""
-
-    @property
-    def pid(self) -> int:
-        """The number of its process, and of the group that its processes are in."""
-
-    def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
-
-    def wait(self) -> int:
-        """Its exit code, once it has ended."""
+Process: TypeAlias = "subprocess.Popen[bytes] | Forks"  # a training that runs, and the group that it leads
 
 
 class Ended(RunError):
