@@ -11,7 +11,8 @@ import pytest
 import torch
 from clone import command, copied, edit
 from conftest import PACKAGE, Trained, training
-from project.repro.analysis.audit.audit import Audit, Finding
+from project.repro.analysis.audit.audit import Audit
+from project.repro.analysis.audit.rules import Finding
 from project.repro.analysis.audit.syntax import Source
 from project.repro.base.files import read_json
 from project.repro.core.errors import UserError

@@ -240,7 +240,7 @@ def test_runs_recorded_at_two_commits_lead_to_the_commit(
     project, (raw,) = project_in(repository.root), (repository.root / "data" / "raw").glob("*.gz")
     words = ("tracking.enabled=false", f"data.raw={raw}", *SMALL)
     texts = [word for text in words for word in ("--set", text)]
-    with cloned(project, tmp_path / "tree") as clone:
+    with cloned(project, tmp_path, {}) as clone:
         for name in ("start", "later"):
             clone.check_out(repository.commits[name])
             bisect.run(clone.project, trainings.command(clone.project, ".prepare", {}, *texts[:4]))

@@ -18,6 +18,7 @@ from ...core.errors import Preempted, UserError
 from ...core.flags import stated_variables
 from ...start import trainings
 from . import rules
+from .rules import Finding
 from .syntax import Source
 
 FOLDER = Path("build", "audit")
@@ -34,32 +35,6 @@ ENDS = (0, Preempted.exit_code)
 GROUPS = ("Operations", "Portability", "Code")
 ANOTHER = "deterministic by another kernel alone, which the flag deterministic_debug_mode chooses"
 RELAXED = "not deterministic: the flag deterministic_debug_mode is relaxed"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What was found at a place, why it is a risk, and a way without it."""
-
-    group: str
-    file: str
-    line: int
-    name: str  # an operation, or code
-    why: str
-    instead: str = ""
-    module: str = ""
-    hint: bool = False
-    silenced: bool = False
-
-    def lines(self) -> Iterator[str]:
-        """As a table has it."""
-        where = f"{self.file}:{self.line}  " if self.line else ""
-        module = f", in {self.module}" if self.module else ""
-        yield f"  {where}{self.name}{module}"
-        yield f"      {'hint: ' * self.hint}{self.why}{f'. Instead: {self.instead}' if self.instead else ''}"
-
-    def record(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return {name: value for name, value in vars(self).items() if name != "group"}
 
 
 @dataclass(frozen=True)
@@ -115,7 +90,7 @@ def audited(project: Project, schema: type[Settings], overrides: Sequence[str]) 
     settings = load(schema, overrides=overrides)
     paths = [project.package / name for name in _of_owner(project)]
     sources = {str(path.resolve()): Source(path, _shown(project, path)) for path in paths}
-    code = list(_of_code(list(sources.values())))
+    code = [each for source in sources.values() for each in rules.found(source)]
     step, failed = _one_step(project, settings, overrides)
     found = [*_of_operations(project, step, sources), *_of_portability(project, step, sources, settings)]
     found.sort(key=lambda each: (GROUPS.index(each.group), each.file, each.line, each.name))
@@ -186,17 +161,6 @@ def _at(
     file = source.name if source else _shown(project, Path(met["file"])) if met["file"] else ""
     silenced = bool(source and rules.is_fine(source, met["line"]))
     return Finding(group, file, met["line"], name, why, met["instead"], met["module"], silenced=silenced)
-
-
-def _of_code(sources: Sequence[Source]) -> Iterator[Finding]:
-    for source in sources:
-        open_, silenced = rules.found(source)
-        for each in [*open_, *silenced]:
-            rule = each.rule
-            yield Finding(
-                "Code", each.file, each.line, each.code, rule.why, rule.instead, hint=rule.hint,
-                silenced=each in silenced,
-            )  # fmt: skip
 
 
 def _notes(step: Mapping[str, Any], settings: Settings, failed: str) -> Iterator[str]:
