@@ -5,14 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-from clone import project_in
+from clone import project_in, verb
 from conftest import PROJECT
 from project import PROJECT as OURS
 from project.config import Config
 from project.repro.analysis.bisect import sides
 from project.repro.analysis.bisect.sides import Named, requested
-from project.repro.cli import Ours, main
 from project.repro.core.errors import UserError
 from project.repro.core.flags import FLAGS
 
@@ -49,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_wrong_words_are_refused(words: Sequence[str], said: str, folder: Path, monkeypatch: pytest.MonkeyPatch):
     for name in [flag.name for flag in FLAGS]:
         monkeypatch.delenv(name, raising=False)
-    done = CliRunner().invoke(main, ["bisect", *words], obj=Ours(OURS, Config))
+    done = verb("bisect", *words)
     assert done.exit_code == 2 and said in done.output and "Traceback" not in done.output
 
 

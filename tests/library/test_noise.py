@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
-from clone import project_in
+from click.testing import Result
+from clone import project_in, verb
 from conftest import PROJECT
-from project import PROJECT as OURS
 from project.config import Config
 from project.repro.analysis.noise import noise
 from project.repro.analysis.noise.distance import distance
 from project.repro.analysis.series import Made, Requested, Series
-from project.repro.cli import Ours, main
 from project.repro.core.errors import RunError
 from project.repro.record.receipt import Receipt
 from safetensors.torch import save_file
@@ -116,7 +114,7 @@ def requested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         by_name = {each.requested.name: each for group in given.values() for each in group}
         monkeypatch.setattr(Series, "make", lambda self, wanted: (by_name[each.name] for each in wanted))
         message = ["noise", "--runs", str(len(given["strict"])), "--out", str(tmp_path / "out"), *words]
-        return CliRunner().invoke(main, message, obj=Ours(OURS, Config))
+        return verb(*message)
 
     monkeypatch.chdir(PROJECT)
     yield ask

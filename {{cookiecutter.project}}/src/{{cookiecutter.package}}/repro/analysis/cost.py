@@ -130,13 +130,7 @@ class Costs:
     def record(self) -> dict[str, Any]:
         """As JSON has it."""
         together = self.all_flags
-        return {
-            "device": self.device,
-            "cycles": self.cycles,
-            "repeats": self.repeats,
-            "determinism_cost_pct": together.seconds.cost_pct if together else None,
-            "rows": [asdict(row) for row in self.rows],
-        }
+        return asdict(self) | {"determinism_cost_pct": together.seconds.cost_pct if together else None}
 
 
 def measure(series: Series, determinism: Determinism, cycles: int, only: Sequence[str] = ()) -> Costs:

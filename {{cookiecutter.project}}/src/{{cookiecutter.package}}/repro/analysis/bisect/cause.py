@@ -217,15 +217,8 @@ class _Bisection:
             if each.name in found.names:
                 together = {name for cause in found.causes if each.name in cause for name in cause}
                 why = fault(each, *self.sides.values()) or diff.reason(phase, field_of(each))
-                causes.append(
-                    {
-                        "suspect": each.name,
-                        "a": _shown(each.a),
-                        "b": _shown(each.b),
-                        "why": why,
-                        "with": sorted(together - {each.name}),
-                    }
-                )
+                facts = {"suspect": each.name, "a": _shown(each.a), "b": _shown(each.b), "why": why}
+                causes.append(facts | {"with": sorted(together - {each.name})})
         return causes
 
     def _commits(
