@@ -70,9 +70,9 @@ def verb(*words: str | Path, project: Project = OURS) -> Result:
 
 
 class Forked:
-    """In place of `trainings.run`: what analysis would start cold is forked, with the variables of this process.
+    """In place of `trainings.run`: what analysis would start cold is forked.
 
-    `trained` counts the trainings.
+    What needs other variables than this process has, and a verb, start cold. `trained` counts the trainings.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -81,7 +81,8 @@ class Forked:
 
     def __call__(self, project: Project, words: Sequence[str], ends: Sequence[int] = (0,), environ: Any = None) -> str:
         place = next((number for number, word in enumerate(words) if word.startswith(f"{PACKAGE}.")), None)
-        if place is None:  # a verb
+        relaxed = any(word.startswith("determinism.") and word != "determinism.relax=[]" for word in words)
+        if place is None or relaxed:
             return COLD(project, words, ends, environ)
         module, before, script = words[place].removeprefix(f"{PACKAGE}."), [], None
         if (project.root, module) != (PROJECT, "train"):

@@ -1,4 +1,4 @@
-"""`repro bisect` with trainings: planted causes are named, exactly those, and innocent differences are not."""
+"""`repro bisect`: planted causes are named, exactly those, innocent differences are not, wrong words are refused."""
 
 import itertools
 import json
@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from clone import Forked, commit, copied, edit, project_in
+from clone import Forked, commit, copied, edit, project_in, verb
 from conftest import PACKAGE, PROJECT
 from handmade import traced, write
 from project import PROJECT as OURS
@@ -25,6 +26,8 @@ from project.repro.analysis.bisect.suspects import Setup, side, split
 from project.repro.analysis.series import Made, Requested
 from project.repro.base.project import Project
 from project.repro.config.params import load
+from project.repro.core.errors import UserError
+from project.repro.core.flags import FLAGS
 from project.repro.record.receipt import read
 from project.repro.start import trainings
 from test_replay import state
@@ -44,13 +47,13 @@ class Bisect:
     message: list[str] = field(default_factory=list)
 
     def __call__(
-        self, a: Sequence[str] = (), b: Sequence[str] = (), project: Project = OURS, repeats: int = 2,
-        confidence: float = 0.95, runs: Sequence[str] = (), commits: tuple[str, str] | None = None,
+        self, a: Sequence[str] = (), b: Sequence[str] = (), project: Project = OURS,
+        runs: Sequence[str] = (), commits: tuple[str, str] | None = None,
     ) -> Answer:  # fmt: skip
         self.message, self.run.trained = [], 0
         named = Named(runs, a, b, self.common, commits, False)
         with requested(project, Config, named, lambda: "") as (maker, question):
-            return bisected(maker, question, self.message.append, confidence, repeats)
+            return bisected(maker, question, self.message.append)
 
 
 @pytest.fixture(scope="module")
@@ -95,42 +98,23 @@ def test_one_cause_among_innocent_differences_is_named(bisect: Bisect):
     assert facts["commit"] is None and all(trial["repeats"] == 1 for trial in facts["trials"])
     # once more: every training is found again, and the answer is the same
     assert bisect(a=["train.shift=1"], b=["train.shift=0", *INNOCENT]).cause == answer.cause and bisect.run.trained == 0
-    # a training that was altered meanwhile is made anew
-    made = bisect.folder.glob("*/requested.json")
-    requested_for = {path.parent: json.loads(path.read_text())["config"] for path in made}
-    made = [folder for folder, config in requested_for.items() if config["train.shift"] == 0]
-    weights = made[0] / "run" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
-    assert bisect(a=["train.shift=1"], b=["train.shift=0", *INNOCENT]).cause == answer.cause and bisect.run.trained == 1
-
-
-@dataclass(frozen=True)
-class Oracle:
-    """Trains nothing: `differs` says of what a trial would train with whether it comes out as B, for the n-th time."""
-
-    runs: Sequence[Made]
-    differs: Callable[[Setup, int], bool]
-    made: list[Setup] = field(default_factory=list)
-
-    def make(self, setup: Setup, number: int) -> Made:
-        self.made.append(setup)
-        return self.runs[self.differs(setup, len(self.made))]
 
 
 @pytest.fixture
 def answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Answer, list[str]]]:
-    """A function that bisects by an oracle, and gives the answer and what was told."""
+    """A function that bisects without trainings, and gives the answer and what was told.
+
+    An oracle says of what a trial would train with whether it comes out as B; both outcomes are runs made by hand.
+    """
     monkeypatch.chdir(PROJECT)
-    folders = (
-        write(tmp_path / "equal"),
-        write(tmp_path / "differs", rows=traced(12, part=3), weights=ZEROS),
-    )
+    folders = write(tmp_path / "equal"), write(tmp_path / "differs", rows=traced(12, part=3), weights=ZEROS)
     runs = [Made(Requested("bisect"), folder, read(folder)) for folder in folders]
 
-    def bisect(a: Sequence[str], b: Sequence[str], differs: Callable[[Setup, int], bool]) -> tuple[Answer, list[str]]:
+    def bisect(a: Sequence[str], b: Sequence[str], differs: Callable[[Setup], bool]) -> tuple[Answer, list[str]]:
         words, message = (split(a), split(b)), list[str]()
         two = (side(load(Config, overrides=each.overrides), each.ranks, each.variables) for each in words)
-        return bisected(Oracle(runs, differs), Question(*two), message.append, repeats=3), message
+        maker: Any = SimpleNamespace(make=lambda setup, number: runs[differs(setup)])
+        return bisected(maker, Question(*two), message.append, repeats=3), message
 
     return bisect
 
@@ -141,7 +125,7 @@ def test_two_causes_at_once_are_both_named_and_a_combination_that_is_refused_is_
     answer, message = answered(
         ["ranks=2"],
         [f"{key}={value}" for key, value in b.items()],
-        lambda setup, count: any(setup.config[key] == value for key, value in b.items()),
+        lambda setup: any(setup.config[key] == value for key, value in b.items()),
     )
     assert answer.verdict == FOUND and answer.place == "step 3, loss"
     assert {name for name, *_ in named(answer)} == {*b}
@@ -151,16 +135,16 @@ def test_two_causes_at_once_are_both_named_and_a_combination_that_is_refused_is_
 
 
 def test_cause_that_shows_in_one_run_of_three_is_named(answered: Any):
-    shown = itertools.cycle([False, False, True])
+    shown, again = (itertools.cycle([False, False, True]) for _ in range(2))
     answer, message = answered(
         [],
         ["model.dropout=0.1000001", "loader.workers=1"],
-        lambda setup, count: setup.config["model.dropout"] != 0.1 and next(shown),
+        lambda setup: setup.config["model.dropout"] != 0.1 and next(shown),
     )
     assert named(answer) == [("model.dropout", 0.1, 0.1000001)], answer
     assert any(line.startswith("B does not repeat: 30%") and "after 9 equal runs" in line for line in message)
     assert max(trial.repeats for trial in answer.trials) >= 9
-    other, _ = answered(["loader.workers=1"], [], lambda setup, count: count % 3 == 0)
+    other, _ = answered(["loader.workers=1"], [], lambda setup: next(again))
     assert other.verdict == NOT_FOUND and other.exit_code == 1
     assert other.reason == "the same settings do not repeat, neither in A nor in B"
 
@@ -285,3 +269,58 @@ def test_interrupted_bisect_of_commits_leaves_the_repository_as_it_was(repositor
     process.send_signal(signal.SIGINT)
     assert process.wait() != 0
     assert state(root) == before and not (root / "build" / "bisect" / "tree").exists()
+
+
+# ---- what is refused before it trains
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the lock lies."""
+    monkeypatch.setattr(sides, "FOLDER", tmp_path / "bisect")
+    monkeypatch.chdir(PROJECT)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "0 runs, 0 --a and 0 --b seen; name two recorded runs, or "),
+        (["artifacts"], "1 runs, 0 --a and 0 --b seen; "),
+        (["one", "two", "--a", "seed=1"], "2 runs, 1 --a and 0 --b seen; "),
+        (["nowhere", "artifacts"], "nowhere: no such run directory"),
+        (["--a", "ranks=0"], "ranks: '0' given, a whole number from 1 to 9999 wanted"),
+        (["--a", "ranks="], "ranks: '' given, a whole number"),
+        (["--a", "ranks=99"], "ranks=99 given, at most parallel.micro_batches=8 wanted"),
+        (["--b", "threads=4"], "OMP_NUM_THREADS=4 is set, 1 is wanted"),
+        (["--b", "env.A\x1b[2J=1"], r"'env.A\x1b[2J=1': wanted env.NAME=VALUE"),
+        (["--b", "sed=1"], "--set sed: unknown key; did you mean seed?"),
+        (["--b", "seed=-1"], "--set seed: -1 given, 0 or more wanted"),
+        (["--b", "determinism.relax=[nothing]"], "determinism.relax: unknown flag 'nothing'"),
+        (["--commits", "no\x1b", "HEAD"], r"'no\x1b': no such commit in this repository"),
+        (["--commits", "HEAD", "HEAD"], "both are commit"),
+        (["--b", "seed=1", "--confidence", "nan"], "--confidence nan: a number below 1 wanted"),
+        (["--a", "seed=1", "--repeats", "1"], "Invalid value for '--repeats'"),
+    ],
+)
+def test_wrong_words_are_refused(words: Sequence[str], said: str, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in [flag.name for flag in FLAGS]:
+        monkeypatch.delenv(name, raising=False)
+    done = verb("bisect", *words)
+    assert done.exit_code == 2 and said in done.output and "Traceback" not in done.output
+
+
+def test_two_bisects_at_once_are_refused(folder: Path):
+    words = Named([], ["seed=1"], [], [], None, False)
+    with requested(OURS, Config, words, str), pytest.raises(UserError) as no, requested(OURS, Config, words, str):
+        raise AssertionError("both work")
+    assert f"{folder / 'bisect'}: another bisect works there" in str(no.value)
+    with requested(OURS, Config, words, str) as (_, question):
+        assert question.a.config["seed"] == 1
+
+
+def test_commits_outside_git_are_refused(folder: Path):
+    shutil.copytree(PROJECT / "src", folder / "src")
+    words = Named([], [], [], [], ("HEAD~1", "HEAD"), False)
+    with pytest.raises(UserError, match="no such commit"), requested(project_in(folder), Config, words, str):
+        raise AssertionError("it has commits")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from clone import COLD, Forked, project_in
+from clone import Forked, project_in
 from conftest import PACKAGE
 from project.config import Config
 from project.repro.analysis.series import Requested, Series
@@ -58,9 +58,8 @@ def test_repeats_and_edited_code_are_trainings_of_their_own(series: Series, proj
 
 
 @pytest.mark.long
-def test_variables_of_relaxed_switches_are_those_that_are_asked_for(series: Series, monkeypatch: pytest.MonkeyPatch):
+def test_variables_of_relaxed_switches_are_those_that_are_asked_for(series: Series):
     """This process has the strict ones, and so had a fork."""
-    monkeypatch.setattr(trainings, "run", COLD)
     relaxed = {"determinism.relax": ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED"]}
     made = series.one(Requested("two threads", relaxed, variables={"OMP_NUM_THREADS": "2"}))
     environment = made.receipt.stated["environment"]["preimage"]

@@ -34,7 +34,7 @@ class Cost:
         strict, relaxed: medians, in seconds per step or in bytes.
         cost_pct: how much more the strict training takes, in percent of the relaxed one: the median over the cycles.
         low, high: an interval of `cost_pct` that all rows of a table hold together with a chance of 95 %.
-        told_from_zero: whether zero is outside of it.
+        differs_from_zero: whether zero is outside of it.
     """
 
     strict: float

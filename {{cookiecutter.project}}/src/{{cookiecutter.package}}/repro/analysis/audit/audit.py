@@ -92,7 +92,7 @@ def audited(project: Project, schema: type[Settings], overrides: Sequence[str]) 
     sources = {str(path.resolve()): Source(path, _shown(project, path)) for path in paths}
     code = [each for source in sources.values() for each in rules.found(source)]
     step, failed = _one_step(project, settings, overrides)
-    found = [*_of_operations(project, step, sources), *_of_portability(project, step, sources, settings)]
+    found = list(_of_step(project, step, sources, settings))
     found.sort(key=lambda each: (GROUPS.index(each.group), each.file, each.line, each.name))
     return Audit([*found, *code], step, len(sources), list(_notes(step, settings, failed)), failed)
 
@@ -133,7 +133,9 @@ def _one_step(project: Project, settings: Settings, overrides: Sequence[str]) ->
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _of_operations(project: Project, step: Mapping[str, Any], sources: Mapping[str, Source]) -> Iterator[Finding]:
+def _of_step(
+    project: Project, step: Mapping[str, Any], sources: Mapping[str, Source], settings: Settings
+) -> Iterator[Finding]:
     for met in step["operations"]:
         why = ["it raises here: it has no deterministic kernel"] if met["raised"] else []
         for verdict in met["verdicts"]:
@@ -144,14 +146,8 @@ def _of_operations(project: Project, step: Mapping[str, Any], sources: Mapping[s
         names = dict.fromkeys(verdict["name"] for verdict in met["verdicts"])
         message = f" ({', '.join(names)})" if names else ""
         yield _at(project, "Operations", met, sources, f"{met['operation']}{message}", "; ".join(dict.fromkeys(why)))
-
-
-def _of_portability(
-    project: Project, step: Mapping[str, Any], sources: Mapping[str, Source], settings: Settings
-) -> Iterator[Finding]:
-    if not settings.compute.compile:
-        for met in step["portability"]:
-            yield _at(project, "Portability", met, sources, met["operation"], met["why"])
+    for met in step["portability"] if not settings.compute.compile else ():
+        yield _at(project, "Portability", met, sources, met["operation"], met["why"])
 
 
 def _at(
