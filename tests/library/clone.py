@@ -96,14 +96,6 @@ class Forked:
         return ""
 
 
-def train(project: Path, out: str) -> Path:
-    """Train there for one epoch and return the run directory."""
-    arguments = training(project / out, project / "data" / "prepared", *SETTINGS)
-    done = command(project, f"{PACKAGE}.train", *arguments)
-    assert done.returncode == 0, done.stderr
-    return project / out
-
-
 def clone(folder: Path) -> Path:
     """Clone this project's files into a folder, edit some, and train into artifacts/ there."""
     files = "params.yaml", "results.lock", "dvc.yaml", "dvc.lock", "pyproject.toml", ".gitignore", "README.md"
@@ -113,6 +105,8 @@ def clone(folder: Path) -> Path:
     with (source / "model.py").open("a") as model:
         model.write("\n\nfrom .added import WIDER  # noqa\n")
     (folder / "README.md").write_text("nothing that a run reads\n")
-    assert command(folder, f"{PACKAGE}.prepare").returncode == 0
-    train(folder, "artifacts")
+    forked, project = Forked(folder.parent), project_in(folder)
+    arguments = training(folder / "artifacts", folder / "data" / "prepared", *SETTINGS)
+    for module, *words in ((".prepare",), (".train", *arguments)):
+        forked(project, trainings.command(project, module, {}, *words))
     return folder
