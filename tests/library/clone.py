@@ -3,12 +3,20 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+from click.testing import CliRunner, Result
 from conftest import PACKAGE, PROJECT, python, training
+from project import PROJECT as OURS
+from project.config import Config
 from project.repro.base.project import Project
+from project.repro.cli import Ours, main
+from project.repro.start import trainings
+from warm import Warm
 
+COLD = trainings.run  # which tests replace
 SETTINGS = "tracking.enabled=false", "train.learning_rate=0.003", "seed=5"
 
 
@@ -56,12 +64,36 @@ def command(project: Path, module: str, *arguments: str | Path) -> subprocess.Co
     return python("-m", module, *arguments, cwd=project, env={"PYTHONPATH": str(project / "src")})
 
 
-def train(project: Path, out: str) -> Path:
-    """Train there for one epoch and return the run directory."""
-    arguments = training(project / out, project / "data" / "prepared", *SETTINGS)
-    done = command(project, f"{PACKAGE}.train", *arguments)
-    assert done.returncode == 0, done.stderr
-    return project / out
+def verb(*words: str | Path, project: Project = OURS) -> Result:
+    """What a verb says and how it ends, in this process, which is in the project's folder."""
+    return CliRunner().invoke(main, [*map(str, words)], obj=Ours(project, Config))
+
+
+class Forked:
+    """In place of `trainings.run`: what analysis would start cold is forked.
+
+    What needs other variables than this process has, and a verb, start cold. `trained` counts the trainings.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._files = {"out": folder / "out", "err": folder / "err"}
+        self.trained = 0
+
+    def __call__(self, project: Project, words: Sequence[str], ends: Sequence[int] = (0,), environ: Any = None) -> str:
+        place = next((number for number, word in enumerate(words) if word.startswith(f"{PACKAGE}.")), None)
+        relaxed = any(word.startswith("determinism.") and word != "determinism.relax=[]" for word in words)
+        if place is None or relaxed:
+            return COLD(project, words, ends, environ)
+        module, before, script = words[place].removeprefix(f"{PACKAGE}."), [], None
+        if (project.root, module) != (PROJECT, "train"):
+            before, script = [str(project.root), PACKAGE, module], Path(__file__).with_name("elsewhere.py")
+        ranks = [int(word.partition("=")[2]) for word in words if word.startswith("--nproc-per-node=")]
+        self._files["err"].write_text("")
+        self.trained += module == "train"
+        forked = Warm(*before, *words[place + 1 :], **self._files, ranks=ranks[0] if ranks else None, script=script)
+        if (code := forked.wait()) not in ends:
+            raise trainings.Ended(words, code, self._files["err"].read_text().splitlines()[-trainings.LINES :])
+        return ""
 
 
 def clone(folder: Path) -> Path:
@@ -73,6 +105,8 @@ def clone(folder: Path) -> Path:
     with (source / "model.py").open("a") as model:
         model.write("\n\nfrom .added import WIDER  # noqa\n")
     (folder / "README.md").write_text("nothing that a run reads\n")
-    assert command(folder, f"{PACKAGE}.prepare").returncode == 0
-    train(folder, "artifacts")
+    forked, project = Forked(folder.parent), project_in(folder)
+    arguments = training(folder / "artifacts", folder / "data" / "prepared", *SETTINGS)
+    for module, *words in ((".prepare",), (".train", *arguments)):
+        forked(project, trainings.command(project, module, {}, *words))
     return folder

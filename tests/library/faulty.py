@@ -180,26 +180,6 @@ def observer(package: str) -> None:
     )
 
 
-def now_and_then(package: str) -> None:
-    """A number that nobody seeds enters the first weights in every third run whose dropout is not 0.1.
-
-    The file that OTHER names counts the runs.
-    """
-    model = import_module(f"{package}.model")
-    built = model.build
-
-    def build(config: Any) -> Any:
-        network, counter = built(config), Path(os.environ["OTHER"])
-        if config.model.dropout != 0.1:
-            with counter.open("ab") as file:
-                file.write(b".")
-            if counter.stat().st_size % 3 == 0:
-                network.head.bias.data[0] = int.from_bytes(os.urandom(2)) / 2**16
-        return network
-
-    model.build = build
-
-
 def unseen(package: str) -> None:
     """This rank sees another disk than rank 0."""
     run = import_module(f"{package}.repro.run")

@@ -2,19 +2,22 @@
 
 import json
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
-from clone import command, copied, edit
+from clone import Forked, command, copied, edit, project_in, verb
 from conftest import PACKAGE, Trained, training
-from project.repro.analysis.audit.audit import Audit, Finding
+from project.repro.address.manifest import sha256_file
+from project.repro.analysis.audit.audit import Audit
+from project.repro.analysis.audit.rules import Finding
 from project.repro.analysis.audit.syntax import Source
 from project.repro.base.files import read_json
 from project.repro.core.errors import UserError
+from project.repro.start import trainings
 
 PLANTED = '''import torch
 import torch.utils.checkpoint
@@ -53,7 +56,7 @@ class Audited:
     """An audit that ended: the project and what it printed."""
 
     project: Path
-    done: subprocess.CompletedProcess[str]
+    done: Any  # of a command, or of a verb in this process
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -79,10 +82,16 @@ def shipped(folder: Path) -> Path:
     return folder
 
 
+SMALL = "model.width=8", "model.depth=1"
+
+
 def audit(project: Path, prepared: Path, *words: str) -> Audited:
-    done = command(project, PACKAGE, "audit", "--set", f"data.prepared={prepared}", *words)
-    assert "Traceback" not in done.stderr, done.stderr
-    return Audited(project, done)
+    """Audit a small network, in this process and a fork."""
+    overrides = trainings.sets([f"data.prepared={prepared}", *SMALL])
+    with pytest.MonkeyPatch.context() as patched, TemporaryDirectory() as logs:
+        patched.chdir(project)
+        patched.setattr(trainings, "run", Forked(Path(logs)))
+        return Audited(project, verb("audit", *overrides, *words, project=project_in(project)))
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +144,7 @@ def test_operation_is_found_with_line_module_and_way_out(name: str, planted: Aud
 def test_operation_that_raises_here_is_told_and_the_step_goes_on(planted: Audited):
     assert planted.found("operations", "put")["why"].startswith("it raises here: it has no deterministic kernel")
     assert planted.facts["failed"] == "" and planted.facts["calls"] > 500
-    assert planted.done.returncode == 1 and planted.done.stderr == ""
+    assert planted.done.exit_code == 1 and planted.done.stderr == ""
 
 
 def test_operation_that_is_not_portable_is_found(planted: Audited):
@@ -166,7 +175,8 @@ def test_source_of_cuda_verdicts_is_said(planted: Audited):
 
 @pytest.fixture(scope="module")
 def clean(bare: Path, prepared: Path) -> Audited:
-    return audit(bare, prepared)
+    """As a user has it: the command, and the step in a process that it starts."""
+    return Audited(bare, command(bare, PACKAGE, "audit", "--set", f"data.prepared={prepared}"))
 
 
 def test_shipped_project_has_no_finding(clean: Audited):
@@ -182,7 +192,7 @@ def test_shipped_project_has_no_finding(clean: Audited):
 )
 def test_shipped_project_has_no_finding_in_other_ways(requested: str, bare: Path, prepared: Path):
     ended = audit(bare, prepared, "--set", requested)
-    assert ended.done.returncode == 0, ended.done.stdout
+    assert ended.done.exit_code == 0, ended.done.output
     judged = requested == "model.name=transformer"
     assert ("portability is not judged" in ended.done.stdout) is not judged
 
@@ -196,11 +206,10 @@ def test_audit_leaves_the_project_as_it_is(clean: Audited):
 @pytest.mark.long
 def test_watch_changes_no_bit(bare: Path, prepared: Path, tmp_path: Path, untracked: Trained):
     out = tmp_path / "run"
-    arguments = training(out, prepared, "tracking.enabled=false")
-    done = command(bare, f"{PACKAGE}.repro.analysis.audit.audited", tmp_path / "step.json", *arguments)
-    assert done.returncode == 0, done.stderr
+    own = tmp_path / "step.json", *training(out, prepared, "tracking.enabled=false")
+    Forked(tmp_path)(project_in(bare), trainings.command(project_in(bare), trainings.AUDITED, {}, *own))
     assert read_json(tmp_path / "step.json")["operations"] == []
-    assert Trained(out, done).weights == untracked.weights
+    assert sha256_file(out / "model.safetensors") == untracked.weights
 
 
 @pytest.mark.long
@@ -233,17 +242,17 @@ def test_syntax_error_ends_with_exit_code_2(bare: Path, prepared: Path, tmp_path
     project = Path(shutil.copytree(bare, tmp_path / "project"))
     edit(project / "src" / PACKAGE / "model.py", ("def build(", "def build("), ("class Block", "class class"))
     done = audit(project, prepared).done
-    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
+    assert done.exit_code == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith(f"src/{PACKAGE}/model.py:")
 
 
 @pytest.mark.long
 def test_training_that_does_not_begin_is_told(bare: Path, prepared: Path, tmp_path: Path):
     missing = audit(bare, tmp_path / "nothing").done
-    assert missing.returncode == 2 and missing.stdout == "" and len(missing.stderr.splitlines()) == 1
+    assert missing.exit_code == 2 and missing.stdout == "" and len(missing.stderr.splitlines()) == 1
     assert missing.stderr.endswith("manifest.json: missing. Prepare the data first: make repro\n")
     unknown = audit(bare, prepared, "--set", "model.nam=x").done
-    assert unknown.returncode == 2 and "unknown key" in unknown.stderr
+    assert unknown.exit_code == 2 and "unknown key" in unknown.stderr
 
 
 @pytest.mark.long
@@ -252,8 +261,8 @@ def test_training_that_fails_in_its_step_tells_what_was_seen(bare: Path, prepare
     source = project / "src" / PACKAGE / "train.py"
     loss = "    return F.cross_entropy(network(images), labels)"
     edit(source, (loss, "    torch.cumsum(network(images), 0)\n    raise ValueError('no loss')"))
-    done = command(project, PACKAGE, "audit", "--set", f"data.prepared={prepared}")
-    assert done.returncode == 2 and "ValueError: no loss" in done.stderr
+    done = audit(project, prepared).done
+    assert done.exit_code == 2 and "ValueError: no loss" in done.stderr
     assert "cumsum (torch.cumsum)" in done.stdout
 
 

@@ -1,80 +1,65 @@
-"""`repro bisect` with trainings: planted causes are named, exactly those, and innocent differences are not."""
+"""`repro bisect`: planted causes are named, exactly those, innocent differences are not, wrong words are refused."""
 
+import itertools
 import json
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from clone import commit, copied, edit, project_in
-from conftest import PACKAGE, PROJECT, python
+from clone import Forked, commit, copied, edit, project_in, verb
+from conftest import PACKAGE, PROJECT
+from handmade import traced, write
 from project import PROJECT as OURS
 from project.config import Config
 from project.repro.analysis.bisect import cause, sides
 from project.repro.analysis.bisect.cause import EQUAL, FOUND, NOT_FOUND, Answer, bisected
 from project.repro.analysis.bisect.commits import cloned
-from project.repro.analysis.bisect.sides import Named, requested
+from project.repro.analysis.bisect.sides import Named, Question, requested
+from project.repro.analysis.bisect.suspects import Setup, side, split
+from project.repro.analysis.series import Made, Requested
 from project.repro.base.project import Project
-from project.repro.core.errors import RunError
+from project.repro.config.params import load
+from project.repro.core.errors import UserError
+from project.repro.core.flags import FLAGS
+from project.repro.record.receipt import read
 from project.repro.start import trainings
 from test_replay import state
-from warm import Warm
 
 SMALL = ("train.epochs=1", "model.width=8", "model.depth=1", "parallel.global_batch=256")
 INNOCENT = ("loader.workers=1", "checkpoint.every=3", "train.evaluate_every=1", "integrity.compare_every=2")
-HERE, ZEROS = Path(__file__).parent, "0" * 64
+ZEROS = "0" * 64
 
 
 @dataclass
 class Bisect:
-    """Bisects with warm trainings, which are kept for all tests; what the last one told, and how many it trained."""
+    """Bisects with forked trainings, which are kept for all tests; what the last one told, and how many it trained."""
 
     folder: Path
     common: tuple[str, ...]
-    fault: tuple[str, ...] = ()
-    env: dict[str, str] = field(default_factory=dict)
+    run: Forked
     message: list[str] = field(default_factory=list)
-    trained: int = 0
 
     def __call__(
-        self, a: Sequence[str] = (), b: Sequence[str] = (), project: Project = OURS, repeats: int = 2,
-        confidence: float = 0.95, runs: Sequence[str] = (), commits: tuple[str, str] | None = None,
+        self, a: Sequence[str] = (), b: Sequence[str] = (), project: Project = OURS,
+        runs: Sequence[str] = (), commits: tuple[str, str] | None = None,
     ) -> Answer:  # fmt: skip
-        self.message, self.trained = [], 0
+        self.message, self.run.trained = [], 0
         named = Named(runs, a, b, self.common, commits, False)
         with requested(project, Config, named, lambda: "") as (maker, question):
-            return bisected(maker, question, self.message.append, confidence, repeats)
-
-    def run(
-        self, project: Project, words: list[str], ends: Sequence[int] = (0,), environ: Mapping[str, str] | None = None
-    ) -> str:
-        """What `trainings.run` does, warm."""
-        if "config" in words:
-            return python(*words[1:], cwd=project.root, env=trainings.environment(project)).stdout
-        place = next(number for number, word in enumerate(words) if word.startswith(f"{PACKAGE}."))
-        module, arguments = words[place].removeprefix(f"{PACKAGE}."), words[place + 1 :]
-        ranks = [int(word.partition("=")[2]) for word in words if word.startswith("--nproc-per-node=")]
-        before, script = [], None
-        if project != OURS:
-            before, script = [str(project.root), PACKAGE, module], HERE / "elsewhere.py"
-        elif self.fault:
-            before, script = [*self.fault, str(self.folder), PACKAGE], HERE / "faulty.py"
-        files = {"out": self.folder / "out", "err": self.folder / "err"}
-        files["err"].write_text("")
-        self.trained += module == "train"
-        if Warm(*before, *arguments, **files, ranks=ranks[0] if ranks else None, script=script, env=self.env).wait():
-            raise RunError(files["err"].read_text())
-        return ""
+            return bisected(maker, question, self.message.append)
 
 
 @pytest.fixture(scope="module")
 def kept(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Bisect:
-    return Bisect(tmp_path_factory.mktemp("bisect"), (*SMALL, f"data.prepared={prepared}"))
+    folder = tmp_path_factory.mktemp("bisect")
+    return Bisect(folder, (*SMALL, f"data.prepared={prepared}"), Forked(folder))
 
 
 @pytest.fixture
@@ -112,39 +97,54 @@ def test_one_cause_among_innocent_differences_is_named(bisect: Bisect):
     assert verdicts[tuple(word.partition("=")[0] for word in sorted(INNOCENT))] == "DIFFERS"
     assert facts["commit"] is None and all(trial["repeats"] == 1 for trial in facts["trials"])
     # once more: every training is found again, and the answer is the same
-    assert bisect(a=["train.shift=1"], b=["train.shift=0", *INNOCENT]).cause == answer.cause and bisect.trained == 0
-    # a training that was altered meanwhile is made anew
-    made = bisect.folder.glob("*/requested.json")
-    requested_for = {path.parent: json.loads(path.read_text())["config"] for path in made}
-    made = [folder for folder, config in requested_for.items() if config["train.shift"] == 0]
-    weights = made[0] / "run" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
-    assert bisect(a=["train.shift=1"], b=["train.shift=0", *INNOCENT]).cause == answer.cause and bisect.trained == 1
+    assert bisect(a=["train.shift=1"], b=["train.shift=0", *INNOCENT]).cause == answer.cause and bisect.run.trained == 0
 
 
-@pytest.mark.long
-def test_two_causes_at_once_are_both_named_and_a_combination_that_is_refused_is_gone_around(bisect: Bisect):
+@pytest.fixture
+def answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Answer, list[str]]]:
+    """A function that bisects without trainings, and gives the answer and what was told.
+
+    An oracle says of what a trial would train with whether it comes out as B; both outcomes are runs made by hand.
+    """
+    monkeypatch.chdir(PROJECT)
+    folders = write(tmp_path / "equal"), write(tmp_path / "differs", rows=traced(12, part=3), weights=ZEROS)
+    runs = [Made(Requested("bisect"), folder, read(folder)) for folder in folders]
+
+    def bisect(a: Sequence[str], b: Sequence[str], differs: Callable[[Setup], bool]) -> tuple[Answer, list[str]]:
+        words, message = (split(a), split(b)), list[str]()
+        two = (side(load(Config, overrides=each.overrides), each.ranks, each.variables) for each in words)
+        maker: Any = SimpleNamespace(make=lambda setup, number: runs[differs(setup)])
+        return bisected(maker, Question(*two), message.append, repeats=3), message
+
+    return bisect
+
+
+def test_two_causes_at_once_are_both_named_and_a_combination_that_is_refused_is_gone_around(answered: Any):
     """Two ranks are too many for one micro-batch."""
-    b = ["model.dropout=0.3", "seed=7", "parallel.micro_batches=1"]
-    answer = bisect(a=["ranks=2"], b=b)
-    assert answer.verdict == FOUND
-    assert {name for name, *_ in named(answer)} == {"model.dropout", "seed", "parallel.micro_batches"}
+    b = {"model.dropout": 0.3, "seed": 7, "parallel.micro_batches": 1}
+    answer, message = answered(
+        ["ranks=2"],
+        [f"{key}={value}" for key, value in b.items()],
+        lambda setup: any(setup.config[key] == value for key, value in b.items()),
+    )
+    assert answer.verdict == FOUND and answer.place == "step 3, loss"
+    assert {name for name, *_ in named(answer)} == {*b}
     assert all(not each["with"] for each in answer.cause)
     assert "unresolved" in {trial["bits"] for trial in answer.record()["trials"]}
-    assert any("ranks=2 given, at most parallel.micro_batches=1 wanted" in line for line in bisect.message)
+    assert any("ranks=2 given, at most parallel.micro_batches=1 wanted" in line for line in message)
 
 
-@pytest.mark.long
-def test_cause_that_shows_in_one_run_of_three_is_named(bisect: Bisect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cause, "FLAKY", 3)
-    monkeypatch.setattr(sides, "FOLDER", tmp_path / "bisect")
-    monkeypatch.setattr(bisect, "fault", ("now_and_then", "0"))
-    monkeypatch.setattr(bisect, "env", {"OTHER": str(tmp_path / "runs")})
-    answer = bisect(b=["model.dropout=0.1000001", "loader.workers=1"], repeats=3, confidence=0.7)
+def test_cause_that_shows_in_one_run_of_three_is_named(answered: Any):
+    shown, again = (itertools.cycle([False, False, True]) for _ in range(2))
+    answer, message = answered(
+        [],
+        ["model.dropout=0.1000001", "loader.workers=1"],
+        lambda setup: setup.config["model.dropout"] != 0.1 and next(shown),
+    )
     assert named(answer) == [("model.dropout", 0.1, 0.1000001)], answer
-    assert any(line.startswith("B does not repeat: ") and "after 3 equal runs" in line for line in bisect.message)
-    assert max(trial.repeats for trial in answer.trials) >= 3
-    other = bisect(a=["model.dropout=0.2"], b=["model.dropout=0.2"], repeats=3)
+    assert any(line.startswith("B does not repeat: 30%") and "after 9 equal runs" in line for line in message)
+    assert max(trial.repeats for trial in answer.trials) >= 9
+    other, _ = answered(["loader.workers=1"], [], lambda setup: next(again))
     assert other.verdict == NOT_FOUND and other.exit_code == 1
     assert other.reason == "the same settings do not repeat, neither in A nor in B"
 
@@ -154,7 +154,7 @@ def test_recorded_runs_come_again_and_their_cause_is_named(bisect: Bisect, tmp_p
     """Two runs that differ in the seed, and in a neutral key; then the record of one that nobody can make again."""
     for name, words in (("a", ["seed=3"]), ("b", ["seed=4", "checkpoint.every=2"])):
         texts = [word for text in (*bisect.common, "tracking.enabled=false", *words) for word in ("--set", text)]
-        bisect.run(OURS, trainings.command(OURS, ".train", {}, "--out", tmp_path / name, *texts))
+        trainings.run(OURS, trainings.command(OURS, ".train", {}, "--out", tmp_path / name, *texts))
     runs = [str(tmp_path / name) for name in "ab"]
     answer = bisect(runs=runs)
     assert named(answer) == [("seed", 3, 4)] and answer.place and answer.place.startswith("step 0, batch")
@@ -235,16 +235,18 @@ def test_commit_that_changed_bits_is_named_and_the_work_tree_left_alone(
 def test_runs_recorded_at_two_commits_lead_to_the_commit(
     bisect: Bisect, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Neither is what the project would make as it stands."""
+    """Neither is what the project would make as it stands. The trials are those of the bisect before, kept."""
     monkeypatch.chdir(repository.root)
+    monkeypatch.setattr(sides, "FOLDER", Path("build", "bisect"))
     project, (raw,) = project_in(repository.root), (repository.root / "data" / "raw").glob("*.gz")
     words = ("tracking.enabled=false", f"data.raw={raw}", *SMALL)
     texts = [word for text in words for word in ("--set", text)]
-    with cloned(project, tmp_path / "tree") as clone:
+    with cloned(project, tmp_path, {}) as clone:
         for name in ("start", "later"):
             clone.check_out(repository.commits[name])
-            bisect.run(clone.project, trainings.command(clone.project, ".prepare", {}, *texts[:4]))
-            bisect.run(clone.project, trainings.command(clone.project, ".train", {}, "--out", tmp_path / name, *texts))
+            for module, *out in ((".prepare",), (".train", "--out", tmp_path / name)):
+                settings = texts if out else texts[:4]
+                trainings.run(clone.project, trainings.command(clone.project, module, {}, *out, *settings))
     answer = bisect(runs=[str(tmp_path / "later"), str(tmp_path / "start")], project=project)
     assert [each["suspect"] for each in answer.cause] == ["file model.py"], answer
     assert not answer.commits and "does not come before" in answer.notes[0]
@@ -267,3 +269,58 @@ def test_interrupted_bisect_of_commits_leaves_the_repository_as_it_was(repositor
     process.send_signal(signal.SIGINT)
     assert process.wait() != 0
     assert state(root) == before and not (root / "build" / "bisect" / "tree").exists()
+
+
+# ---- what is refused before it trains
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the lock lies."""
+    monkeypatch.setattr(sides, "FOLDER", tmp_path / "bisect")
+    monkeypatch.chdir(PROJECT)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "0 runs, 0 --a and 0 --b seen; name two recorded runs, or "),
+        (["artifacts"], "1 runs, 0 --a and 0 --b seen; "),
+        (["one", "two", "--a", "seed=1"], "2 runs, 1 --a and 0 --b seen; "),
+        (["nowhere", "artifacts"], "nowhere: no such run directory"),
+        (["--a", "ranks=0"], "ranks: '0' given, a whole number from 1 to 9999 wanted"),
+        (["--a", "ranks="], "ranks: '' given, a whole number"),
+        (["--a", "ranks=99"], "ranks=99 given, at most parallel.micro_batches=8 wanted"),
+        (["--b", "threads=4"], "OMP_NUM_THREADS=4 is set, 1 is wanted"),
+        (["--b", "env.A\x1b[2J=1"], r"'env.A\x1b[2J=1': wanted env.NAME=VALUE"),
+        (["--b", "sed=1"], "--set sed: unknown key; did you mean seed?"),
+        (["--b", "seed=-1"], "--set seed: -1 given, 0 or more wanted"),
+        (["--b", "determinism.relax=[nothing]"], "determinism.relax: unknown flag 'nothing'"),
+        (["--commits", "no\x1b", "HEAD"], r"'no\x1b': no such commit in this repository"),
+        (["--commits", "HEAD", "HEAD"], "both are commit"),
+        (["--b", "seed=1", "--confidence", "nan"], "--confidence nan: a number below 1 wanted"),
+        (["--a", "seed=1", "--repeats", "1"], "Invalid value for '--repeats'"),
+    ],
+)
+def test_wrong_words_are_refused(words: Sequence[str], said: str, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in [flag.name for flag in FLAGS]:
+        monkeypatch.delenv(name, raising=False)
+    done = verb("bisect", *words)
+    assert done.exit_code == 2 and said in done.output and "Traceback" not in done.output
+
+
+def test_two_bisects_at_once_are_refused(folder: Path):
+    words = Named([], ["seed=1"], [], [], None, False)
+    with requested(OURS, Config, words, str), pytest.raises(UserError) as no, requested(OURS, Config, words, str):
+        raise AssertionError("both work")
+    assert f"{folder / 'bisect'}: another bisect works there" in str(no.value)
+    with requested(OURS, Config, words, str) as (_, question):
+        assert question.a.config["seed"] == 1
+
+
+def test_commits_outside_git_are_refused(folder: Path):
+    shutil.copytree(PROJECT / "src", folder / "src")
+    words = Named([], [], [], [], ("HEAD~1", "HEAD"), False)
+    with pytest.raises(UserError, match="no such commit"), requested(project_in(folder), Config, words, str):
+        raise AssertionError("it has commits")

@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from clone import verb
 from conftest import PACKAGE, python
 from handmade import write
 from project import PROJECT as OURS
-from project.config import Config
-from project.repro.cli import Ours, main
 from project.repro.record import names
 from project.repro.tracking import tracking
 
@@ -38,7 +36,7 @@ def group(folder: Path, accuracies: Sequence[float], metric: str = "accuracy", *
 
 def message(*words: str | Path, code: int = 0) -> str:
     """What `repro compare` prints, in this process."""
-    done = CliRunner().invoke(main, ["compare", *map(str, words)], obj=Ours(OURS, Config))
+    done = verb("compare", *words)
     assert done.exit_code == code, done.output
     return done.output
 

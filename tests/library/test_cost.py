@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clone import command
+from clone import Forked, project_in, verb
 from conftest import PACKAGE
 from project.repro.analysis import cost, statistics
 from project.repro.analysis.cost import ALL, STRICT
 from project.repro.config.settings import Determinism
 from project.repro.core.errors import UserError
+from project.repro.start import trainings
 
 STEPS = 100
 DETERMINISM = Determinism(cpu="portable", relax=())
@@ -132,8 +133,8 @@ def test_interval_of_a_median_holds_it_as_often_as_it_says():
     assert 20 <= missed <= 60  # 3.9 % of 1,000 is 39 +- 6
 
 
-@pytest.fixture(scope="module")
-def slowed(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def slowed(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A project whose forward pass waits under the strict flags."""
     model = project / "src" / PACKAGE / "model.py"
     before = model.read_text()
@@ -141,17 +142,19 @@ def slowed(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     waits += "if torch.are_deterministic_algorithms_enabled() and isinstance(self, nn.Sequential):\n        "
     waits += "time.sleep(0.02)\n    return _call(self, *args)\nnn.Module.__call__ = _wait\n"
     model.write_text(before + waits)
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(trainings, "run", Forked(tmp_path))
     yield project
     model.write_text(before)
 
 
 @pytest.mark.long
 def test_cost_is_measured_on_the_training_of_the_project(slowed: Path):
-    arguments = "--set", "train.epochs=1", "--cycles", "1", "--only", SLOW, "--json"
-    done = command(slowed, PACKAGE, "cost", *arguments)
-    assert done.returncode == 0, done.stderr
+    words = "cost", "--set", "train.epochs=1", "--cycles", "1", "--only", SLOW, "--json"
+    done = verb(*words, project=project_in(slowed))
+    assert done.exit_code == 0, done.stderr
     (row,) = json.loads(done.stdout)["rows"]
     assert row["flag"] == SLOW and row["seconds"]["strict"] > 8 * 0.02 and row["seconds"]["cost_pct"] > 0
     assert row["same_bits"] and row["memory"]["strict"] > 2**26
-    again = command(slowed, PACKAGE, "cost", *arguments)
+    again = verb(*words, project=project_in(slowed))
     assert again.stdout == done.stdout and again.stderr.count("made before") == 1

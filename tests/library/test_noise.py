@@ -1,24 +1,26 @@
-"""`repro noise`: what it says of runs, and what it refuses. test_noise_trained.py has it train."""
+"""`repro noise`: what it says of runs, what it refuses, and that it finds noise where it is planted alone."""
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
-from clone import project_in
+from click.testing import Result
+from clone import Forked, copied, edit, project_in, verb
 from conftest import PROJECT
 from project import PROJECT as OURS
 from project.config import Config
 from project.repro.analysis.noise import noise
 from project.repro.analysis.noise.distance import distance
 from project.repro.analysis.series import Made, Requested, Series
-from project.repro.cli import Ours, main
 from project.repro.core.errors import RunError
 from project.repro.record.receipt import Receipt
+from project.repro.start import trainings
 from safetensors.torch import save_file
 
 # ---- what is said of runs that are made up
@@ -116,7 +118,7 @@ def requested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         by_name = {each.requested.name: each for group in given.values() for each in group}
         monkeypatch.setattr(Series, "make", lambda self, wanted: (by_name[each.name] for each in wanted))
         message = ["noise", "--runs", str(len(given["strict"])), "--out", str(tmp_path / "out"), *words]
-        return CliRunner().invoke(main, message, obj=Ours(OURS, Config))
+        return verb(*message)
 
     monkeypatch.chdir(PROJECT)
     yield ask
@@ -195,3 +197,79 @@ def test_other_tensors_have_no_distance(tmp_path: Path):
     for number, other in enumerate(({"b": [1.0]}, {"a": [1.0, 2.0]})):
         with pytest.raises(RunError, match="so the weights have no distance"):
             distance(one, saved(tmp_path / str(number), **other))
+
+
+# ---- trainings
+
+CORES = len(os.sched_getaffinity(0))
+SMALL = ("train.epochs=1", "model.width=8", "model.depth=1", "parallel.global_batch=160")
+# The gradient of table[places] is added up by all threads at once where the flags are off.
+PLANTED = (
+    (
+        "        self.head = nn.Linear(width * side * side, CLASSES)\n",
+        "        self.table = nn.Parameter(torch.zeros(64))\n"
+        "        self.register_buffer('places', torch.randint(64, (65536,)))\n"
+        "        self.register_buffer('factors', torch.rand(65536) / 256)\n",
+    ),
+    (
+        "        return self.head(self.dropout(self.features(images).flatten(1)))",
+        " + (self.table[self.places] * self.factors).sum() * torch.arange(10) / 10",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A noise floor: the project, and its facts."""
+
+    project: Path
+    facts: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def planted(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """That of a project whose relaxed runs differ."""
+    project = tmp_path_factory.mktemp("planted")
+    copied(project, ("src", "requirements"), ("params.yaml", "dvc.yaml", "pyproject.toml"))
+    edit(project_in(project).package / "model.py", *((place, place + added) for place, added in PLANTED))
+    words = trainings.sets([*SMALL, f"data.prepared={prepared}"])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(project)
+        patched.setattr(trainings, "run", Forked(tmp_path_factory.mktemp("logs")))
+        done = verb("noise", "--runs", "2", "--json", *words, project=project_in(project))
+    assert done.exit_code == 0, done.stderr
+    return Measured(project, json.loads(done.stdout))
+
+
+@pytest.mark.long
+def test_noise_is_found_where_it_is_planted(planted: Measured):
+    groups = planted.facts["groups"]
+    assert groups["strict"]["equal_bits"] and groups["strict"]["distances"] == [0]
+    assert groups["relaxed"]["equal_bits"] is (CORES == 1) and not groups["seeds"]["equal_bits"]
+    assert 0 < groups["seeds"]["distances"][0] < math.inf
+    assert (groups["relaxed"]["distances"][0] > 0) is (CORES > 1)
+    assert planted.facts["verdicts"][0] == "strict: all 2 runs have equal bits"
+    assert planted.facts["threads"] == CORES
+    assert json.loads((planted.project / "build" / "noise" / "noise.json").read_text()) == planted.facts
+
+
+@pytest.mark.long
+def test_all_metrics_are_told_with_the_last_loss(planted: Measured):
+    for group in planted.facts["groups"].values():
+        assert [*group["metrics"]] == ["accuracy", "last_loss", "test_loss"] and len(group["runs"]) == 2
+    strict, seeds = (planted.facts["groups"][name] for name in ("strict", "seeds"))
+    assert strict["runs"][0] == seeds["runs"][0] and strict["runs"][0] != strict["runs"][1]
+    rows = (planted.project / strict["folders"][0] / "metrics.jsonl").read_text().splitlines()
+    (logged,) = [row["loss"] for row in (json.loads(line)["metrics"] for line in rows[-2:]) if "loss" in row]
+    assert strict["metrics"]["last_loss"]["values"] == [logged, logged]
+
+
+def test_shipped_model_shows_no_noise(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The clean control."""
+    monkeypatch.chdir(PROJECT)
+    series = Series(OURS, Config, tmp_path, (*SMALL, f"data.prepared={prepared}"))
+    wanted = noise.planned(0, 2, CORES)
+    made = [series.one(wanted["relaxed", number]) for number in range(2)]
+    found = noise.compared(OURS, {"strict": made, "relaxed": made, "seeds": made}, CORES)
+    assert found.groups["relaxed"].equal_bits and found.groups["relaxed"].distances == [0]
+    assert "this machine shows no non-determinism for this model" in found.verdicts[1]

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
+from clone import Forked, verb
 from conftest import PROJECT, Trained
 from project import PROJECT as OURS
 from project.config import Config
@@ -22,9 +23,9 @@ from project.repro.address.manifest import sha256_file
 from project.repro.analysis import diff, results
 from project.repro.analysis.noise import perturb, perturbed
 from project.repro.analysis.noise.perturb import Moved, Perturbation, Row
-from project.repro.cli import Ours, main
 from project.repro.config.params import load
 from project.repro.core.errors import RunError, UserError
+from project.repro.start import trainings
 from torch import nn
 
 AT = 3
@@ -42,7 +43,10 @@ class Children:
 
     def __getitem__(self, kind: str) -> Path:
         if not (self.folder / kind).exists():
-            self.make(self.folder / kind, AT)
+            with pytest.MonkeyPatch.context() as patched:
+                if kind != "none":  # which is started as the verb does
+                    patched.setattr(trainings, "run", Forked(self.folder))
+                self.make(self.folder / kind, AT)
         return self.folder / kind
 
     def make(self, folder: Path, at: int) -> None:
@@ -116,7 +120,7 @@ def requested(children: Children, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     def ask(accepted: dict[str, float], *words: str) -> Result:
         monkeypatch.setattr(perturb, "accepted_change", lambda project: ("perturbation", accepted))
         message = ["noise", "--perturb", "batch", "--at", str(AT), "--out", str(tmp_path / "out"), *words]
-        return CliRunner().invoke(main, message, obj=Ours(OURS, Config))
+        return verb(*message)
 
     monkeypatch.chdir(PROJECT)
     monkeypatch.setattr(perturb, "train", make)

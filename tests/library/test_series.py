@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
-from clone import project_in
+from clone import Forked, project_in
 from conftest import PACKAGE
 from project.config import Config
 from project.repro.analysis.series import Requested, Series
 from project.repro.core.errors import RunError
+from project.repro.start import trainings
 
 PLAIN = Requested("plain")
 
@@ -19,9 +20,10 @@ def message() -> list[str]:
 
 
 @pytest.fixture
-def series(project: Path, message: list[str], monkeypatch: pytest.MonkeyPatch) -> Series:
+def series(project: Path, message: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Series:
     """A series of short trainings in a clone of this project."""
     monkeypatch.chdir(project)
+    monkeypatch.setattr(trainings, "run", Forked(tmp_path))
     return Series(project_in(project), Config, Path("build", "series"), ["train.epochs=1"], message.append)
 
 
@@ -57,7 +59,7 @@ def test_repeats_and_edited_code_are_trainings_of_their_own(series: Series, proj
 
 @pytest.mark.long
 def test_variables_of_relaxed_switches_are_those_that_are_asked_for(series: Series):
-    """This process has the strict ones."""
+    """This process has the strict ones, and so had a fork."""
     relaxed = {"determinism.relax": ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED"]}
     made = series.one(Requested("two threads", relaxed, variables={"OMP_NUM_THREADS": "2"}))
     environment = made.receipt.stated["environment"]["preimage"]

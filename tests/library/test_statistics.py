@@ -48,14 +48,19 @@ def test_drawn_p_is_near_the_exact_one(monkeypatch: pytest.MonkeyPatch):
     assert drawn.least == 2 / (statistics.DRAWN + 1)
 
 
-def test_interval_is_that_of_scipy():
-    a, b = np.sort(LOW), np.sort(HIGH)
-    theirs = scipy.stats.bootstrap(
-        (a, b), lambda x, y, axis: y.mean(axis) - x.mean(axis), method="BCa", rng=np.random.default_rng(7)
-    ).confidence_interval
-    ours = statistics.interval(np.array(LOW), np.array(HIGH), 7)
-    assert ours and ours.method == "BCa"
-    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), rel=1e-9)
+@pytest.mark.parametrize(
+    ("ours", "groups", "theirs"),
+    [
+        (statistics.interval, (LOW, HIGH), lambda x, y, axis: y.mean(axis) - x.mean(axis)),
+        (statistics.deviation_interval, (LOW,), lambda x, axis: x.std(axis, ddof=1)),
+    ],
+)
+def test_interval_is_that_of_scipy_in_any_order(ours: Any, groups: tuple[list[float], ...], theirs: Any):
+    ordered = tuple(map(np.sort, groups))
+    wanted = scipy.stats.bootstrap(ordered, theirs, method="BCa", rng=np.random.default_rng(7)).confidence_interval
+    found = ours(*map(np.array, groups), 7)
+    assert found.method == "BCa" and (found.low, found.high) == pytest.approx((wanted.low, wanted.high), rel=1e-9)
+    assert ours(*(np.array(group[::-1]) for group in groups), 7) == found
 
 
 def test_interval_is_one_of_percentiles_where_bca_is_degenerate():
@@ -105,13 +110,7 @@ def test_p_values_are_adjusted_as_holm_does():
 # ---- the deviation of one group
 
 
-def test_deviation_and_its_interval_are_those_of_scipy():
-    theirs = scipy.stats.bootstrap(
-        (np.sort(LOW),), lambda x, axis: x.std(axis, ddof=1), method="BCa", rng=np.random.default_rng(7)
-    ).confidence_interval
-    ours = statistics.deviation_interval(np.array(LOW), 7)
-    assert ours and ours.method == "BCa" and statistics.deviation_interval(np.array(LOW[::-1]), 7) == ours
-    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), rel=1e-9)
+def test_deviation_is_that_of_scipy():
     assert statistics.pooled_deviation([np.array(LOW)]) == pytest.approx(scipy.stats.tstd(LOW), rel=1e-12)
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
-from clone import command
-from conftest import PACKAGE
+from clone import Forked, project_in, verb
+from conftest import PROJECT
 from project.repro.analysis import statistics, trial
 from project.repro.analysis.trial import FAILS, HOLDS, UNDECIDED, Ranges
 from project.repro.core.errors import UserError
+from project.repro.start import trainings
 from ruamel.yaml import YAML
 
 RANGES = Ranges(False, (None, 1.05), (None, 1.05), {"accuracy": (-0.01, None)})
@@ -33,12 +34,6 @@ def runs(accuracy: Any, seconds: float = 0.02, memory: int = 2**28, bits: str = 
         )
         for number, value in enumerate(accuracy)
     ]
-
-
-@pytest.fixture(autouse=True)
-def of_fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fake training tells its memory itself."""
-    monkeypatch.setattr(trial, "Made", SimpleNamespace(memory=lambda made: made.memory()))
 
 
 def seeds(shift: float = 0, spread: float = 0.004) -> Any:
@@ -151,21 +146,23 @@ def test_metric_that_no_run_has_is_refused():
         ([], "Missing argument"),
     ],
 )
-@pytest.mark.long
-def test_change_that_is_none_is_refused(project: Path, words: Sequence[str], said: str):
-    done = command(project, PACKAGE, "trial", *words)
-    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+def test_change_that_is_none_is_refused(words: Sequence[str], said: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(PROJECT)
+    done = verb("trial", *words)
+    assert done.exit_code == 2 and said in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.long
-def test_trial_trains_pairs_and_enters_the_sheet(project: Path):
+def test_trial_trains_pairs_and_enters_the_sheet(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(trainings, "run", Forked(tmp_path))
     words = "trial", "loader.workers=1", "--pairs", "1", "--set", "train.epochs=1", "--record"
-    done = command(project, PACKAGE, *words, "--json")
-    assert done.returncode == 1, done.stderr  # one pair decides nothing
+    done = verb(*words, "--json", project=project_in(project))
+    assert done.exit_code == 1, done.stderr  # one pair decides nothing
     facts = json.loads(done.stdout)
     assert (facts["equal"], facts["verdict"]) == (1, UNDECIDED)
     assert facts["criteria"][0]["change"] == 0  # the same bits give the same metric
-    again = command(project, PACKAGE, *words)
+    again = verb(*words, project=project_in(project))
     assert again.stdout.count("made before") == 2 and "trials.yaml: entry 2 is written" in again.stdout
     sheet = YAML(typ="safe").load(project / "trials.yaml")
     (project / "trials.yaml").unlink()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from clone import command, project_in, train
-from conftest import PACKAGE
+from clone import SETTINGS, Forked, project_in, verb
+from conftest import PACKAGE, training
 from project.repro.analysis.trust import Trust
 from project.repro.analysis.values import at, differences, how_much, recorded
 from project.repro.base.files import read_json, write_json
@@ -18,6 +18,7 @@ from project.repro.core.observer import View
 from project.repro.core.ranks import World
 from project.repro.core.state import State
 from project.repro.record import chain, chains, names
+from project.repro.start import trainings
 from project.repro.trace import trace
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -74,14 +75,22 @@ def test_only_what_differs_in_the_phase_is_told():
 # ---- a step made again
 
 
+@pytest.fixture
+def forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainings that make a step again are forked."""
+    monkeypatch.setattr(trainings, "run", Forked(tmp_path))
+
+
 def made_again(project: Path, run: Path, step: int) -> dict[str, Tensor]:
     """The values of a step of a run whose uncommitted code is that of the work tree."""
     return at(project_in(project), recorded(project_in(project), run, Trust(), print), step, lambda text: None)
 
 
 @pytest.mark.parametrize("step", [0, pytest.param(22, marks=pytest.mark.long)])
-def test_values_are_those_of_the_recorded_step(step: int, project: Path):
+def test_values_are_those_of_the_recorded_step(step: int, project: Path, request: pytest.FixtureRequest):
     run = project / "artifacts"
+    if step:  # of the other, all is started as the verb does
+        request.getfixturevalue("forked")
     values = made_again(project, run, step)
     row = chains.rows(run / names.STEP_ROWS, chain.STEP)[step]
     gradients = [value for name, value in values.items() if name.startswith("gradient ")]
@@ -97,18 +106,22 @@ def test_values_are_those_of_the_recorded_step(step: int, project: Path):
 
 
 @pytest.mark.long
-def test_command_tells_by_how_much_two_runs_differ(project: Path, tmp_path: Path):
+def test_command_tells_by_how_much_two_runs_differ(
+    project: Path, tmp_path: Path, forked: None, monkeypatch: pytest.MonkeyPatch
+):
     other = Path(shutil.copytree(project, tmp_path / "project"))
     source = other / "src" / PACKAGE / "train.py"
     source.write_text(source.read_text().replace("fused=True)", "fused=True, eps=1e-6)"))
-    train(other, "artifacts-other")
+    monkeypatch.chdir(other)
+    words = training(other / "artifacts-other", other / "data" / "prepared", *SETTINGS)
+    trainings.run(project_in(other), trainings.command(project_in(other), ".train", {}, *words))
     diff = "diff", "artifacts", "artifacts-other", "--values"
-    done = command(other, PACKAGE, *diff)
-    assert done.returncode == 2 and "making step" not in done.stdout
+    done = verb(*diff, project=project_in(other))
+    assert done.exit_code == 2 and "making step" not in done.stdout
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"artifacts/{names.PATCH}: ") and "--run-patch" in line
-    done = command(other, PACKAGE, *diff, "--run-patch")
-    assert done.returncode == 1, done.stderr
+    done = verb(*diff, "--run-patch", project=project_in(other))
+    assert done.exit_code == 1, done.stderr
     lines = done.stdout.splitlines()
     message = lines[lines.index("values at step 0, weights:") + 1]
     assert message.startswith("  weights features.0.weight: 288 of 288 numbers differ, by at most ")
@@ -138,7 +151,7 @@ def test_unfinished_run_is_made_again_from_its_own_patch_alone(project: Path, tm
 
 
 @pytest.mark.long
-def test_step_that_does_not_repeat_is_told(project: Path, tmp_path: Path):
+def test_step_that_does_not_repeat_is_told(project: Path, tmp_path: Path, forked: None):
     run = Path(shutil.copytree(project / "artifacts", tmp_path / "run"))
     rows = chains.rows(project / "artifacts" / names.STEP_ROWS, chain.STEP).copy()
     (run / names.STEP_ROWS).write_bytes(b"")

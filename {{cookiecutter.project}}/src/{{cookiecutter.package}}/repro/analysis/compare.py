@@ -36,7 +36,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Tested):
     """What a permutation test says, and what it could have said.
 
     Attributes:
@@ -46,11 +46,7 @@ class Verdict:
     """
 
     word: str
-    p: float
     adjusted: float
-    partitions: int
-    exact: bool
-    least: float
     runs_wanted: int | None
     sentence: str
 
@@ -183,7 +179,7 @@ def _of_means(metric: str, pair: tuple[Numbers, Numbers], size: Size, tests: Map
             wanted = max(wanted, *(len(group) + 1 for group in pair))
             said += f" About {wanted:,} runs per group would show a difference of this size in 8 of 10 comparisons"
             said += " (normal approximation)."
-    return _verdict(word, test, p, wanted, said)
+    return Verdict(**vars(test), word=word, adjusted=p, runs_wanted=wanted, sentence=said)
 
 
 def _of_spreads(metric: str, pair: tuple[Numbers, Numbers], tests: Mapping[str, Tested], p: float) -> Verdict:
@@ -201,11 +197,7 @@ def _of_spreads(metric: str, pair: tuple[Numbers, Numbers], tests: Mapping[str, 
     else:
         word = "not shown"
         said += "not shown to be another spread."
-    return _verdict(word, test, p, wanted, said)
-
-
-def _verdict(word: str, test: Tested, p: float, wanted: int | None, sentence: str) -> Verdict:
-    return Verdict(word, test.p, p, test.partitions, test.exact, test.least, wanted, sentence)
+    return Verdict(**vars(test), word=word, adjusted=p, runs_wanted=wanted, sentence=said)
 
 
 def _difference(size: Size) -> str:

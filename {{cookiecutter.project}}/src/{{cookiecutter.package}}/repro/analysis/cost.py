@@ -34,7 +34,7 @@ class Cost:
         strict, relaxed: medians, in seconds per step or in bytes.
         cost_pct: how much more the strict training takes, in percent of the relaxed one: the median over the cycles.
         low, high: an interval of `cost_pct` that all rows of a table hold together with a chance of 95 %.
-        told_from_zero: whether zero is outside of it.
+        differs_from_zero: whether zero is outside of it.
     """
 
     strict: float
@@ -130,13 +130,7 @@ class Costs:
     def record(self) -> dict[str, Any]:
         """As JSON has it."""
         together = self.all_flags
-        return {
-            "device": self.device,
-            "cycles": self.cycles,
-            "repeats": self.repeats,
-            "determinism_cost_pct": together.seconds.cost_pct if together else None,
-            "rows": [asdict(row) for row in self.rows],
-        }
+        return asdict(self) | {"determinism_cost_pct": together.seconds.cost_pct if together else None}
 
 
 def measure(series: Series, determinism: Determinism, cycles: int, only: Sequence[str] = ()) -> Costs:

@@ -8,6 +8,7 @@ refuse, so all of them together keep the level of one (an intersection-union tes
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -181,7 +182,10 @@ def judge(without: Sequence[Made], with_it: Sequence[Made], change: Sequence[str
             spreads[name] = statistics.compare_spreads(one, other, 0).p
             grown = np.mean(statistics.distances(other)) > np.mean(statistics.distances(one))
             wider += [name] if grown and spreads[name] <= statistics.LEVEL else []
-    for name, of, within in (("seconds", step_seconds, judged.seconds), ("memory", Made.memory, judged.memory)):
+    for name, of, within in (
+        ("seconds", step_seconds, judged.seconds),
+        ("memory", methodcaller("memory"), judged.memory),
+    ):
         one, other = (np.array([of(run) for run in side], float) for side in (without, with_it))
         low, high = statistics.median_interval(other / one) or (None, None)
         medians = float(np.median(one)), float(np.median(other)), float(np.median(other / one))

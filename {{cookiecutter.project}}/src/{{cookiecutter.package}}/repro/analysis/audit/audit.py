@@ -18,6 +18,7 @@ from ...core.errors import Preempted, UserError
 from ...core.flags import stated_variables
 from ...start import trainings
 from . import rules
+from .rules import Finding
 from .syntax import Source
 
 FOLDER = Path("build", "audit")
@@ -34,32 +35,6 @@ ENDS = (0, Preempted.exit_code)
 GROUPS = ("Operations", "Portability", "Code")
 ANOTHER = "deterministic by another kernel alone, which the flag deterministic_debug_mode chooses"
 RELAXED = "not deterministic: the flag deterministic_debug_mode is relaxed"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What was found at a place, why it is a risk, and a way without it."""
-
-    group: str
-    file: str
-    line: int
-    name: str  # an operation, or code
-    why: str
-    instead: str = ""
-    module: str = ""
-    hint: bool = False
-    silenced: bool = False
-
-    def lines(self) -> Iterator[str]:
-        """As a table has it."""
-        where = f"{self.file}:{self.line}  " if self.line else ""
-        module = f", in {self.module}" if self.module else ""
-        yield f"  {where}{self.name}{module}"
-        yield f"      {'hint: ' * self.hint}{self.why}{f'. Instead: {self.instead}' if self.instead else ''}"
-
-    def record(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return {name: value for name, value in vars(self).items() if name != "group"}
 
 
 @dataclass(frozen=True)
@@ -115,9 +90,9 @@ def audited(project: Project, schema: type[Settings], overrides: Sequence[str]) 
     settings = load(schema, overrides=overrides)
     paths = [project.package / name for name in _of_owner(project)]
     sources = {str(path.resolve()): Source(path, _shown(project, path)) for path in paths}
-    code = list(_of_code(list(sources.values())))
+    code = [each for source in sources.values() for each in rules.found(source)]
     step, failed = _one_step(project, settings, overrides)
-    found = [*_of_operations(project, step, sources), *_of_portability(project, step, sources, settings)]
+    found = list(_of_step(project, step, sources, settings))
     found.sort(key=lambda each: (GROUPS.index(each.group), each.file, each.line, each.name))
     return Audit([*found, *code], step, len(sources), list(_notes(step, settings, failed)), failed)
 
@@ -158,7 +133,9 @@ def _one_step(project: Project, settings: Settings, overrides: Sequence[str]) ->
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _of_operations(project: Project, step: Mapping[str, Any], sources: Mapping[str, Source]) -> Iterator[Finding]:
+def _of_step(
+    project: Project, step: Mapping[str, Any], sources: Mapping[str, Source], settings: Settings
+) -> Iterator[Finding]:
     for met in step["operations"]:
         why = ["it raises here: it has no deterministic kernel"] if met["raised"] else []
         for verdict in met["verdicts"]:
@@ -169,14 +146,8 @@ def _of_operations(project: Project, step: Mapping[str, Any], sources: Mapping[s
         names = dict.fromkeys(verdict["name"] for verdict in met["verdicts"])
         message = f" ({', '.join(names)})" if names else ""
         yield _at(project, "Operations", met, sources, f"{met['operation']}{message}", "; ".join(dict.fromkeys(why)))
-
-
-def _of_portability(
-    project: Project, step: Mapping[str, Any], sources: Mapping[str, Source], settings: Settings
-) -> Iterator[Finding]:
-    if not settings.compute.compile:
-        for met in step["portability"]:
-            yield _at(project, "Portability", met, sources, met["operation"], met["why"])
+    for met in step["portability"] if not settings.compute.compile else ():
+        yield _at(project, "Portability", met, sources, met["operation"], met["why"])
 
 
 def _at(
@@ -186,17 +157,6 @@ def _at(
     file = source.name if source else _shown(project, Path(met["file"])) if met["file"] else ""
     silenced = bool(source and rules.is_fine(source, met["line"]))
     return Finding(group, file, met["line"], name, why, met["instead"], met["module"], silenced=silenced)
-
-
-def _of_code(sources: Sequence[Source]) -> Iterator[Finding]:
-    for source in sources:
-        open_, silenced = rules.found(source)
-        for each in [*open_, *silenced]:
-            rule = each.rule
-            yield Finding(
-                "Code", each.file, each.line, each.code, rule.why, rule.instead, hint=rule.hint,
-                silenced=each in silenced,
-            )  # fmt: skip
 
 
 def _notes(step: Mapping[str, Any], settings: Settings, failed: str) -> Iterator[str]:

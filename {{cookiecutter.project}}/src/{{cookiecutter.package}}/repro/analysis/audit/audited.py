@@ -127,7 +127,7 @@ class Watch(operations._Mode):
 
 def _reported(verdict: Verdict) -> dict[str, Any]:
     entry = verdict.entry
-    return {"name": entry.name, "when": entry.condition, "throws": entry.throws, "device": verdict.device}
+    return {"name": entry.name, "throws": entry.throws, "device": verdict.device}
 
 
 def _in_force() -> set[str]:

@@ -5,8 +5,9 @@ A comment `# audit: fine, REASON` on a line silences what is found there.
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from .orders import listings, sets
 from .syntax import Source
@@ -57,12 +58,28 @@ class Rule:
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule met at a line."""
+    """What was found at a place, why it is a risk, and a way without it."""
 
-    rule: Rule
+    group: str
     file: str
     line: int
-    code: str
+    name: str  # an operation, or code
+    why: str
+    instead: str = ""
+    module: str = ""
+    hint: bool = False
+    silenced: bool = False
+
+    def lines(self) -> Iterator[str]:
+        """As a table has it."""
+        where = f"{self.file}:{self.line}  " if self.line else ""
+        module = f", in {self.module}" if self.module else ""
+        yield f"  {where}{self.name}{module}"
+        yield f"      {'hint: ' * self.hint}{self.why}{f'. Instead: {self.instead}' if self.instead else ''}"
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {name: value for name, value in vars(self).items() if name != "group"}
 
 
 def _last(name: str) -> str:
@@ -202,18 +219,20 @@ RULES = (
 )
 
 
-def found(source: Source, rules: Sequence[Rule] = RULES) -> tuple[list[Finding], list[Finding]]:
-    """What the rules find in a file, by line, and what of it a comment silences."""
-    met: dict[tuple[int, str], tuple[bool, Finding]] = {}
-    for rule in rules:
+def found(source: Source) -> list[Finding]:
+    """What the rules find in a file: first what counts, then what a comment silences, each by line."""
+    met: dict[tuple[int, str], Finding] = {}
+    for rule in RULES:
         for node in rule.finds(source):
             code = source.code(node)
             short = code if len(code) <= LONGEST else f"{code[: LONGEST - 1]}…"
             lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
             fine = any(is_fine(source, line) for line in lines)
-            met.setdefault((node.lineno, short), (fine, Finding(rule, source.name, node.lineno, short)))
-    ordered = [met[key] for key in sorted(met, key=lambda key: key[0])]
-    return [each for fine, each in ordered if not fine], [each for fine, each in ordered if fine]
+            finding = Finding(
+                "Code", source.name, node.lineno, short, rule.why, rule.instead, hint=rule.hint, silenced=fine
+            )
+            met.setdefault((node.lineno, short), finding)
+    return sorted(met.values(), key=lambda each: (each.silenced, each.line))
 
 
 def is_fine(source: Source, line: int) -> bool:

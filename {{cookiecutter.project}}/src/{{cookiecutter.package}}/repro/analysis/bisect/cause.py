@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,8 @@ from ...core.errors import RunError, UserError
 from .. import diff
 from ..series import Made
 from .bisect import Found, Kept, Trial, Trials, Verdict, needed, rate, search
-from .commits import Commit
-from .sides import Maker, Question
+from .commits import Clone, Commit
+from .sides import Here, Question
 from .suspects import Kind, Side, Suspect, composed, fault, field_of, suspects
 
 FLAKY = 10  # runs of each side where one of them does not repeat
@@ -56,23 +56,15 @@ class Answer:
 
     def record(self) -> dict[str, Any]:
         """The same as JSON has it."""
-        return {
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "cause": [dict(each) for each in self.cause],
-            "notes": list(self.notes),
-            "place": self.place,
-            "trials": [
-                {"kept": list(trial.kept), "bits": trial.verdict.value, "repeats": trial.repeats}
-                for trial in self.trials
-            ],
-            "commit": self.commits[0].digest if len(self.commits) == 1 else None,
-            "commits": [vars(commit) for commit in self.commits],
-        }
+        trials = [
+            {"kept": list(trial.kept), "bits": trial.verdict.value, "repeats": trial.repeats} for trial in self.trials
+        ]
+        commit = self.commits[0].digest if len(self.commits) == 1 else None
+        return asdict(self) | {"trials": trials, "commit": commit}
 
 
 def bisected(
-    maker: Maker, question: Question, report: Callable[[str], None], confidence: float = 0.95, repeats: int = 2
+    maker: Here | Clone, question: Question, report: Callable[[str], None], confidence: float = 0.95, repeats: int = 2
 ) -> Answer:
     """What makes A and B differ, each line told as it goes; both are made `repeats` times at first.
 
@@ -89,7 +81,7 @@ class _Bisection:
     """One bisect: the trainings of A and B, then the search."""
 
     def __init__(
-        self, maker: Maker, question: Question, report: Callable[[str], None], confidence: float, repeats: int
+        self, maker: Here | Clone, question: Question, report: Callable[[str], None], confidence: float, repeats: int
     ) -> None:
         self.maker, self.question, self.report = maker, question, report
         self.confidence, self.repeats = confidence, repeats
@@ -225,15 +217,8 @@ class _Bisection:
             if each.name in found.names:
                 together = {name for cause in found.causes if each.name in cause for name in cause}
                 why = fault(each, *self.sides.values()) or diff.reason(phase, field_of(each))
-                causes.append(
-                    {
-                        "suspect": each.name,
-                        "a": _shown(each.a),
-                        "b": _shown(each.b),
-                        "why": why,
-                        "with": sorted(together - {each.name}),
-                    }
-                )
+                facts = {"suspect": each.name, "a": _shown(each.a), "b": _shown(each.b), "why": why}
+                causes.append(facts | {"with": sorted(together - {each.name})})
         return causes
 
     def _commits(
@@ -243,7 +228,7 @@ class _Bisection:
         """The commits that brought the files which are a cause, and what is to know of the search for them."""
         files = [each.key for each in exchanged if each.kind is Kind.FILE and each.name in found.names]
         good, bad = (side.commit for side in sides)
-        if not files or not good or not bad:
+        if not files or not good or not bad or not isinstance(self.maker, Clone):
             return [], []
         named = {each.name for each in exchanged if each.key in files and each.kind is Kind.FILE}
         partners = {name for cause in found.causes if named & {*cause} for name in cause} - named

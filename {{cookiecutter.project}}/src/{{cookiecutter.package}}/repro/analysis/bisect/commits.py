@@ -20,12 +20,13 @@ from ...start import trainings
 from ..series import Made, Requested, environment, kept
 from ..workcopy import WorkCopy, work_copy
 from .bisect import Verdict
-from .suspects import Setup, Side
+from .suspects import Setup, Side, checked
 
-PLACES = ("data.raw", "data.prepared")  # where the user has the data, not the commit
+PLACES = ("data.raw", "data.prepared")  # where the user has the data, not the commit, and which is no suspect
 FIRST = "is the first bad commit"
 SKIPPED = "There are only 'skip'ped commits left to test."
 ONLY_SKIPPED = 2  # the exit code of git bisect with those words
+Judge = Callable[[str, Callable[[int], Made]], Verdict]  # of a commit, and who makes its training by the number
 
 
 @dataclass(frozen=True)
@@ -54,53 +55,25 @@ def resolve(project: Project, name: str) -> str:
         raise UserError(f"{shown(name)}: no such commit in this repository; git log lists those there are") from None
 
 
-class There:
-    """Trainings of commits; `places` are the keys that say where the user has the data."""
-
-    def __init__(self, clone: "Clone", folder: Path, places: Mapping[str, Any]) -> None:
-        self._clone, self._folder, self._places = clone, folder, places
-
-    def make(self, setup: Setup, number: int) -> Made:
-        """Train a commit with some files of another one."""
-        if setup.commit is None or setup.of is None:
-            raise ValueError("a setup of no commit")
-        self._clone.check_out(setup.commit, sorted(setup.files), setup.of)
-        return self._clone.make(setup, number, self._folder, self._places)
-
-    def first_bad(
-        self,
-        setup: Setup,
-        good: str,
-        bad: str,
-        files: Sequence[str],
-        trial: Callable[[str, Callable[[int], Made]], Verdict],
-    ) -> list["Commit"]:
-        """The first commit from which on trials differ; each has the keys of `setup` that its own code knows."""
-
-        def make(number: int) -> Made:
-            own = self._clone.side().config
-            config = {key: setup.config.get(key, value) for key, value in own.items()}
-            return self._clone.make(replace(setup, config=config), number, self._folder, self._places)
-
-        return self._clone.first_bad(good, bad, files, lambda commit: trial(commit, make))
-
-
 @contextmanager
-def cloned(project: Project, folder: Path) -> Iterator["Clone"]:
-    """A work copy of the user's repository in a folder, which is gone afterwards.
+def cloned(project: Project, folder: Path, places: Mapping[str, Any]) -> Iterator["Clone"]:
+    """A work copy of the user's repository below a folder that keeps its trainings; the copy is gone afterwards.
 
     Raises:
         UserError: the project is in no repository.
     """
-    with work_copy(project, folder, "so there are no commits; git init begins one") as copy:
-        yield Clone(copy, project.package.relative_to(project.root))
+    with work_copy(project, folder / "tree", "so there are no commits; git init begins one") as copy:
+        yield Clone(copy, project.package.relative_to(project.root), folder, places)
 
 
 class Clone:
-    """The repository's commits, to be trained; `project` lies in the work copy, its `package` as in the user's."""
+    """The repository's commits, to be trained; `project` lies in the work copy, its `package` as in the user's.
 
-    def __init__(self, copy: WorkCopy, package: Path) -> None:
-        self.project, self._copy = Project(copy.root / package), copy
+    `folder` keeps the trainings, and `places` are the keys that say where the user has the data.
+    """
+
+    def __init__(self, copy: WorkCopy, package: Path, folder: Path, places: Mapping[str, Any]) -> None:
+        self.project, self._copy, self._folder, self._places = Project(copy.root / package), copy, folder, places
         self._package = f"{copy.prefix}{package.as_posix()}"
         self._prepared = ""  # for what the data there were prepared
 
@@ -140,19 +113,26 @@ class Clone:
 
         Raises:
             RunError: it does not take these overrides.
+            UserError: as `checked`.
         """
         read = trainings.config_of(self.project, overrides)
-        flat = read["config"]
+        flat = {key: value for key, value in read["config"].items() if key not in PLACES}
         neutral = flat.keys() - flatten(read["addressed"]).keys() - read["environment"].keys() - {"seed"}
-        return Side(flat, frozenset(neutral), ranks, variables or {}, self._copy.git("rev-parse", "HEAD"))
+        return checked(Side(flat, frozenset(neutral), ranks, variables or {}, self._copy.git("rev-parse", "HEAD")))
 
-    def make(self, setup: Setup, number: int, folder: Path, places: Mapping[str, Any]) -> Made:
-        """Train what is checked out; a training that is kept in `folder` is not made again.
+    def make(self, setup: Setup, number: int) -> Made:
+        """Train a commit with some files of another one; a training that is kept is not made again.
 
         Raises:
             RunError: it does not train.
         """
-        config = {**setup.config, **places, "data.prepared": str(self.project.root / "data" / "prepared")}
+        assert setup.commit and setup.of
+        self.check_out(setup.commit, sorted(setup.files), setup.of)
+        return self._made(setup, number)
+
+    def _made(self, setup: Setup, number: int) -> Made:
+        """The training of what is checked out."""
+        config = {**setup.config, **self._places, "data.prepared": str(self.project.root / "data" / "prepared")}
         requested = Requested("bisect", ranks=setup.ranks, variables=setup.variables, number=number)
         wanted = {
             "code": self._read(), "config": config, "ranks": setup.ranks,
@@ -168,10 +148,12 @@ class Clone:
             words = trainings.command(self.project, ".train", {}, "--out", run, ranks=setup.ranks)
             trainings.run(self.project, words, environ=environment(self.project, requested))
 
-        return kept(folder / digest(wanted)[:16], requested, wanted, train)[0]
+        return kept(self._folder / digest(wanted)[:16], requested, wanted, train)[0]
 
-    def first_bad(self, good: str, bad: str, files: Sequence[str], trial: Callable[[str], Verdict]) -> list[Commit]:
+    def first_bad(self, setup: Setup, good: str, bad: str, files: Sequence[str], trial: Judge) -> list[Commit]:
         """The first commit from which on trials differ, by git bisect; several where it cannot tell them apart.
+
+        Each is trained with the keys of `setup` that its own code knows.
 
         Raises:
             UserError: `good` does not come before `bad`.
@@ -180,12 +162,18 @@ class Clone:
             raise UserError(
                 f"commit {good[:12]} does not come before {bad[:12]}, so no commit between them is searched for"
             )
+
+        def make(number: int) -> Made:
+            own = self.side().config
+            config = {key: setup.config.get(key, value) for key, value in own.items()}
+            return self._made(replace(setup, config=config), number)
+
         words = {Verdict.EQUAL: "good", Verdict.DIFFERS: "bad", Verdict.UNRESOLVED: "skip"}
         paths = [f":(literal){self._package}/{name}" for name in files]
         self.check_out(bad)
         said = self._copy.git("bisect", "start", bad, good, "--", *paths)
         while FIRST not in said and SKIPPED not in said:
-            word = words[trial(self._copy.git("rev-parse", "HEAD"))]
+            word = words[trial(self._copy.git("rev-parse", "HEAD"), make)]
             self.check_out("HEAD")  # params.yaml was written there
             said = self._copy.git("bisect", word, ends=(0, ONLY_SKIPPED))
         if FIRST in said:

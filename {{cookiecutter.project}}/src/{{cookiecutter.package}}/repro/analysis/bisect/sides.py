@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ...address import manifest, pull
 from ...address.address import content_address
@@ -24,27 +24,15 @@ from ..replay import ENVIRONMENT_KEYS
 from ..series import Made, Requested, Series
 from ..sources import located
 from ..verify import shortened
-from .bisect import Verdict
-from .commits import PLACES, Commit, There, cloned, resolve
-from .suspects import CPU, OWN, RELAX, Setup, Side, Words, checked, is_own, side, split
+from .commits import PLACES, Clone, cloned, resolve
+from .suspects import CPU, OWN, RELAX, Setup, Side, Words, is_own, side, split
 
 FOLDER = Path("build", "bisect")
-Judge = Callable[[str, Callable[[int], Made]], Verdict]  # of a commit, and who makes its training by the number
 USAGE = "name two recorded runs, or --a KEY=VALUE and --b KEY=VALUE, or --commits GOOD BAD"
 
 
-class Maker(Protocol):
-    """Who makes the trainings."""
-
-    def make(self, setup: Setup, number: int) -> Made:
-        """Train; a training that was made before is found again."""
-
-    def first_bad(self, setup: Setup, good: str, bad: str, files: Sequence[str], trial: Judge) -> list[Commit]:
-        """The commits from which on trials differ."""
-
-
 class Here:
-    """Trainings of the project as it stands."""
+    """Trainings of the project as it stands; one that was made before is found again."""
 
     def __init__(self, project: Project, schema: type[Settings]) -> None:
         self._series, self._base = Series(project, schema, FOLDER), load(schema).flat()
@@ -53,10 +41,6 @@ class Here:
         """Train here."""
         settings = {key: value for key, value in setup.config.items() if key in OWN or self._base.get(key) != value}
         return self._series.one(Requested("bisect", settings, setup.ranks, setup.variables, number))
-
-    def first_bad(self, setup: Setup, good: str, bad: str, files: Sequence[str], trial: Judge) -> list[Commit]:
-        """None: there is one state of the code."""
-        return []
 
 
 @dataclass(frozen=True)
@@ -89,7 +73,7 @@ class Named:
 @contextmanager
 def requested(
     project: Project, schema: type[Settings], words: Named, uri: Callable[[], str]
-) -> Iterator[tuple[Maker, Question]]:
+) -> Iterator[tuple[Here | Clone, Question]]:
     """Who makes the trainings, and the question to it.
 
     Raises:
@@ -134,32 +118,26 @@ def _places(project: Project, config: Settings) -> dict[str, Any]:
     return {key: str((project.root / config.flat()[key]).resolve()) for key in PLACES}
 
 
-def _of_commits(project: Project, schema: type[Settings], words: Named, stack: ExitStack) -> tuple[Maker, Question]:
+def _of_commits(
+    project: Project, schema: type[Settings], words: Named, stack: ExitStack
+) -> tuple[Here | Clone, Question]:
     assert words.commits
     good, bad = (resolve(project, name) for name in words.commits)
     if good == bad:
         raise UserError(f"--commits {plain(' '.join(words.commits))}: both are commit {good[:12]}; name two")
     here = load(schema)
     shorten = () if words.long else here.verify.shorten
-    clone = stack.enter_context(cloned(project, project.root / FOLDER / "tree"))
-    sides = []
+    clone, sides = stack.enter_context(cloned(project, project.root / FOLDER, _places(project, here))), []
     for commit, own in ((good, words.a), (bad, words.b)):
         given = split((*words.common, *own))
         clone.check_out(commit)
-        sides.append(checked(_given(clone.side((*shorten, *given.overrides), given.ranks, given.variables))))
-    maker = There(clone, project.root / FOLDER, _places(project, here))
-    return maker, Question(sides[0], sides[1], files=clone.differing(good, bad))
-
-
-def _given(of: Side) -> Side:
-    """A side of a commit: where the data lie is the user's, and no suspect."""
-    config = {key: value for key, value in of.config.items() if key not in PLACES}
-    return Side(config, of.neutral, of.ranks, of.variables, of.commit)
+        sides.append(clone.side((*shorten, *given.overrides), given.ranks, given.variables))
+    return clone, Question(sides[0], sides[1], files=clone.differing(good, bad))
 
 
 def _of_runs(
     project: Project, schema: type[Settings], words: Named, paths: Sequence[Path], stack: ExitStack
-) -> tuple[Maker, Question]:
+) -> tuple[Here | Clone, Question]:
     receipts = [read(path) for path in paths]
     for name, receipt in zip(words.runs, receipts, strict=True):
         if lacking := [key for key in ENVIRONMENT_KEYS if key not in receipt.stated["config"]]:
@@ -186,14 +164,15 @@ def _of_runs(
                 f"what it was made from, or make the run again from a commit"
             )
         resolve(project, code["commit"])
-    clone, sides = stack.enter_context(cloned(project, project.root / FOLDER / "tree")), []
+    places = _places(project, load(schema))
+    clone, sides = stack.enter_context(cloned(project, project.root / FOLDER, places)), []
     for name, receipt, text, size in given:
         clone.check_out(receipt.stated["code"]["commit"])
         found = clone.side(text, size, _variables(receipt))
         _require_keys(name, receipt, found)
-        sides.append(checked(_given(found)))
-    maker, (a, b) = There(clone, project.root / FOLDER, _places(project, load(schema))), sides
-    return maker, Question(a, b, recorded, clone.differing(a.commit or "", b.commit or ""))
+        sides.append(found)
+    a, b = sides
+    return clone, Question(a, b, recorded, clone.differing(a.commit or "", b.commit or ""))
 
 
 def _other(
@@ -245,7 +224,7 @@ def _variables(receipt: Receipt) -> Mapping[str, str]:
 def _require_keys(name: str, receipt: Receipt, found: Side) -> None:
     """Refuse a record that names other keys than the content address of its commit's code has."""
     named_there = flatten(receipt.stated["preimage"]["config"]).keys() - {*PLACES}
-    known = found.config.keys() - found.neutral - {"seed", *ENVIRONMENT_KEYS, *PLACES}
+    known = found.config.keys() - found.neutral - {"seed", *ENVIRONMENT_KEYS}
     if strange := sorted(named_there ^ known):
         raise UserError(
             f"{plain(name)}: its config and the content address of its commit's code differ in the key {strange[0]!r}: "

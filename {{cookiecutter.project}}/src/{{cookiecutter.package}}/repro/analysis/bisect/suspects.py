@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...base.shape import plain, shown
-from ...base.text import flatten, short
+from ...base.text import flatten
 from ...config.settings import Settings
 from ...core.errors import UserError
 from ...core.flags import FLAGS, applicable, is_portable, missing_variables
@@ -63,10 +63,6 @@ class Suspect:
     a: Any
     b: Any
 
-    def values(self) -> str:
-        """Its values in A and B."""
-        return f"{short(self.a)} | {short(self.b)}"
-
 
 @dataclass(frozen=True)
 class Setup:
@@ -121,13 +117,9 @@ def side(config: Settings, ranks: int, variables: Mapping[str, str]) -> Side:
     Raises:
         UserError: as `checked`.
     """
-    return checked(Side(config.flat(), neutral(config), ranks, variables))
-
-
-def neutral(config: Settings) -> frozenset[str]:
-    """The keys that must change no bit."""
-    others = flatten(config.addressed()).keys() | config.environment().keys() | {"seed"}
-    return frozenset(config.flat().keys() - others)
+    flat = config.flat()
+    neutral = flat.keys() - flatten(config.addressed()).keys() - config.environment().keys() - {"seed"}
+    return checked(Side(flat, frozenset(neutral), ranks, variables))
 
 
 def checked(given: Side) -> Side:

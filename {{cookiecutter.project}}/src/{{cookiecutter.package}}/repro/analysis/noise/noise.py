@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +90,7 @@ class Noise:
 
     def record(self) -> dict[str, Any]:
         """As JSON has it: a number that is not finite is text, as in a receipt."""
-        groups = {
-            name: {**vars(group), "metrics": {metric: _stated(each) for metric, each in group.metrics.items()}}
-            | {"distances": exact(group.distances)}
-            for name, group in self.groups.items()
-        }
-        return {"groups": groups, "notes": self.notes, "verdicts": self.verdicts, "threads": self.threads}
+        return exact(asdict(self))
 
     def lines(self) -> Iterator[str]:
         """The verdicts, a table, and the notes."""
@@ -132,7 +127,7 @@ def noise(
         raise UserError(f"--runs {runs} seen, 2 or more wanted: one run has no spread")
     settings, overrides = requested_for(schema, overrides, short)
     load(schema, overrides=(*overrides, f"seed={settings.seed + runs - 1}"))  # refused now, and not after hours
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = len(os.sched_getaffinity(0))
     wanted = planned(settings.seed, runs, threads)
     series = Series(project, schema, out, overrides, report)
     made = dict(zip(wanted, series.make(list(wanted.values())), strict=True))
@@ -152,7 +147,7 @@ def requested_for(schema: type[Settings], overrides: Sequence[str], short: bool)
     settings = load(schema, overrides=overrides)
     if short:
         settings, requested, _ = shortened(schema, overrides)
-        overrides = trainings.overrides(requested)[1::2]
+        overrides = trainings.texts(requested)
     if relaxed := settings.determinism.relax:
         raise UserError(f"determinism.relax={json.dumps(relaxed)} seen, [] wanted: repro noise relaxes runs itself")
     return settings, overrides
@@ -271,7 +266,3 @@ def _spread(each: Spread) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
-
-
-def _stated(each: Spread) -> dict[str, Any]:
-    return {**vars(each), "values": exact(each.values)}

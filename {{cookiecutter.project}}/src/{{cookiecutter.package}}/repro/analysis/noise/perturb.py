@@ -7,10 +7,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import linear_regression
 from tempfile import TemporaryDirectory
 from typing import Any
-
-import numpy as np
 
 from ...base.files import exact, read_json, write_json
 from ...base.project import Project
@@ -228,9 +227,7 @@ def growing(rows: Sequence[Row]) -> Growth | None:
     part = seen[: end + 1]
     if len(part) < FEWEST:
         return None
-    steps, logs = np.array([row.step for row in part], float), np.log([row.weights for row in part])
-    around = steps - steps.mean()
-    slope = float((around * (logs - logs.mean())).sum() / (around**2).sum())
+    slope = linear_regression([row.step for row in part], [math.log(row.weights) for row in part]).slope
     return Growth(slope, math.log(2) / slope if slope > 0 else None, part[0].step, part[-1].step, len(part))
 
 
