@@ -160,7 +160,7 @@ class Place(NamedTuple):
         environment = json.loads((CLEAN[0] / names.ENVIRONMENT).read_text())
         here = environment["preimage"]
         calling, silent = lambda non_portable: here, lambda line: None
-        open_run(self.project, self.config, self.run, address, environment, calling, silent).record.end("FINISHED", {})
+        open_run(self.project, self.config, self.run, address, environment, calling, silent).end("FINISHED", {})
 
 
 CLEAN: list[Path] = []
