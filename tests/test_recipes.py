@@ -21,6 +21,7 @@ OWN = (
     "tests/test_config.py tests/test_data.py tests/test_locks.py tests/test_model.py"  # the other one is `repro verify`
 )
 QUICK, PRETRAINED = "series", "finetuning"
+ADDING = [name for name in tool.known() if (tool.RECIPES / name / tool.PACKAGES).is_file()]  # packages
 RECIPES = [pytest.param(name, marks=() if name == QUICK else pytest.mark.long) for name in tool.known()]
 BASE = Path("data", "raw", "base.safetensors")
 ONCE = Path("build", "verify", "one-process")
@@ -39,6 +40,16 @@ def replaced(path: Path, pattern: str, new: str) -> None:
     path.write_text(text)
 
 
+@pytest.fixture(scope="module")
+def more(bake: Bake, project: InstalledProject) -> Path:
+    """The environment with what all recipes add, made once: of each recipe's lock it would be made four times."""
+    path = bake().path
+    for name in ADDING:
+        tool.add_packages(name, path)
+    run("make", "environment", f"VENV={MORE}", cwd=path, env={**project.env, "LOCKS_ONLY": "1"})
+    return MORE
+
+
 @pytest.fixture(scope="module", params=RECIPES)
 def laid(
     request: pytest.FixtureRequest, bake: Bake, project: InstalledProject, tmp_path_factory: pytest.TempPathFactory
@@ -46,9 +57,7 @@ def laid(
     """A project with a recipe laid over it, its data prepared; `project` has made the environment that most share."""
     name, path = request.param, bake().path
     lay(name, path)
-    venv = MORE if (tool.RECIPES / name / tool.PACKAGES).is_file() else VENV
-    if venv is MORE:
-        run("make", "environment", f"VENV={venv}", cwd=path, env={**project.env, "LOCKS_ONLY": "1"})
+    venv = request.getfixturevalue("more") if name in ADDING else VENV
     if name == PRETRAINED:
         shutil.copy(pretrained(project, tmp_path_factory.mktemp("base")), path / BASE)
         sha256 = hashlib.sha256((path / BASE).read_bytes()).hexdigest()
@@ -153,13 +162,12 @@ PLACES = ("1,none", "2,none", "3,none", "2,optimizer", "3,optimizer", "2,full", 
 
 
 @pytest.fixture(scope="module")
-def strangers(bake: Bake, project: InstalledProject) -> InstalledProject:
+def strangers(bake: Bake, project: InstalledProject, more: Path) -> InstalledProject:
     """A project whose model.py holds these networks, its data prepared."""
     path = bake().path
     networks.lay(path)
-    run("make", "environment", f"VENV={MORE}", cwd=path, env={**project.env, "LOCKS_ONLY": "1"})
     commit_all(path, project.env)
-    laid = replace(project, path=path, env=in_venv(path, project.env, MORE), python=MORE / "bin" / "python")
+    laid = replace(project, path=path, env=in_venv(path, project.env, more), python=more / "bin" / "python")
     laid.run("python", "-m", laid.package, "prepare")
     return laid
 

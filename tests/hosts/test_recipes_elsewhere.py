@@ -9,7 +9,7 @@ import yaml
 from baked import InstalledProject, weights
 from disguise import HERE
 from test_portable import DIGITS, DISGUISED, few, python, strict
-from test_recipes import laid  # noqa: F401 - the fixture
+from test_recipes import laid, more  # noqa: F401 - the fixtures
 
 # QEMU 7.2 takes ymm4 for no index where values are gathered (by the rule of rsp elsewhere), as oneDNN's LSTM does.
 EMULATED = {"series": ["model.cell=gru"], "language": ["train.steps=4"]}  # where a step takes seconds
