@@ -78,9 +78,7 @@ def bundled(project: Project, runs: Sequence[Path], report: str, with_weights: b
     for number, (run, receipt) in enumerate(zip(runs, receipts, strict=True), 1):
         files |= {f"{archive.RUNS}/{number}/{name}": run / name for name in kept if (run / name).is_file()}
         folder = (project.root / str(receipt.stated["config"]["data.raw"])).is_dir()
-        held = croissant.described(
-            receipt, about.name, {"url": about.url, "date": about.date, "cite": about.cite}, folder
-        )
+        held = croissant.described(receipt, about, folder)
         files[f"{archive.RUNS}/{number}/croissant.json"] = (json.dumps(held, indent=2) + "\n").encode()
     sums = "".join(f"{_sha256(files[name])}  {name}\n" for name in sorted(files))
     return archive.packed(f"{about.name}-{receipts[0].name[:12]}", {**files, "SHA256SUMS": sums.encode()})
