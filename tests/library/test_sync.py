@@ -1,6 +1,5 @@
 """Uploading a record: each row exactly once, whatever is killed, lost, asked twice or asked wrongly."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from clone import verb
 from conftest import PACKAGE, PROJECT, WORD, Trained, python
 from project.repro.base.files import read_json, write_json
 from project.repro.core.errors import RunError, UserError
@@ -215,15 +215,6 @@ def test_second_upload_of_the_same_run_is_refused_and_harmless(server: Server, a
     assert_complete(server, another)
 
 
-def test_lock_is_given_back(another: Path, server: Server):
-    tracking.sync(another, LOCKS)
-    with (another / names.UPLOAD_LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with pytest.raises(UserError, match="another process is uploading this run"):
-            tracking.sync(another, LOCKS)
-    tracking.sync(another, LOCKS)
-
-
 def test_failed_training_is_told_as_failed(server: Server, another: Path):
     facts = read_json(another / names.RUN)
     write_json(another / names.RUN, facts | {"status": "FAILED"})
@@ -238,8 +229,8 @@ def test_failed_training_is_told_as_failed(server: Server, another: Path):
 
 
 def test_folder_without_a_record_is_refused(tmp_path: Path):
-    done = python("-m", PACKAGE, "sync", tmp_path)
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    done = verb("sync", tmp_path)
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert f"{tmp_path}: no run.json seen, a run directory wanted" in done.stderr
 
 

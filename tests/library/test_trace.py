@@ -13,6 +13,7 @@ from conftest import PACKAGE
 from faulty import Faulty
 from project import train as train_module
 from project.config import Config
+from project.repro.analysis import diff
 from project.repro.base.files import read_json
 from project.repro.core.errors import RunError, UserError
 from project.repro.core.observer import View
@@ -51,6 +52,8 @@ def test_world_size_does_not_change_the_trace(reference: Path, prepared: Path, t
     ran = Faulty(PACKAGE, tmp_path, "nothing", 0, 3, *settings)
     assert ran.code == 0, ran.message
     assert bits(ran.out) == bits(reference)
+    equal, lines = diff.report(diff.load(reference), diff.load(ran.out))
+    assert equal, lines
     sides = sorted(path.name for path in (ran.out / "trace").glob("rank*"))
     assert sides == ["rank0000.jsonl", "rank0001.jsonl", "rank0002.jsonl"]
 

@@ -26,11 +26,10 @@ from .trust import Trust, require_trusted
 from .workcopy import work_copy
 
 Report = Callable[[str], None]
-NOBODY = Trust()
 ENVIRONMENT_KEYS = ("device", "determinism.cpu", "determinism.relax")
 
 
-def replay(project: Project, source: Path, out: Path, ranks: int | None, report: Report, trust: Trust = NOBODY) -> bool:
+def replay(project: Project, source: Path, out: Path, ranks: int | None, report: Report, trust: Trust) -> bool:
     """Make the run of a receipt (or of the run directory with it) again in `out`; say whether it is reproduced.
 
     Raises:

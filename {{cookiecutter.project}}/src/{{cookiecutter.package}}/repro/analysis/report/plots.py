@@ -78,10 +78,10 @@ class Thin:
     high: Numbers
 
 
-def thinned(curve: Curve, most: int = STRETCHES) -> Thin:
-    """A curve in at most so many stretches; where it has no more points than that, each is one."""
+def thinned(curve: Curve) -> Thin:
+    """A curve in at most `STRETCHES`; where it has no more points than that, each is one."""
     count = len(curve.steps)
-    starts = np.linspace(0, count, min(most, count), endpoint=False).astype(int)
+    starts = np.linspace(0, count, min(STRETCHES, count), endpoint=False).astype(int)
     known = np.isfinite(curve.values)
     counts = np.add.reduceat(known, starts, dtype=int) if count else starts
     parts = []
