@@ -5,7 +5,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from attempt import crash_after, inside
+from clone import verb
 from conftest import PACKAGE, PROJECT, Trained, python, trained, training
 from faulty import Faulty
 from handmade import HEX, write
@@ -91,11 +91,6 @@ def faulty(out: Path, prepared: Path, fault: str, at: int, ranks: int, **env: st
     return ran.out
 
 
-def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """The `repro` command."""
-    return python("-m", PACKAGE, *arguments)
-
-
 # ---- equal
 
 
@@ -106,8 +101,8 @@ def test_equal_runs_are_called_equal(clean: Path, tmp_path: Path):
     weights = sha256_file(clean / "model.safetensors")
     said = f"have equal bits in all 23 steps, trace root {root}, weights {weights} and metrics"
     assert equal and lines == [f"EQUAL: {clean} and {again} {said}"]
-    message = command("diff", clean, again)
-    assert (message.returncode, message.stdout.splitlines()) == (0, lines)
+    message = verb("diff", clean, again)
+    assert (message.exit_code, message.stdout.splitlines()) == (0, lines)
 
 
 def test_run_that_ends_early_is_equal_as_far_as_it_goes(clean: Path, tmp_path: Path):
@@ -123,9 +118,9 @@ def test_run_that_ends_early_is_equal_as_far_as_it_goes(clean: Path, tmp_path: P
 
 
 def test_folder_without_a_run_is_refused(clean: Path, tmp_path: Path):
-    message = command("diff", clean, tmp_path)
+    message = verb("diff", clean, tmp_path)
     (line,) = message.stderr.splitlines()
-    assert message.returncode == 2 and "address.json: missing; a run directory, or a receipt, is wanted" in line
+    assert message.exit_code == 2 and "address.json: missing; a run directory, or a receipt, is wanted" in line
 
 
 # ---- what the receipts state, and no step of a trace holds
@@ -168,14 +163,14 @@ def test_weights_changed_after_the_last_step_are_found_with_their_likely_cause(c
     with safe_open(other / "model.safetensors", "pt") as file:
         kept = {name: file.get_tensor(name) * 2 for name in file.keys()}  # noqa: SIM118
     save_file(kept, other / "model.safetensors")
-    assert "kept: model.safetensors: not as the receipt states" in command("diff", one, other).stdout
+    assert "kept: model.safetensors: not as the receipt states" in verb("diff", one, other).stdout
     (record := other / "run.json").write_text(json.dumps(read_json(record) | {"resumed": [7]}))
     weights = sha256_file(other / "model.safetensors")
     statement.write(other, statement.statement(OURS, other, weights, load(other).root))
-    done = command("diff", one, other)
+    done = verb("diff", one, other)
     lost = "was resumed after step 7: what its loop kept for itself was lost, if state= does not name it"
     first, second = f"{sha256_file(one / 'model.safetensors')} | {weights}", done.stdout.splitlines()[2]
-    assert done.returncode == 1 and f", then other final weights: {first}\n" in done.stdout
+    assert done.exit_code == 1 and f", then other final weights: {first}\n" in done.stdout
     assert second == f"  {other} {lost}"
 
 
@@ -192,8 +187,8 @@ def test_another_seed(clean: Path, seeded: Path):
     place, found = compare(clean, seeded)
     assert (place.step, place.phase) == (0, "batch")
     assert found == ["seed: 0 | 1: every random number is derived from the seed"]
-    message = command("diff", clean, seeded)
-    assert message.returncode == 1
+    message = verb("diff", clean, seeded)
+    assert message.exit_code == 1
     assert message.stdout.splitlines()[0] == f"DIFFERENT: {clean} and {seeded} first differ at step 0, batch"
     assert "seed: 0 | 1" in message.stdout
 
