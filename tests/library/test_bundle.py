@@ -88,13 +88,13 @@ def test_run_that_was_altered_is_not_bundled(project: Path, run: Path, name: str
         bundled(project_in(project), [run], "<html>", with_weights=False)
 
 
-def test_run_that_cannot_be_made_again_is_refused(project: Path, run: Path, tmp_path: Path):
-    ours = project_in(project)
-    with pytest.raises(UserError, match="no run directory"):
-        bundled(ours, [run / "receipt.json"], "", with_weights=False)
-    (run / "receipt.json").unlink()
-    with pytest.raises(UserError, match="the receipt of a finished run is wanted"):
-        bundled(ours, [run], "", with_weights=False)
+def test_run_that_cannot_be_made_again_is_refused(project: Path, run: Path):
+    for path, words in (
+        (run / "receipt.json", "no run directory"),
+        (run / "trace", "the receipt of a finished run is"),
+    ):
+        with pytest.raises(UserError, match=words):
+            bundled(project_in(project), [path], "", with_weights=False)
 
 
 def test_locks_of_the_run_are_bundled_though_they_have_changed_since(project: Path, run: Path):

@@ -31,7 +31,6 @@ from project.repro.base.files import read_json
 from project.repro.checkpoint import checkpoint
 from project.repro.config.settings import Checkpoint
 from project.repro.core import loop as loop_module
-from project.repro.core.errors import UserError
 from project.repro.core.sampling import Plan
 from project.repro.core.seeds import derive
 from project.repro.record import statement
@@ -117,12 +116,6 @@ def test_run_that_ends_early_is_equal_as_far_as_it_goes(clean: Path, tmp_path: P
     assert line.endswith(f"have equal bits for 9 steps: {clean} has 23, {tmp_path / 'short'} has 9")
 
 
-def test_folder_without_a_run_is_refused(clean: Path, tmp_path: Path):
-    message = verb("diff", clean, tmp_path)
-    (line,) = message.stderr.splitlines()
-    assert message.exit_code == 2 and "address.json: missing; a run directory, or a receipt, is wanted" in line
-
-
 # ---- what the receipts state, and no step of a trace holds
 
 
@@ -174,10 +167,12 @@ def test_weights_changed_after_the_last_step_are_found_with_their_likely_cause(c
     assert second == f"  {other} {lost}"
 
 
-def test_run_with_neither_a_trace_nor_a_receipt_is_refused(tmp_path: Path, in_a_folder: None):
-    run = stating({"status": "RUNNING"}, Path("run"), traced=False)
-    with pytest.raises(UserError, match=r"neither a step of a trace .* nor a receipt seen: nothing to compare"):
-        load(run)
+def test_folder_without_a_run_or_with_neither_a_trace_nor_a_receipt_is_refused(in_a_folder: None):
+    one, bare = write(Path("one")), stating({"status": "RUNNING"}, Path("bare"), traced=False)
+    seen = "address.json: missing; a run directory, or a receipt,", "nor a receipt seen: nothing to compare"
+    for other, words in zip((".", bare), seen, strict=True):
+        message = verb("diff", one, other)
+        assert message.exit_code == 2 and words in message.stderr and message.stderr.count("\n") == 1
 
 
 # ---- what was asked for

@@ -138,12 +138,9 @@ def test_world_sizes_are_not_compared_where_they_decide_bits(verified: Verify, c
 # ---- the ways that one asks for
 
 
-def test_all_ways_are_tried_unless_some_are_named():
+def test_all_ways_are_tried_unless_some_are_named_and_an_unknown_one_is_refused():
     assert list(chosen([])) == list(WAYS)
     assert [way.name for way in chosen(["killed and resumed", "once more"])] == ["once more", "killed and resumed"]
-
-
-def test_unknown_way_is_refused_with_those_that_are_known():
     with pytest.raises(UserError, match=r"^--only 'twice': no such way to train; known: once more; 1 loader worker;"):
         chosen(["once more", "twice"])
     done = verb("verify", "--only", "twice")

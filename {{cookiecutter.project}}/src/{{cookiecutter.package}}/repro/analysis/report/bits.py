@@ -43,11 +43,6 @@ def compared(one: RunView, other: RunView) -> Verdict:
     return Verdict(found.word, f"{both} {found.said}.{why}")
 
 
-def first_place(one: RunView, other: RunView) -> diff.Place | None:
-    """The first difference of two traces; None where there is none, or a run has no trace."""
-    return diff.first_place(one, other) if one.is_comparable and other.is_comparable else None
-
-
 def _why(one: RunView, other: RunView) -> str:
     """What the contract says of such a difference."""
     environments = [run.environment.get("environment") for run in (one, other)]

@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from ...base.text import short
 from ...record.view import Curve, Rank, RunView
-from . import bits, measured, plots
+from .. import diff
+from . import measured, plots
 from .plots import Bar, Pen
 from .svg import Picture
 
@@ -119,7 +121,7 @@ def memory(runs: Sequence[RunView]) -> dict[str, Any]:
     if len(known) < 2:
         return {"pictures": [], "sentence": f"{said[0]}, on the rank that held most." if said else ""}
     unit = 2**30 if max(held for _, held in known) >= 2**30 else 2**20
-    rows = [Bar(measured.short(name), held / unit, held / unit, held / unit) for name, held in known]
+    rows = [Bar(short(name, measured.LONGEST), held / unit, held / unit, held / unit) for name, held in known]
     image = plots.bars(rows, "GiB" if unit == 2**30 else "MiB")
     picture = Picture(image, "On the rank that held most", "", f"Peak memory. {'; '.join(said)}")
     return {"pictures": [picture], "sentence": ""}
@@ -135,7 +137,7 @@ def parting(runs: Sequence[RunView], pens: Sequence[Pen]) -> dict[str, Any]:
         one, other = _loss(first), _loss(run)
         apart = np.abs(other.values - one.values)
         known = apart[np.isfinite(apart)]
-        place = bits.first_place(first, run)
+        place = diff.first_place(first, run) if first.is_comparable and run.is_comparable else None
         differing = np.flatnonzero((apart != 0) & ~(np.isnan(one.values) & np.isnan(other.values)))
         if place is None and not len(differing):
             continue

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...base.files import read_json
 from ...base.forms import ABSENT, Form, NotFinite
-from ...base.shape import plain
+from ...base.text import short
 from . import plots, public
 from .plots import Band, Bar
 from .svg import Picture
@@ -140,7 +140,7 @@ def costs(cost: Mapping[str, Any] | None) -> dict[str, Any] | None:
     pictures, tables = [], {}
     for quantity, unit in (("seconds", plots.duration), ("memory", size)):
         rows = [(row["flag"], row[quantity]) for row in cost["rows"] if row.get(quantity)]
-        drawn = [Bar(short(name), *ends, of["differs_from_zero"]) for name, of in rows if (ends := _ends(of))]
+        drawn = [Bar(short(name, LONGEST), *ends, of["differs_from_zero"]) for name, of in rows if (ends := _ends(of))]
         if drawn:
             alt = f"Cost of each flag in {quantity}: " + "; ".join(f"{bar.name} {bar.value:+.3g} %" for bar in drawn)
             note = "The thin line is the interval." + ("" if all(bar.sure for bar in drawn) else HOLLOW)
@@ -167,12 +167,6 @@ def _ends(of: Mapping[str, Any]) -> tuple[float, float, float] | None:
     if not abs(value) < plots.LARGEST:
         return None
     return value, low if abs(low) < plots.LARGEST else value, high if abs(high) < plots.LARGEST else value
-
-
-def short(name: str) -> str:
-    """A name that fits beside a bar."""
-    text = plain(name)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def size(amount: float) -> str:
