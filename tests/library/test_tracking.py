@@ -61,10 +61,11 @@ def test_artifacts_are_what_the_run_left_and_the_locks(server: Server, tracked: 
     assert len(found) >= 7
 
 
-def test_run_is_compared_by_its_id(server: Server, tracked: Trained):
+def test_run_is_compared_by_its_id(server: Server, tracked: Trained, monkeypatch: pytest.MonkeyPatch):
     run = tracking.read_state(tracked.out)["run"]
     done = python("-m", PACKAGE, "diff", run, tracked.out)
     assert (done.returncode, done.stderr) == (0, "") and "have equal bits in all 23 steps, trace root " in done.stdout
+    monkeypatch.chdir(PROJECT)
     done = verb("diff", "0" * 32, tracked.out)
     assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1 and "0" * 32 in done.stderr
 
