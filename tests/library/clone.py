@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from conftest import PACKAGE, PROJECT, python, training
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.base.project import Project
+from project.repro.base.project import Project, work_for
 from project.repro.cli import Ours, main
 from project.repro.start import trainings
 from warm import Warm
@@ -66,7 +66,9 @@ def command(project: Path, module: str, *arguments: str | Path) -> subprocess.Co
 
 def verb(*words: str | Path, project: Project = OURS) -> Result:
     """What a verb says and how it ends, in this process, which is in the project's folder."""
-    return CliRunner().invoke(main, [*map(str, words)], obj=Ours(project, Config))
+    done = CliRunner().invoke(main, [*map(str, words)], obj=Ours(project, Config))
+    work_for(OURS)  # as before
+    return done
 
 
 class Forked:

@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from warm import PACKAGE, PATIENCE, PROJECT, Warm
 if TYPE_CHECKING:
     from attempt import Finish
     from project.config import Config
-    from server import Server
+    from server import Proxy, Server
 
 pytest.register_assert_rewrite("server")  # it asserts too, and tells as much
 
@@ -197,6 +198,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Server"]:
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture
+def proxy(server: "Server", monkeypatch: pytest.MonkeyPatch) -> Iterator["Proxy"]:
+    """A proxy before the server, which this process and its children upload through."""
+    from server import Proxy
+
+    with Proxy(server.port) as proxy:
+        Thread(target=proxy.serve_forever, args=(0.01,), daemon=True).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.uri)
+        yield proxy
+        proxy.shutdown()
 
 
 @pytest.fixture

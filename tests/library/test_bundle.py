@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clone import command, git, project_in
-from conftest import PACKAGE
+from clone import Forked, git, project_in, verb
 from project.repro.address.manifest import sha256_file
 from project.repro.analysis import archive
 from project.repro.analysis.bundle.bundle import bundled
 from project.repro.analysis.sources import KEPT, located
 from project.repro.core.errors import RunError, UserError
+from project.repro.start import trainings
 from ruamel.yaml import YAML
 
 NOWHERE = str
@@ -34,12 +34,16 @@ def run(project: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(project / "artifacts", tmp_path / "artifacts"))
 
 
-def test_archive_holds_what_it_names_and_is_the_same_bytes_again(project: Path, run: Path, tmp_path: Path):
+@pytest.fixture(scope="module")
+def held(project: Path) -> dict[str, bytes]:
+    """The files in the archive of that run."""
+    return members(bundled(project_in(project), [project / "artifacts"], "<html>", with_weights=False))
+
+
+def test_archive_holds_what_it_names_and_is_the_same_bytes_again(project: Path, run: Path, held: dict[str, bytes]):
     ours = project_in(project)
     content = bundled(ours, [run], "<html>", with_weights=False)
-    copied = Path(shutil.copytree(run, tmp_path / "elsewhere"))
-    assert content == bundled(ours, [copied], "<html>", with_weights=False)
-    held = members(content)
+    assert content == bundled(ours, [project / "artifacts"], "<html>", with_weights=False) and held == members(content)
     listed = dict(line.split("  ")[::-1] for line in held["SHA256SUMS"].decode().splitlines())
     assert listed == {name: hashlib.sha256(data).hexdigest() for name, data in held.items() if name != "SHA256SUMS"}
     assert {name.partition("/")[0] for name in held} == {
@@ -52,8 +56,7 @@ def test_archive_holds_what_it_names_and_is_the_same_bytes_again(project: Path, 
     assert with_weights["runs/1/model.safetensors"] == (run / "model.safetensors").read_bytes()
 
 
-def test_appendix_and_citation_state_what_the_receipt_does(project: Path, run: Path):
-    held = members(bundled(project_in(project), [run], "<html>", with_weights=False))
+def test_appendix_and_citation_state_what_the_receipt_does(held: dict[str, bytes]):
     stated = json.loads(held["runs/1/receipt.json"])
     appendix, predicate = held["APPENDIX.md"].decode(), stated["predicate"]
     for value in (stated["subject"][0]["digest"]["sha256"], predicate["trace"], predicate["code"]["commit"]):
@@ -65,8 +68,7 @@ def test_appendix_and_citation_state_what_the_receipt_does(project: Path, run: P
     assert citation["authors"] and citation["title"]
 
 
-def test_croissant_names_every_file_with_its_digest(project: Path, run: Path):
-    held = members(bundled(project_in(project), [run], "<html>", with_weights=False))
+def test_croissant_names_every_file_with_its_digest(project: Path, held: dict[str, bytes]):
     croissant = json.loads(held["runs/1/croissant.json"])
     predicate = json.loads(held["runs/1/receipt.json"])["predicate"]
     files = {each["contentUrl"]: each["sha256"] for each in croissant["distribution"]}
@@ -86,13 +88,13 @@ def test_run_that_was_altered_is_not_bundled(project: Path, run: Path, name: str
         bundled(project_in(project), [run], "<html>", with_weights=False)
 
 
-def test_run_that_cannot_be_made_again_is_refused(project: Path, run: Path, tmp_path: Path):
-    ours = project_in(project)
-    with pytest.raises(UserError, match="no run directory"):
-        bundled(ours, [run / "receipt.json"], "", with_weights=False)
-    (run / "receipt.json").unlink()
-    with pytest.raises(UserError, match="the receipt of a finished run is wanted"):
-        bundled(ours, [run], "", with_weights=False)
+def test_run_that_cannot_be_made_again_is_refused(project: Path, run: Path):
+    for path, words in (
+        (run / "receipt.json", "no run directory"),
+        (run / "trace", "the receipt of a finished run is"),
+    ):
+        with pytest.raises(UserError, match=words):
+            bundled(project_in(project), [path], "", with_weights=False)
 
 
 def test_locks_of_the_run_are_bundled_though_they_have_changed_since(project: Path, run: Path):
@@ -147,13 +149,19 @@ def test_run_in_an_archive_is_named(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_archive_is_replayed_in_a_clone_of_the_repository(project: Path, tmp_path: Path):
-    done = command(project, PACKAGE, "bundle", "artifacts", "--out", tmp_path / "result.tar")
-    assert done.returncode == 0, done.stderr
+def test_archive_is_replayed_in_a_clone_of_the_repository(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(project)
+    done = verb("bundle", "artifacts", "--out", tmp_path / "result.tar", project=project_in(project))
+    assert done.exit_code == 0, done.output
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "--quiet", str(project), str(clone))
     (clone / "data" / "raw").mkdir(parents=True, exist_ok=True)
     for raw in (project / "data" / "raw").iterdir():
         shutil.copyfile(raw, clone / "data" / "raw" / raw.name)
-    done = command(clone, PACKAGE, "replay", tmp_path / "result.tar", "--run-patch", "--out", tmp_path / "again")
-    assert done.returncode == 0 and "REPRODUCED" in done.stdout, done.stdout + done.stderr
+    monkeypatch.chdir(clone)
+    monkeypatch.setattr(trainings, "run", Forked(tmp_path))
+    words = tmp_path / "result.tar", "--run-patch", "--out", tmp_path / "again"
+    done = verb("replay", *words, project=project_in(clone))
+    assert done.exit_code == 0 and "REPRODUCED" in done.stdout, done.output

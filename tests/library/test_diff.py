@@ -5,7 +5,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from attempt import crash_after, inside
+from clone import verb
 from conftest import PACKAGE, PROJECT, Trained, python, trained, training
 from faulty import Faulty
 from handmade import HEX, write
@@ -31,7 +31,6 @@ from project.repro.base.files import read_json
 from project.repro.checkpoint import checkpoint
 from project.repro.config.settings import Checkpoint
 from project.repro.core import loop as loop_module
-from project.repro.core.errors import UserError
 from project.repro.core.sampling import Plan
 from project.repro.core.seeds import derive
 from project.repro.record import statement
@@ -91,23 +90,18 @@ def faulty(out: Path, prepared: Path, fault: str, at: int, ranks: int, **env: st
     return ran.out
 
 
-def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """The `repro` command."""
-    return python("-m", PACKAGE, *arguments)
-
-
 # ---- equal
 
 
-def test_equal_runs_are_called_equal(clean: Path, prepared: Path, tmp_path: Path):
-    again = faulty(tmp_path, prepared, "nothing", 0, 3)
+def test_equal_runs_are_called_equal(clean: Path, tmp_path: Path):
+    again = Path(shutil.copytree(clean, tmp_path / "again"))
     equal, lines = report(load(clean), load(again))
     root = json.loads((clean / "run.json").read_text())["tags"]["repro.trace"]
     weights = sha256_file(clean / "model.safetensors")
     said = f"have equal bits in all 23 steps, trace root {root}, weights {weights} and metrics"
     assert equal and lines == [f"EQUAL: {clean} and {again} {said}"]
-    message = command("diff", clean, again)
-    assert (message.returncode, message.stdout.splitlines()) == (0, lines)
+    message = verb("diff", clean, again)
+    assert (message.exit_code, message.stdout.splitlines()) == (0, lines)
 
 
 def test_run_that_ends_early_is_equal_as_far_as_it_goes(clean: Path, tmp_path: Path):
@@ -120,12 +114,6 @@ def test_run_that_ends_early_is_equal_as_far_as_it_goes(clean: Path, tmp_path: P
     equal, (line,) = report(load(clean), load(tmp_path / "short"))
     assert not equal and line.startswith("EQUAL SO FAR: ")
     assert line.endswith(f"have equal bits for 9 steps: {clean} has 23, {tmp_path / 'short'} has 9")
-
-
-def test_folder_without_a_run_is_refused(clean: Path, tmp_path: Path):
-    message = command("diff", clean, tmp_path)
-    (line,) = message.stderr.splitlines()
-    assert message.returncode == 2 and "address.json: missing; a run directory, or a receipt, is wanted" in line
 
 
 # ---- what the receipts state, and no step of a trace holds
@@ -168,21 +156,23 @@ def test_weights_changed_after_the_last_step_are_found_with_their_likely_cause(c
     with safe_open(other / "model.safetensors", "pt") as file:
         kept = {name: file.get_tensor(name) * 2 for name in file.keys()}  # noqa: SIM118
     save_file(kept, other / "model.safetensors")
-    assert "kept: model.safetensors: not as the receipt states" in command("diff", one, other).stdout
+    assert "kept: model.safetensors: not as the receipt states" in verb("diff", one, other).stdout
     (record := other / "run.json").write_text(json.dumps(read_json(record) | {"resumed": [7]}))
     weights = sha256_file(other / "model.safetensors")
     statement.write(other, statement.statement(OURS, other, weights, load(other).root))
-    done = command("diff", one, other)
+    done = verb("diff", one, other)
     lost = "was resumed after step 7: what its loop kept for itself was lost, if state= does not name it"
     first, second = f"{sha256_file(one / 'model.safetensors')} | {weights}", done.stdout.splitlines()[2]
-    assert done.returncode == 1 and f", then other final weights: {first}\n" in done.stdout
+    assert done.exit_code == 1 and f", then other final weights: {first}\n" in done.stdout
     assert second == f"  {other} {lost}"
 
 
-def test_run_with_neither_a_trace_nor_a_receipt_is_refused(tmp_path: Path, in_a_folder: None):
-    run = stating({"status": "RUNNING"}, Path("run"), traced=False)
-    with pytest.raises(UserError, match=r"neither a step of a trace .* nor a receipt seen: nothing to compare"):
-        load(run)
+def test_folder_without_a_run_or_with_neither_a_trace_nor_a_receipt_is_refused(in_a_folder: None):
+    one, bare = write(Path("one")), stating({"status": "RUNNING"}, Path("bare"), traced=False)
+    seen = "address.json: missing; a run directory, or a receipt,", "nor a receipt seen: nothing to compare"
+    for other, words in zip((".", bare), seen, strict=True):
+        message = verb("diff", one, other)
+        assert message.exit_code == 2 and words in message.stderr and message.stderr.count("\n") == 1
 
 
 # ---- what was asked for
@@ -192,8 +182,8 @@ def test_another_seed(clean: Path, seeded: Path):
     place, found = compare(clean, seeded)
     assert (place.step, place.phase) == (0, "batch")
     assert found == ["seed: 0 | 1: every random number is derived from the seed"]
-    message = command("diff", clean, seeded)
-    assert message.returncode == 1
+    message = verb("diff", clean, seeded)
+    assert message.exit_code == 1
     assert message.stdout.splitlines()[0] == f"DIFFERENT: {clean} and {seeded} first differ at step 0, batch"
     assert "seed: 0 | 1" in message.stdout
 

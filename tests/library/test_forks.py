@@ -116,19 +116,20 @@ def test_ranks_meet_at_a_port_of_their_own(warm: Warm, module: str, tmp_path: Pa
         assert ranks == [["0", "0", "2", 2.0], ["1", "1", "2", 2.0]]
 
 
-def test_rank_that_fails_ends_the_others_and_its_code_counts(warm: Warm, module: str, log: Path):
-    assert warm.start(module, ["fail"], log, ranks=3).wait() == 2
+ENDS = [  # how a rank ends before the first has spoken, how many there are, what code counts, and what is said
+    ("fail", 3, 2, ""),
+    ("refuse", 3, 2, "why\n"),
+    ("die", 1, -signal.SIGKILL, ""),
+]
 
 
-def test_rank_that_ends_before_the_first_has_spoken_says_why(warm: Warm, module: str, log: Path):
-    for _ in range(2):  # each training says it anew
-        assert warm.start(module, ["refuse"], log, ranks=3).wait() == 2
-    assert log.read_text() == "why\nwhy\n"
-
-
-def test_fork_that_dies_is_told_by_its_signal(warm: Warm, module: str, log: Path):
-    assert warm.start(module, ["die"], log).wait() == -signal.SIGKILL
-    assert warm.start(module, ["say"], log).wait() == 0  # the others are none the worse
+@pytest.mark.parametrize(("how", "ranks", "code", "said"), ENDS)
+def test_rank_that_ends_ends_the_others_and_its_code_counts(
+    how: str, ranks: int, code: int, said: str, warm: Warm, module: str, log: Path
+):
+    for _ in range(2):  # the next training is none the worse, and says it anew
+        assert warm.start(module, [how], log, ranks=ranks).wait() == code
+    assert log.read_text() == 2 * said
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -82,19 +82,20 @@ def test_dvc_alone_says_more(project: Path):
     assert done.returncode == 0 and all(words in done.stdout for words in ADVICE)
 
 
-@pytest.mark.parametrize("code", [2, 143])
-def test_stage_that_fails_has_the_last_word_and_gives_the_exit_code(code: int, project: Path):
-    write(project, f"echo no such data >&2; exit {code}")
-    done = repro(project)
-    assert (done.returncode, done.stderr) == (code, "no such data\n")
-    assert done.stdout.splitlines()[-1].startswith("> echo no such data")
+ENDS = {
+    "echo no such data >&2; exit 2": (2, "no such data"),
+    "echo no such data >&2; exit 143": (143, "no such data"),
+    "kill -KILL $$": (137, "failed to reproduce 'second'"),  # it dies without a word
+}
 
 
-def test_stage_that_dies_without_a_word_is_named(project: Path):
-    write(project, "kill -KILL $$")
+@pytest.mark.parametrize("stage", ENDS)
+def test_stage_that_fails_has_the_last_word_or_is_named_and_gives_the_exit_code(stage: str, project: Path):
+    code, said = ENDS[stage]
+    write(project, stage)
     done = repro(project)
-    assert done.returncode == 137
-    assert "failed to reproduce 'second'" in done.stderr.splitlines()[-1]
+    assert done.returncode == code and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert done.stdout.splitlines()[-1] == f"> {stage}"
 
 
 def test_what_dvc_itself_refuses_is_told(project: Path):

@@ -4,13 +4,15 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import rfc8785
-from clone import command, git, project_in
+from click.testing import Result
+from clone import Forked, command, git, project_in, verb
 from conftest import PACKAGE, python
 from project import PROJECT as OURS
 from project.repro.address.address import digest
@@ -23,6 +25,7 @@ from project.repro.base.project import Project
 from project.repro.core.errors import RunError, UserError
 from project.repro.record import names
 from project.repro.record.receipt import Receipt, read
+from project.repro.start import trainings
 
 CLASS = "cpu-portable/torch-1.2.3"
 
@@ -40,6 +43,21 @@ def state(project: Path) -> dict[str, Any]:
     }
 
 
+Replay = Callable[..., Result]
+
+
+@pytest.fixture
+def replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replay:
+    """A function that asks the verb in this process, in the folder of a project; what it trains is forked."""
+    monkeypatch.setattr(trainings, "run", Forked(tmp_path))
+
+    def replay(project: Path, *words: str | Path) -> Result:
+        monkeypatch.chdir(project)
+        return verb("replay", *words, project=project_in(project))
+
+    return replay
+
+
 OVER = ["run", "./other/../run", "link", "run/new", ".", "run/earlier/x/.."]
 
 
@@ -51,38 +69,22 @@ def test_run_is_not_made_over_the_one_that_it_is_compared_with(out: str, in_a_fo
     Path("link").symlink_to("run")
     for source in (Path("run"), Path("run", names.RECEIPT)):
         with pytest.raises(UserError, match=r"^--out .*: the run that is compared with, or a folder in or above it"):
-            replay_module.replay(OURS, source, Path(out), None, print)
+            replay_module.replay(OURS, source, Path(out), None, print, Trust())
         with pytest.raises(UserError, match="missing; the receipt of a finished run is wanted"):  # the control
-            replay_module.replay(OURS, source, Path("other"), None, print)
+            replay_module.replay(OURS, source, Path("other"), None, print, Trust())
 
 
-def bare(folder: Path) -> Path:
-    """A worktree whose commit holds no copy of the library."""
-    (folder / "src" / PACKAGE).mkdir(parents=True)
-    return folder
-
-
-def test_commit_without_a_library_takes_this_one_where_core_is_that_of_the_run(tmp_path: Path):
-    core = library(OURS).core
-    run = {"code": {"commit": "c" * 40}, "parts": {"core": core}}
-    tree = replay_module._with_library(OURS, bare(tmp_path), run)
-    assert tree == Project(tmp_path / "src" / PACKAGE) and library(tree).core == core
-
-
-def test_release_that_can_replay_a_run_of_another_core_is_named_in_a_line(tmp_path: Path):
+def test_library_is_that_of_the_commit_or_this_one_where_core_is_that_of_the_run(tmp_path: Path):
+    tree, core = Project(tmp_path / "src" / PACKAGE), library(OURS).core
+    tree.package.mkdir(parents=True)
     run = {"code": {"commit": "c" * 40}, "parts": {"core": "d" * 64}, "library": {"template": "0.0.7"}}
-    with pytest.raises(UserError) as refused:
-        replay_module._with_library(OURS, bare(tmp_path), run)
-    said = f"commit {'c' * 12} holds no copy of the library, and the run's core ({'d' * 16}) is not this project's ("
-    assert str(refused.value).startswith(said) and str(refused.value).endswith(
-        "): release 0.0.7 of the template can replay it"
-    )
-    assert not [*tmp_path.glob("src/*/repro")]
-
-
-def test_library_of_the_commit_is_used_where_it_holds_one(tmp_path: Path):
-    (bare(tmp_path) / "src" / PACKAGE / "repro").mkdir()
-    assert replay_module._with_library(OURS, tmp_path, {}) == Project(tmp_path / "src" / PACKAGE)
+    said = r"^commit c{12} holds no copy of the library, and the run's core \(d{16}\) is not this project's \("
+    with pytest.raises(UserError, match=said + r"\w{16}\): release 0\.0\.7 of the template can replay it$"):
+        replay_module._with_library(OURS, tmp_path, run)
+    assert not tree.library.exists()
+    assert replay_module._with_library(OURS, tmp_path, run | {"parts": {"core": core}}) == tree
+    assert library(tree).core == core
+    assert replay_module._with_library(OURS, tmp_path, {}) == tree  # which the commit holds, so that nothing is asked
 
 
 @pytest.mark.long
@@ -106,7 +108,7 @@ def test_run_is_reproduced_on_two_ranks_and_the_work_tree_left_alone(project: Pa
 
 
 @pytest.mark.long
-def test_missing_data_comes_from_dvc_and_another_run_is_told(project: Path, tmp_path: Path):
+def test_missing_data_comes_from_dvc_and_another_run_is_told(project: Path, tmp_path: Path, replay: Replay):
     """A receipt that states other weights; the data lie in a remote alone, which the user's own configuration names."""
     clone = Path(shutil.copytree(project, tmp_path / "clone"))
     raw = next((clone / "data" / "raw").glob("*.gz"))
@@ -120,8 +122,8 @@ def test_missing_data_comes_from_dvc_and_another_run_is_told(project: Path, tmp_
     statement["subject"][0]["digest"]["sha256"] = "0" * 64
     statement["predicate"]["trace"] = "0" * 48
     write(run, statement)
-    done = command(clone, PACKAGE, "replay", run / names.RECEIPT)
-    assert done.returncode == 1, done.stderr + done.stdout
+    done = replay(clone, run / names.RECEIPT)
+    assert done.exit_code == 1, done.output
     assert "missing or other data here; asking DVC for it" in done.stdout
     assert done.stdout.splitlines()[-1].startswith(f"DIFFERS: weights {'0' * 64} there, ")
 
@@ -131,13 +133,13 @@ def write(run: Path, statement: Any) -> None:
 
 
 @pytest.mark.long
-def test_lost_data_is_refused_with_the_hash_wanted(project: Path, tmp_path: Path):
+def test_lost_data_is_refused_with_the_hash_wanted(project: Path, tmp_path: Path, replay: Replay):
     clone = Path(shutil.copytree(project, tmp_path / "clone"))
     next((clone / "data" / "raw").glob("*.gz")).unlink()
-    done = command(clone, PACKAGE, "replay")
+    done = replay(clone)
     wanted = read(clone / "artifacts").stated["config"]["data.sha256"]
-    assert done.returncode == 2 and f"missing; wanted SHA-256 {wanted}" in done.stderr
-    assert "Traceback" not in done.stderr and not list((clone / "build").glob("replay-*"))
+    assert done.exit_code == 2 and f"missing; wanted SHA-256 {wanted}" in done.stderr
+    assert not list((clone / "build").glob("replay-*"))
 
 
 @pytest.mark.parametrize(
@@ -151,13 +153,13 @@ def test_code_that_is_not_to_be_had_is_refused(
     stated = receipt.stated | {"code": receipt.stated["code"] | code}
     monkeypatch.setattr(replay_module, "read", lambda path: replace(receipt, stated=stated))
     with pytest.raises(UserError, match=reason):
-        replay_module.replay(project_in(project), project / "artifacts", tmp_path / "out", None, print)
+        replay_module.replay(project_in(project), project / "artifacts", tmp_path / "out", None, print, Trust())
 
 
-def test_lost_patch_is_told(project: Path, tmp_path: Path):
+def test_lost_patch_is_told(project: Path, tmp_path: Path, replay: Replay):
     shutil.copyfile(project / "artifacts" / names.RECEIPT, tmp_path / names.RECEIPT)
-    done = command(project, PACKAGE, "replay", tmp_path / names.RECEIPT)
-    assert done.returncode == 1 and "the receipt is of uncommitted code" in done.stderr
+    done = replay(project, tmp_path / names.RECEIPT)
+    assert done.exit_code == 1 and "the receipt is of uncommitted code" in done.stderr
 
 
 # ---- what others wrote
@@ -175,18 +177,18 @@ def elsewhere(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 SHOWN = [f"  src/{PACKAGE}/added.py: +1 -0", f"  src/{PACKAGE}/model.py: +3 -0"]
 
 
-def test_patch_that_nobody_answers_for_is_shown_and_not_run(elsewhere: Path):
-    done = command(elsewhere, PACKAGE, "replay", "--out", "artifacts-refused")
-    assert done.returncode == 2 and not (elsewhere / "artifacts-refused").exists()
+def test_patch_that_nobody_answers_for_is_shown_and_not_run(elsewhere: Path, replay: Replay):
+    done = replay(elsewhere, "--out", "artifacts-refused")
+    assert done.exit_code == 2 and not (elsewhere / "artifacts-refused").exists()
     assert done.stdout.splitlines()[-2:] == SHOWN and "not signed: " in done.stdout
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"artifacts/{names.PATCH}: ") and "--run-patch" in line and "--signers FILE" in line
 
 
 @pytest.mark.long
-def test_patch_is_shown_and_run_where_the_user_says_so(elsewhere: Path):
-    done = command(elsewhere, PACKAGE, "replay", "--run-patch", "--out", "artifacts-allowed")
-    assert done.returncode == 0, done.stderr + done.stdout
+def test_patch_is_shown_and_run_where_the_user_says_so(elsewhere: Path, replay: Replay):
+    done = replay(elsewhere, "--run-patch", "--out", "artifacts-allowed")
+    assert done.exit_code == 0, done.output
     assert "\n".join(SHOWN) in done.stdout and "REPRODUCED: " in done.stdout
 
 
@@ -221,7 +223,7 @@ def test_committed_code_and_that_of_the_work_tree_need_no_word(project: Path, el
 
 @pytest.mark.parametrize(("section", "key"), [("receipt", "key"), ("tracking", "uri"), ("record", "finished")])
 def test_key_outside_the_content_address_is_not_taken_from_a_receipt(
-    section: str, key: str, project: Path, tmp_path: Path
+    section: str, key: str, project: Path, tmp_path: Path, replay: Replay
 ):
     statement = json.loads((project / "artifacts" / names.RECEIPT).read_bytes())
     stated = statement["predicate"]
@@ -231,8 +233,8 @@ def test_key_outside_the_content_address_is_not_taken_from_a_receipt(
     stated["address"] = digest(stated["preimage"])
     write(tmp_path, statement)
     shutil.copyfile(project / "artifacts" / names.PATCH, tmp_path / names.PATCH)
-    done = command(project, PACKAGE, "replay", tmp_path, "--out", tmp_path / "refused")
-    assert done.returncode == 2 and f"differ in the key '{section}.{key}': no run of " in done.stderr
+    done = replay(project, tmp_path, "--out", tmp_path / "refused")
+    assert done.exit_code == 2 and f"differ in the key '{section}.{key}': no run of " in done.stderr
     assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "refused").exists()
 
 
@@ -249,12 +251,12 @@ def test_data_outside_the_project_are_those_of_params_yaml(named: str, project: 
 
 
 @pytest.mark.parametrize("commit", ["--detach", "HEAD", "0" * 39, "0" * 40 + "\n"])
-def test_commit_that_is_no_commit_is_refused(commit: str, project: Path, tmp_path: Path):
+def test_commit_that_is_no_commit_is_refused(commit: str, project: Path, tmp_path: Path, replay: Replay):
     statement = json.loads((project / "artifacts" / names.RECEIPT).read_bytes())
     statement["predicate"]["code"]["commit"] = commit
     write(tmp_path, statement)
-    done = command(project, PACKAGE, "replay", tmp_path)
-    assert done.returncode == 2 and "code.commit: " in done.stderr and len(done.stderr.splitlines()) == 1
+    done = replay(project, tmp_path)
+    assert done.exit_code == 2 and "code.commit: " in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,15 @@
 import hashlib
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from clone import copied, git, project_in
+from click.testing import Result
+from clone import copied, git, project_in, verb
 from conftest import PACKAGE, PROJECT, python
 from project.config import Config
 from project.repro.address import manifest
@@ -114,10 +115,9 @@ class Case:
         verdicts = check(self.project, config or self.config, self.run)
         return [verdict.holds for verdict in verdicts], "\n".join(verdict.sentence for verdict in verdicts)
 
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`repro check`, run in the project."""
-        env = {"PYTHONPATH": str(self.project.root / "src")}
-        return python("-m", PACKAGE, "check", self.run, *arguments, cwd=self.project.root, env=env)
+    def command(self, *arguments: str) -> Result:
+        """`repro check`, asked in this process, which is in the project."""
+        return verb("check", self.run, *arguments, project=self.project)
 
 
 @pytest.fixture
@@ -250,26 +250,18 @@ def another_pin(case: Case) -> None:
         path.write_text(re.sub(r"(?m)^sympy==\S+", "sympy==1.0", path.read_text()))
 
 
-def another_core(case: Case) -> None:
-    with (case.project.library / "core" / "step.py").open("a") as core:
-        core.write("# a remark\n")
-
-
-def a_remark(case: Case) -> None:
-    with (case.project.package / "model.py").open("a") as model:
-        model.write("# a remark\n")
-
-
-def a_new_file(case: Case) -> None:
-    (case.project.package / "words.txt").write_text("one\n")
+def a_remark(case: Case, name: str = "model.py") -> None:
+    """A line more in a file of the package, or a new file."""
+    with (case.project.package / name).open("a") as file:
+        file.write("# a remark\n")
 
 
 CHANGES = {
     "data.test-images.npy": another_sample,
     "lock.sympy": another_pin,
-    "core.step.py": another_core,
+    "core.step.py": partial(a_remark, name="repro/core/step.py"),
     "code.model.py": a_remark,
-    "code.words.txt": a_new_file,
+    "code.words.txt": partial(a_remark, name="words.txt"),
 }
 
 
@@ -300,11 +292,8 @@ def test_another_value_of_a_key_makes_a_run_stale_and_is_named(case: Case, keys:
     assert holds == [False] and KEYS[keys] in text and text.count(" then, ") == min(4, len(keys.split()))
 
 
-def test_neutral_key_makes_no_run_stale(case: Case):
+def test_neutral_key_and_the_world_size_of_stock_ddp_make_no_run_stale(case: Case):
     assert case.check(requested("loader.workers=2"))[0] == [True, True]
-
-
-def test_world_size_of_a_run_with_stock_ddp_makes_it_not_stale(case: Case):
     case.config = requested("parallel.reduce=ddp")
     case.finished(METRICS, world_size=4)
     case.expected()
@@ -314,21 +303,19 @@ def test_world_size_of_a_run_with_stock_ddp_makes_it_not_stale(case: Case):
 # ---- dvc.lock
 
 
-def test_dvc_lock_that_was_rewritten_is_found(case: Case):
-    (case.project.root / "dvc.lock").write_text(case.by_dvc().replace("md5: ", "md5: 2"))
-    holds, text = case.check()
-    assert holds == [True, False] and "the outputs are not those of the committed dvc.lock" in text
+WRITTEN: dict[str, tuple[Callable[[str], str], list[bool]]] = {
+    "with other digests": (lambda lock: lock.replace("md5: ", "md5: 2"), [True, False]),
+    "in another layout": (lambda lock: "\n".join([*lock.splitlines()[1:], lock.splitlines()[0]]), [True, True]),
+    "of another run": (lambda lock: lock.replace("run/", ""), [True]),
+}
 
 
-def test_layout_of_dvc_lock_does_not_matter(case: Case):
-    schema, stages = case.by_dvc().split("\n", 1)
-    (case.project.root / "dvc.lock").write_text(f"{stages}{schema}\n")
-    assert case.check()[0] == [True, True]
-
-
-def test_run_elsewhere_has_nothing_to_do_with_dvc_lock(case: Case):
-    (case.project.root / "dvc.lock").write_text(case.by_dvc().replace("run/", ""))
-    assert case.check()[0] == [True]
+@pytest.mark.parametrize("how", WRITTEN)
+def test_dvc_lock_that_was_rewritten_is_found(case: Case, how: str):
+    rewritten, holds = WRITTEN[how]
+    (case.project.root / "dvc.lock").write_text(rewritten(case.by_dvc()))
+    seen, text = case.check()
+    assert seen == holds and ("the outputs are not those of the committed dvc.lock" in text) == (False in holds)
 
 
 def test_dvc_lock_that_was_never_committed_is_found(case: Case):
@@ -477,7 +464,7 @@ def test_tolerance_of_other_metrics_is_refused_in_one_line(case: Case, tolerance
     lock = YAML(typ="safe").load(path.read_text()) | {"tolerance": YAML(typ="safe").load(tolerance)}
     YAML().dump(lock, path)
     done = case.command()
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert done.stderr.startswith("results.lock: ") and TOLERANCES[tolerance] in done.stderr
 
 
@@ -492,25 +479,18 @@ def test_run_of_other_metrics_than_the_expected_one_is_refused(case: Case, metri
 
 
 def test_command_tells_by_its_exit_code(case: Case):
-    done = case.command()
+    done = python("-m", PACKAGE, "check", case.run, env={"PYTHONPATH": str(case.project.root / "src")}, cwd=Path.cwd())
     assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 2)
-
     flip_one_bit(case.run / "model.safetensors")
-    done = case.command()
-    assert done.returncode == 1 and "FOREIGN: model.safetensors" in done.stdout
-
     case.finished(METRICS)
-    done = case.command()
-    assert done.returncode == 1 and "DIFFERS: weights" in done.stdout
-    assert len(done.stdout.splitlines()) == 3
-
-    done = case.command("--set", "seed=1")
-    assert done.returncode == 1 and done.stdout.startswith("STALE: ") and "(seed: 0 then, 1 now)" in done.stdout
-
+    told = case.command()
+    assert told.exit_code == 1 and "DIFFERS: weights" in told.stdout and len(told.stdout.splitlines()) == 3
+    told = case.command("--set", "seed=1")
+    assert told.exit_code == 1 and told.stdout.startswith("STALE: ") and "(seed: 0 then, 1 now)" in told.stdout
     shutil.rmtree(case.run)
-    done = case.command()
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert done.stderr.startswith(f"{case.run}: missing; the receipt of a finished run is wanted. Train again: ")
+    told = case.command()
+    assert (told.exit_code, told.stdout, len(told.stderr.splitlines())) == (2, "", 1)
+    assert told.stderr.startswith(f"{case.run}: missing; the receipt of a finished run is wanted. Train again: ")
 
 
 # ---- accept
@@ -531,13 +511,10 @@ def test_accepted_result_is_expected_from_then_on(case: Case):
     assert case.check()[0] == [False, False, False]
 
 
-def test_another_class_of_the_same_address_is_accepted_beside_it(case: Case):
+def test_another_class_of_the_same_address_is_accepted_beside_it_and_once(case: Case):
     case.finished(METRICS, OTHER_CLASS)
     accept(case.project, case.run, "on a GPU")
     assert "reproduced bit for bit: on a GPU" in case.check()[1]
-
-
-def test_accepting_what_is_expected_changes_nothing(case: Case):
     before = (case.project.root / "results.lock").read_text()
     assert "already" in accept(case.project, case.run, "again")
     assert (case.project.root / "results.lock").read_text() == before

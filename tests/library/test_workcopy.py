@@ -40,7 +40,8 @@ def test_commits_are_checked_out_and_the_repository_is_left_alone(
     hook: bool, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Also in a hook of git, which names the repository and its index in variables."""
-    before = [said(root, *words) for words in (("status", "--porcelain"), ("worktree", "list"), ("branch", "--all"))]
+    views = ("status", "--porcelain"), ("worktree", "list"), ("branch", "--all")
+    before = [said(root, *words) for words in views]
     if hook:
         monkeypatch.setenv("GIT_DIR", str(root.parent / ".git"))
         monkeypatch.setenv("GIT_INDEX_FILE", str(root.parent / ".git" / "index"))
@@ -55,8 +56,7 @@ def test_commits_are_checked_out_and_the_repository_is_left_alone(
         assert copy.holds("cat-file", "-e", "HEAD:below/a.txt") and not copy.holds("cat-file", "-e", "HEAD:nowhere")
     monkeypatch.undo()
     assert not folder.exists() and not (tmp_path / "hooked").exists() and (root / "a.txt").read_text() == "uncommitted"
-    after = [said(root, *words) for words in (("status", "--porcelain"), ("worktree", "list"), ("branch", "--all"))]
-    assert after == before
+    assert [said(root, *words) for words in views] == before
     git(root, "checkout", "--quiet", "--force", "HEAD~1")  # the control: the hook runs
     assert (tmp_path / "hooked").exists()
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..base.text import Difference, differences, short, some
+from ..base.text import differences, short, some
 from ..core.flags import FLAGS
 from ..record.chain import HAS_WEIGHTS
 from ..record.chains import first_difference
@@ -126,18 +126,10 @@ ANY = ".*"
 CAUSES = (
     (ANY, r"seed", "every random number is derived from the seed"),
     ("batch", r"data\.|config\.data\.", "the batch is made of other data"),
-    (
-        "batch",
-        r"code\.(data|prepare)\.py|core\.(sampling|plan|order|seeds)",
-        "this code makes the batches",
-    ),
+    ("batch", r"code\.(data|prepare)\.py|core\.(sampling|plan|order|seeds)", "this code makes the batches"),
     ("batch", r"config\.parallel\.|config\.train\.epochs", "it decides which samples a step sees"),
     ("gradient", r"config\.parallel\.|world_size", "it decides how gradients are summed"),
-    (
-        "gradient",
-        r"core\.(tree|transport|accumulate|buckets|sharded|fsdp)",
-        "it decides how gradients are summed",
-    ),
+    ("gradient", r"core\.(tree|transport|accumulate|buckets|sharded|fsdp)", "it decides how gradients are summed"),
     ("output|loss|gradient", r"config\.model\.", "it is another network"),
     ("output|loss|gradient", r"code\.model\.py", "this code is the network"),
     ("weights|optimizer", r"config\.train\.", "the optimizer's step depends on it"),
@@ -174,8 +166,8 @@ UNRECORDED |= {"loss": UNRECORDED["output"], "optimizer": UNRECORDED["weights"]}
 def causes(place: Place, one: RunView, other: RunView) -> list[str]:
     """The likely causes of the difference, likeliest first, each with the sentence that says why."""
     found = differences(one.addressed, other.addressed) + differences(one.numeric, other.numeric)
-    ranked = sorted(((_rank(place.phase, difference), difference) for difference in found), key=lambda pair: pair[0])
-    sentences = [f"{d.field}: {short(d.one)} | {short(d.other)}: {_why(rank, d)}" for rank, d in ranked]
+    ranked = sorted(((*_cause(place.phase, d.field), d) for d in found), key=lambda each: each[0])
+    sentences = [f"{d.field}: {short(d.one)} | {short(d.other)}: {why}" for _, why, d in ranked]
     for side in (one, other):
         if place.phase == AFTER and side.resumed:
             lost = "what its loop kept for itself was lost, if state= does not name it"
@@ -187,23 +179,16 @@ def causes(place: Place, one: RunView, other: RunView) -> list[str]:
 
 def reason(phase: str, field: str) -> str:
     """Why a field may be the cause of a first difference in a phase, or ANYWHERE."""
-    difference = Difference(field, None, None)
-    return _why(_rank(phase, difference), difference)
+    return _cause(phase, field)[1]
 
 
-def _rank(phase: str, difference: Difference) -> int:
-    fits = (
-        rank
-        for rank, (phases, field, _) in enumerate(CAUSES)
-        if (phase not in PHASES or re.fullmatch(phases, phase)) and re.match(field, difference.field)
-    )
-    return next(fits, len(CAUSES))
-
-
-def _why(rank: int, difference: Difference) -> str:
-    sentence = CAUSES[rank][2] if rank < len(CAUSES) else "it differs"
-    reasons = {f"flags.{flag.name}": flag.why for flag in FLAGS}
-    return sentence.format(why=reasons.get(difference.field, "a flag differs"))
+def _cause(phase: str, field: str) -> tuple[int, str]:
+    """The place of a field among the likely causes, and why it is one."""
+    for rank, (phases, pattern, why) in enumerate(CAUSES):
+        if (phase not in PHASES or re.fullmatch(phases, phase)) and re.match(pattern, field):
+            reasons = {f"flags.{flag.name}": flag.why for flag in FLAGS}
+            return rank, why.format(why=reasons.get(field, "a flag differs"))
+    return len(CAUSES), "it differs"
 
 
 def report(one: RunView, other: RunView) -> tuple[bool, list[str]]:

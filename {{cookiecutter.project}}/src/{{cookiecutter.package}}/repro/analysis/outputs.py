@@ -12,7 +12,6 @@ from ..base.git import GitFailed, git, is_repository
 from ..base.project import Project
 from ..base.text import some
 from ..config.yaml_file import parse_yaml, read_yaml
-from ..core.errors import UserError
 from ..record.names import WEIGHTS
 
 OUTPUTS = "dvc.lock"
@@ -48,10 +47,7 @@ def stages(project: Project) -> Stages:
     Raises:
         UserError: it is missing, or has another shape.
     """
-    path, remedy = project.root / OUTPUTS, f"Restore it with: git checkout {OUTPUTS}"
-    if not path.is_file():
-        raise UserError(f"{path}: missing. {remedy}")
-    return dict(read_yaml(path, Lock, remedy)["stages"])
+    return dict(read_yaml(project.root / OUTPUTS, Lock, f"Restore it with: git checkout {OUTPUTS}")["stages"])
 
 
 def made_by_dvc(project: Project, locked: Stages, out: Path) -> bool:

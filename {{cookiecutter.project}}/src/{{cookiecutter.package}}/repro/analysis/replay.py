@@ -26,11 +26,10 @@ from .trust import Trust, require_trusted
 from .workcopy import work_copy
 
 Report = Callable[[str], None]
-NOBODY = Trust()
 ENVIRONMENT_KEYS = ("device", "determinism.cpu", "determinism.relax")
 
 
-def replay(project: Project, source: Path, out: Path, ranks: int | None, report: Report, trust: Trust = NOBODY) -> bool:
+def replay(project: Project, source: Path, out: Path, ranks: int | None, report: Report, trust: Trust) -> bool:
     """Make the run of a receipt (or of the run directory with it) again in `out`; say whether it is reproduced.
 
     Raises:
@@ -88,7 +87,14 @@ def remade(
     Raises:
         UserError: its commit or its data cannot be had, or its config names a key that is not in the content address.
     """
-    with _checked_out(project, name, run, patch) as tree:
+    commit = run["code"]["commit"]
+    if not commit:
+        raise UserError(f"run {name[:12]}: made outside git, so that nobody knows its code")
+    folder = project.root / "build" / f"replay-{name[:12]}"
+    with work_copy(project, folder, "which has the code of the run; run this in a clone", commit) as copy:
+        if patch:
+            copy.git("apply", "--whitespace=nowarn", str(patch.absolute()))
+        tree = _with_library(project, copy.root, run)
         keys = _keys(tree, run)
         keys["data.raw"] = str(_raw(project, run["config"], keys["data.sha256"], tree, report))
         keys["data.prepared"] = str(tree.root / "data" / "prepared")
@@ -119,18 +125,6 @@ def _keys(tree: Project, run: Mapping[str, Any]) -> dict[str, Any]:
     return keys | {"seed": preimage["seed"]} | {key: config[key] for key in ENVIRONMENT_KEYS}
 
 
-@contextmanager
-def _checked_out(project: Project, name: str, run: Mapping[str, Any], patch: Path | None) -> Iterator[Project]:
-    commit = run["code"]["commit"]
-    if not commit:
-        raise UserError(f"run {name[:12]}: made outside git, so that nobody knows its code")
-    folder = project.root / "build" / f"replay-{name[:12]}"
-    with work_copy(project, folder, "which has the code of the run; run this in a clone", commit) as copy:
-        if patch:
-            copy.git("apply", "--whitespace=nowarn", str(patch.absolute()))
-        yield _with_library(project, copy.root, run)
-
-
 def _with_library(project: Project, root: Path, run: Mapping[str, Any]) -> Project:
     """The project in a worktree, with the library of that commit; where it holds none, with this one if core is its.
 
@@ -159,7 +153,10 @@ def _raw(project: Project, config: Mapping[str, Any], wanted: str, tree: Project
     named = str(config.get("data.raw"))
     parts = Path(named).parts
     if Path(named).is_absolute() or not parts or ".." in parts or named.startswith("-") or not named.isprintable():
-        return _configured(project, named, wanted)
+        own = project.root / YAML(typ="safe").load((project.root / PARAMS).read_text())["data"]["raw"]
+        remedy = f"The record names {named!r}, nothing in this project: write where yours lies into {PARAMS}: data.raw"
+        manifest.require(own, wanted, remedy)
+        return own
     own, raw = project.root / named, tree.root / named
     if manifest.digest(hashing.entries(own, {})) == wanted:
         return own
@@ -167,14 +164,6 @@ def _raw(project: Project, config: Mapping[str, Any], wanted: str, tree: Project
     why = pull.bring(raw, tree.root, owner=project.root)
     manifest.require(raw, wanted, why or "DVC has other data than the record names; put them back, then replay again")
     return raw
-
-
-def _configured(project: Project, named: str, wanted: str) -> Path:
-    """The dataset that params.yaml names, instead of one that a record must not."""
-    own = project.root / YAML(typ="safe").load((project.root / PARAMS).read_text())["data"]["raw"]
-    remedy = f"The record names {named!r}, nothing in this project: write where yours lies into {PARAMS}: data.raw"
-    manifest.require(own, wanted, remedy)
-    return own
 
 
 def _compare(project: Project, receipt: Receipt, again: Receipt, source: Path, report: Report) -> bool:
@@ -186,11 +175,10 @@ def _compare(project: Project, receipt: Receipt, again: Receipt, source: Path, r
         report(f"REPRODUCED: weights {again.weights}{root}")
         return True
     if classes[0] != classes[1] or not promises(classes[0]):
-        holds, shown = results.within_tolerance(project, here["metrics"], there["metrics"])
-        verdict = "metrics within tolerance" if holds else "METRICS DIFFER"
+        holds, verdict = results.within_tolerance(project, here["metrics"], there["metrics"])
         same = f"NOT COMPARABLE: class {classes[0]} there and here, in which flags are off or environments mixed"
         said = same if classes[0] == classes[1] else f"ENVIRONMENT DIFFERS: {classes[0]} there, {classes[1]} here"
-        report(f"{said}; equal bits are not guaranteed. {verdict}: {shown}")
+        report(f"{said}; equal bits are not guaranteed. {verdict}")
         return holds
     if equal:
         why = "the evaluation does not repeat, or the receipt was altered"

@@ -165,7 +165,7 @@ def _bits(run: Receipt, row: dict[str, Any]) -> Verdict:
 
 
 def within_tolerance(project: Project, seen: dict[str, Any], expected: dict[str, Any]) -> tuple[bool, str]:
-    """Whether metrics are as near to the expected ones as results.lock tolerates, and both in words.
+    """Whether metrics are as near to the expected ones as results.lock tolerates, and that with both in words.
 
     Raises:
         UserError: the run, the expected result and the tolerance are not of the same metrics, or one is no number.
@@ -183,7 +183,7 @@ def within_tolerance(project: Project, seen: dict[str, Any], expected: dict[str,
     pairs = {name: (float(seen[name]), float(expected[name])) for name in names[0]}
     holds = all(abs(one - other) <= tolerance[name] for name, (one, other) in pairs.items())
     shown = (f"{name} {one:.4f} (expected {other:.4f} +- {tolerance[name]:g})" for name, (one, other) in pairs.items())
-    return holds, ", ".join(shown)
+    return holds, f"{'metrics within tolerance' if holds else 'METRICS DIFFER'}: {', '.join(shown)}"
 
 
 def accepted_change(project: Project) -> tuple[str, dict[str, float]]:
@@ -205,11 +205,10 @@ def accepted_change(project: Project) -> tuple[str, dict[str, float]]:
 
 
 def _metrics(project: Project, run: Receipt, row: dict[str, Any]) -> Verdict:
-    holds, shown = within_tolerance(project, run.stated["metrics"], row["metrics"])
-    verdict = "metrics within tolerance" if holds else "METRICS DIFFER"
+    holds, said = within_tolerance(project, run.stated["metrics"], row["metrics"])
     return Verdict(
         holds,
-        f"{verdict}: {shown}. Equal bits are not guaranteed here: this machine is of class "
+        f"{said}. Equal bits are not guaranteed here: this machine is of class "
         f"{run.stated['environment']['class']}, the result of class {row['environment']}. "
         f"The expected outputs' lock comes back with: git checkout {OUTPUTS}",
     )
@@ -228,7 +227,7 @@ def accept(project: Project, out: Path, source: str) -> str:
     if foreign := _foreign(out, run):
         raise RunError(foreign[0].sentence)
     address, environment = run.stated["address"], run.stated["environment"]["class"]
-    expected = _read(project, "rt")
+    expected = lock(project, "rt")
     expected["results"] = expected["results"] or []  # that nobody has accepted any is no fault
     for row in expected["results"]:
         if (row["address"], row["environment"]) == (address, environment):
@@ -264,17 +263,10 @@ def _unknown(run: Receipt, rows: list[dict[str, Any]]) -> str:
     return f"{sentence}; another {' and '.join(other)} than {rows[0]['source']}"
 
 
-def lock(project: Project) -> dict[str, Any]:
-    """What results.lock holds.
+def lock(project: Project, kind: str = "safe") -> Any:
+    """What results.lock holds; of the kind `rt` it can be written again with its comments.
 
     Raises:
         UserError: it is missing, or has another shape.
     """
-    return dict(_read(project))
-
-
-def _read(project: Project, kind: str = "safe") -> Any:
-    path, remedy = project.root / RESULTS, f"Restore it with: git checkout {RESULTS}"
-    if not path.is_file():
-        raise UserError(f"{path}: missing. {remedy}")
-    return read_yaml(path, Lock, remedy, kind)
+    return read_yaml(project.root / RESULTS, Lock, f"Restore it with: git checkout {RESULTS}", kind)

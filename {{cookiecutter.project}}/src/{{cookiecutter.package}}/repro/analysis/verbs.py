@@ -31,7 +31,7 @@ def doctor(ours: Ours, overrides: tuple[str, ...], as_json: bool) -> None:
     Code, packages, data, environment, random numbers, hardware, services. It ends with 1 if a check finds a FAULT.
     """
     from ..core import flags
-    from .doctor.doctor import examine, healthy, summary
+    from .doctor.doctor import examine, summary
 
     settings, rows = load(ours.schema, overrides=overrides), []
     with suppress(UserError):  # the check of the flags tells it
@@ -40,8 +40,9 @@ def doctor(ours: Ours, overrides: tuple[str, ...], as_json: bool) -> None:
         rows.append(row)
         if not as_json:
             click.echo("\n".join(row.lines()))
-    click.echo(json.dumps([row.stated() for row in rows], indent=2) if as_json else summary(rows))
-    sys.exit(0 if healthy(rows) else 1)
+    healthy, said = summary(rows)
+    click.echo(json.dumps([row.stated() for row in rows], indent=2) if as_json else said)
+    sys.exit(0 if healthy else 1)
 
 
 @click.command()

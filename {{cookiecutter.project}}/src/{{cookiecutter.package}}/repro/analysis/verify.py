@@ -52,11 +52,6 @@ class Way:
     cold: bool = False  # whether it starts as a user starts it, by torchrun where it has several ranks
 
     @property
-    def sharded(self) -> bool:
-        """Whether ranks hold shards, which some models and optimizers do not allow."""
-        return SHARD in self.settings
-
-    @property
     def folder(self) -> Path:
         """Its run directory."""
         return FOLDER / self.name.replace(" ", "-")
@@ -241,7 +236,7 @@ def _train(
         return Row(way.name, f"FAILED: {failure}")
     if code:
         said = log.read_text(errors="replace").splitlines()[-LINES:]
-        if way.sharded and code == UserError.exit_code:
+        if SHARD in way.settings and code == UserError.exit_code:  # which some models and optimizers do not allow
             refusal = plain(said[-1]) if said else "refused without a word"
             return Row(way.name, f"not tried: {textwrap.shorten(refusal, LINE, placeholder=' …')}")
         return Row(way.name, "\n".join([f"FAILED: it ended with {code}:", *said]))

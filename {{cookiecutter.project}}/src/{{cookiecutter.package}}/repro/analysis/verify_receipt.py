@@ -30,9 +30,14 @@ def report(project: Project, path: Path, signers: Path | None) -> list[str]:
     return [itself, *judged(project, receipt.stated.get("library")), *_beside(receipt), signed]
 
 
+def stated_files(receipt: Receipt) -> list[str]:
+    """The files of which a receipt states something: a run without a trace has none of that."""
+    return [name for name in FILES if name != STEP_ROWS or receipt.stated["trace"]]
+
+
 def _beside(receipt: Receipt) -> list[str]:
     """Which files beside the receipt are as it states, and which could not be compared, in one sentence."""
-    stated = [name for name in FILES if name != STEP_ROWS or receipt.stated["trace"]]  # a run without a trace has none
+    stated = stated_files(receipt)
     there = [name for name in stated if (receipt.path.parent / name).is_file()]
     if other := [name for name in there if not is_stated(receipt, name)]:
         raise RunError(f"{receipt.path.parent / other[0]}: altered or another run's; the receipt states another one")

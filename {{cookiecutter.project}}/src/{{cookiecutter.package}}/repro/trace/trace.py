@@ -141,8 +141,8 @@ class Trace(Observer):
             gradients = view.gradients()
             self._loss, (self._gradient,) = view.loss.detach().view(torch.int64), held_digests([[*gradients.values()]])
             if self.level == "tensor":
-                groups = {name: [gradients[name]] if name in gradients else [] for name in self._names}
-                self._gradients = self._digests({f"gradient {name}": group for name, group in groups.items()})
+                groups = [[gradients[name]] if name in gradients else [] for name in self._names]
+                self._gradients = self._digests(groups)
 
     def ballot(self, view: View) -> Ballot:
         """This rank's terms of the digests that are summed over the ranks."""
@@ -170,7 +170,8 @@ class Trace(Observer):
             digests = [self._loss, self._gradient]
             digests += held_digests([list(view.weights().values())]) if weights else []
             if self.level == "tensor":
-                digests += [*self._gradients.values(), *self._state_digests(view).values()]
+                held = [*([weight] for weight in view.weights().values()), *view.state().values()]
+                digests += [*self._gradients, *self._digests(held)]
             if self._steps:
                 self._pending = partial(self._write, view.step, sums, weights, torch.stack(digests))
         self._timings.begin()
@@ -183,13 +184,9 @@ class Trace(Observer):
             with suppress(RunError):
                 self.flush()
 
-    def _state_digests(self, view: View) -> dict[str, Tensor]:
-        weights = {f"weights {name}": [held] for name, held in view.weights().items()}
-        return self._digests(weights | {f"optimizer {name}": held for name, held in view.state().items()})
-
-    def _digests(self, groups: Mapping[str, Sequence[Held]]) -> dict[str, Tensor]:
-        here = [[moved(held, self.world.device) for held in group] for group in groups.values()]
-        return dict(zip(groups, (digest.to(self.world.device) for digest in held_digests(here)), strict=True))
+    def _digests(self, groups: Sequence[Sequence[Held]]) -> list[Tensor]:
+        here = [[moved(held, self.world.device) for held in group] for group in groups]
+        return [digest.to(self.world.device) for digest in held_digests(here)]
 
     def _write(self, step: int, sums: Sequence[int], weights: bool, digests: Tensor) -> None:
         loss, gradient, *rest = (number % 2**64 for number in digests.tolist())

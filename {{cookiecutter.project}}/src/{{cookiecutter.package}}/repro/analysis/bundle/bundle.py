@@ -16,8 +16,9 @@ from ...base.project import Project
 from ...core.errors import RunError, UserError
 from ...record import names
 from ...record.receipt import Receipt, read
-from ...record.view import FILES, is_stated
+from ...record.view import is_stated
 from .. import archive
+from ..verify_receipt import stated_files
 from . import appendix, croissant
 
 # Of a run: what its receipt speaks of, except for the weights, which may be large.
@@ -78,9 +79,7 @@ def bundled(project: Project, runs: Sequence[Path], report: str, with_weights: b
     for number, (run, receipt) in enumerate(zip(runs, receipts, strict=True), 1):
         files |= {f"{archive.RUNS}/{number}/{name}": run / name for name in kept if (run / name).is_file()}
         folder = (project.root / str(receipt.stated["config"]["data.raw"])).is_dir()
-        held = croissant.described(
-            receipt, about.name, {"url": about.url, "date": about.date, "cite": about.cite}, folder
-        )
+        held = croissant.described(receipt, about, folder)
         files[f"{archive.RUNS}/{number}/croissant.json"] = (json.dumps(held, indent=2) + "\n").encode()
     sums = "".join(f"{_sha256(files[name])}  {name}\n" for name in sorted(files))
     return archive.packed(f"{about.name}-{receipts[0].name[:12]}", {**files, "SHA256SUMS": sums.encode()})
@@ -96,7 +95,7 @@ def _sound(run: Path, with_weights: bool) -> Receipt:
         raise UserError(f"{run}: no run directory; a finished run is bundled with its records")
     receipt = read(run)
     _ = receipt.patch  # it is the one that the receipt names
-    wanted = [name for name in FILES if (with_weights or name != names.WEIGHTS) and _states(receipt, name)]
+    wanted = [name for name in stated_files(receipt) if with_weights or name != names.WEIGHTS]
     if others := [name for name in wanted if not is_stated(receipt, name)]:
         raise UserError(f"{run / others[0]}: not as {names.RECEIPT} beside it states: altered or lost. Train again")
     if not receipt.stated["code"]["commit"]:
@@ -104,10 +103,6 @@ def _sound(run: Path, with_weights: bool) -> Receipt:
             f"{run}: made outside git, so that nobody could make it again; commit the project and train again"
         )
     return receipt
-
-
-def _states(receipt: Receipt, name: str) -> bool:
-    return name != names.STEP_ROWS or receipt.stated["trace"] is not None
 
 
 def _about(project: Project, commit: str) -> About:

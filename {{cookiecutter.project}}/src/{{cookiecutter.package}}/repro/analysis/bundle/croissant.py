@@ -29,10 +29,10 @@ LISTING = "text/plain"
 UNKNOWN = "application/octet-stream"
 
 
-def described(run: Receipt, name: str, about: Mapping[str, str], folder: bool) -> dict[str, Any]:
+def described(run: Receipt, about: Any, folder: bool) -> dict[str, Any]:
     """The dataset that a run started from, and the files that it was prepared into, each with its SHA-256.
 
-    `about` has `url`, `date` (of publication) and `cite`. The dataset is a `folder` or one file; the SHA-256 of a
+    `about` is what the project says of itself. The dataset is a `folder` or one file; the SHA-256 of a
     folder is that of its listing, as `repro hash-data --files` prints it.
     """
     raw, digest = str(run.stated["config"]["data.raw"]), str(run.stated["config"]["data.sha256"])
@@ -46,12 +46,12 @@ def described(run: Receipt, name: str, about: Mapping[str, str], folder: bool) -
     return {
         "@context": CONTEXT,
         "@type": "sc:Dataset",
-        "name": f"{name}-data",
-        "description": f"The data of {name}: the dataset, and the files that training and evaluation read.",
+        "name": f"{about.name}-data",
+        "description": f"The data of {about.name}: the dataset, and the files that training and evaluation read.",
         "conformsTo": CONFORMS,
-        "citeAs": about["cite"],
-        "datePublished": about["date"],
-        "url": about["url"],
+        "citeAs": about.cite,
+        "datePublished": about.date,
+        "url": about.url,
         "version": f"0.0.0+{digest[:12]}",
         "distribution": files,
     }

@@ -25,7 +25,7 @@ from ...record.code_state import changes, code_state
 from ...record.signature import require_key
 from ...start import trainings
 from ...tracking.tracking import address_of
-from .found import Context, Found, State
+from .found import FAULT, OK, UNKNOWN, WARNING, Context, Found
 
 SECONDS = 5  # that a server may take to answer
 CONTAINER = Path("/.dockerenv"), Path("/run/.containerenv")  # what Docker and Podman put into theirs
@@ -39,17 +39,13 @@ def git(context: Context) -> Found:
     state, patch = code_state(context.project)
     if not state["commit"]:
         if shutil.which("git") is None:
-            return Found(State.WARNING, "git is not installed", "install it: a receipt then names the code")
-        return Found(
-            State.WARNING, "no git commit", "git init && git add . && git commit: a receipt then names the code"
-        )
+            return Found(WARNING, "git is not installed", "install it: a receipt then names the code")
+        return Found(WARNING, "no git commit", "git init && git add . && git commit: a receipt then names the code")
     commit = state["commit"][:12]
     if state["dirty"]:
         named = some([change.name for change in changes(patch)]) or "files were removed"
-        return Found(
-            State.WARNING, f"{commit} and uncommitted changes: {named}", "commit them, or a receipt carries them"
-        )
-    return Found(State.OK, f"{commit}, nothing uncommitted")
+        return Found(WARNING, f"{commit} and uncommitted changes: {named}", "commit them, or a receipt carries them")
+    return Found(OK, f"{commit}, nothing uncommitted")
 
 
 def library_as_released(context: Context) -> Found:
@@ -57,26 +53,26 @@ def library_as_released(context: Context) -> Found:
     here = library(context.project)
     if here.modified:
         fix = "its promises are tested as released only: restore these files, or update with cruft"
-        return Found(State.WARNING, f"modified: {some(here.modified)}", fix)
-    return Found(State.OK, f"as released by template {here.template} ({here.digest[:16]})")
+        return Found(WARNING, f"modified: {some(here.modified)}", fix)
+    return Found(OK, f"as released by template {here.template} ({here.digest[:16]})")
 
 
 def code_of_the_address(context: Context) -> Found:
     """Whether all code can be hashed."""
-    return Found(State.OK, f"{len(address.code(context.project))} files enter the content address")
+    return Found(OK, f"{len(address.code(context.project))} files enter the content address")
 
 
 def locks(context: Context) -> Found:
     """Whether the locks fit pyproject.toml, each other and the Dockerfile."""
     script = context.project.root / LOCKS / "check_locks.py"
     if not script.is_file():
-        return Found(State.UNKNOWN, f"{script.relative_to(context.project.root)} is missing", "restore it from git")
+        return Found(UNKNOWN, f"{script.relative_to(context.project.root)} is missing", "restore it from git")
     try:
         trainings.run(context.project, [sys.executable, str(script)])
     except trainings.Ended as ended:
         said = (*ended.said, "no word")[0]
-        return Found(State.FAULT, said, "make lock-check tells all of it; make lock writes the locks anew")
-    return Found(State.OK, "they fit pyproject.toml, each other and the Dockerfile")
+        return Found(FAULT, said, "make lock-check tells all of it; make lock writes the locks anew")
+    return Found(OK, "they fit pyproject.toml, each other and the Dockerfile")
 
 
 # ---- data
@@ -85,17 +81,15 @@ def locks(context: Context) -> Found:
 def dataset(context: Context) -> Found:
     """Whether the dataset is the one that params.yaml names."""
     manifest.require_raw(context.settings.data)
-    return Found(
-        State.OK, f"{context.settings.data.raw}: SHA-256 {context.settings.data.sha256[:16]}, as in params.yaml"
-    )
+    return Found(OK, f"{context.settings.data.raw}: SHA-256 {context.settings.data.sha256[:16]}, as in params.yaml")
 
 
 def prepared(context: Context) -> Found:
     """Whether the prepared data are whole, and prepared as params.yaml asks."""
     if not Path(context.settings.data.prepared).exists():
-        return Found(State.WARNING, f"{context.settings.data.prepared}: not prepared yet", "make repro prepares them")
+        return Found(WARNING, f"{context.settings.data.prepared}: not prepared yet", "make repro prepares them")
     found = manifest.require_prepared(context.settings.data)
-    return Found(State.OK, f"{context.settings.data.prepared}: {len(found['files'])} entries of its manifest hold")
+    return Found(OK, f"{context.settings.data.prepared}: {len(found['files'])} entries of its manifest hold")
 
 
 # ---- environment and random numbers
@@ -109,8 +103,8 @@ def flags_effective(context: Context) -> Found:
     flags.apply(context.settings.options.determinism)
     rows = flags.applicable(context.settings.options.determinism)
     if relaxed := context.settings.determinism.relax:
-        return Found(State.WARNING, f"relaxed: {some(relaxed)}", "determinism.relax: [] keeps the bits")
-    return Found(State.OK, f"{len(rows)} flags are effective")
+        return Found(WARNING, f"relaxed: {some(relaxed)}", "determinism.relax: [] keeps the bits")
+    return Found(OK, f"{len(rows)} flags are effective")
 
 
 def arithmetic(context: Context) -> Found:
@@ -119,27 +113,25 @@ def arithmetic(context: Context) -> Found:
     from ...environment.canary import RELEASED, arithmetic_canary
 
     if not can_be_portable():
-        return Found(State.WARNING, "no x86-64 CPU with AVX2", "bits repeat here, and differ from those of other CPUs")
+        return Found(WARNING, "no x86-64 CPU with AVX2", "bits repeat here, and differ from those of other CPUs")
     if context.settings.determinism.cpu != "portable":
-        return Found(State.WARNING, f"determinism.cpu is {context.settings.determinism.cpu}", "bits follow the CPU")
+        return Found(WARNING, f"determinism.cpu is {context.settings.determinism.cpu}", "bits follow the CPU")
     if (seen := arithmetic_canary()) != RELEASED:
         fix = "a library computes otherwise: make setup; elsewhere than in the locked environment this is expected"
-        return Found(State.WARNING, f"canary {seen[:16]}, {RELEASED[:16]} released", fix)
-    return Found(State.OK, f"canary {seen[:16]}, as released: cpu-portable")
+        return Found(WARNING, f"canary {seen[:16]}, {RELEASED[:16]} released", fix)
+    return Found(OK, f"canary {seen[:16]}, as released: cpu-portable")
 
 
 def image(context: Context) -> Found:
     """Whether a record of a run tells the image that it ran in."""
     digest = os.environ.get("REPRO_IMAGE", "")
     if re.fullmatch(r"(.+@)?sha256:[0-9a-f]{64}", digest):
-        return Found(State.OK, digest)
+        return Found(OK, digest)
     if digest:
-        return Found(
-            State.FAULT, f"REPRO_IMAGE={digest[:80]!r}", "sha256:DIGEST is wanted, as `docker inspect` prints it"
-        )
+        return Found(FAULT, f"REPRO_IMAGE={digest[:80]!r}", "sha256:DIGEST is wanted, as `docker inspect` prints it")
     if any(mark.exists() for mark in CONTAINER):
-        return Found(State.WARNING, "a container without REPRO_IMAGE", "start it with --env REPRO_IMAGE=sha256:DIGEST")
-    return Found(State.OK, "no container: the libraries on this machine count")
+        return Found(WARNING, "a container without REPRO_IMAGE", "start it with --env REPRO_IMAGE=sha256:DIGEST")
+    return Found(OK, "no container: the libraries on this machine count")
 
 
 def generators(context: Context) -> Found:
@@ -162,9 +154,9 @@ def generators(context: Context) -> Found:
     first, again, other = drawn(0), drawn(0), drawn(1)
     if bad := [name for name in draws if first[name] != again[name] or first[name] == other[name]]:
         return Found(
-            State.FAULT, f"the seed does not decide the generators of {some(bad)}", "look for code that replaces them"
+            FAULT, f"the seed does not decide the generators of {some(bad)}", "look for code that replaces them"
         )
-    return Found(State.OK, "one seed decides those of python, numpy and torch")
+    return Found(OK, "one seed decides those of python, numpy and torch")
 
 
 # ---- services
@@ -174,33 +166,33 @@ def mlflow(context: Context) -> Found:
     """Whether MLflow can be reached where runs are to be tracked."""
     tracking = context.settings.tracking
     if not tracking.enabled:
-        return Found(State.OK, "tracking is off")
+        return Found(OK, "tracking is off")
     uri = address_of(tracking.uri)
     shown = without_credentials(uri)
     if not uri.startswith("http"):
         own = uri.startswith(("sqlite:", "file:", "/", "."))
-        return Found(State.OK, f"{shown}: a store of its own") if own else Found(State.UNKNOWN, f"{shown}: not asked")
+        return Found(OK, f"{shown}: a store of its own") if own else Found(UNKNOWN, f"{shown}: not asked")
     try:
         with urllib.request.urlopen(f"{shown.rstrip('/')}/version", timeout=SECONDS) as answer:
             version = answer.read(40).decode(errors="replace")
     except HTTPError as error:
         if error.code in (401, 403):
-            return Found(State.OK, f"{shown}: it asks who you are")
-        return Found(State.WARNING, f"{shown}: HTTP {error.code}", "is it an MLflow server? tracking.uri names it")
+            return Found(OK, f"{shown}: it asks who you are")
+        return Found(WARNING, f"{shown}: HTTP {error.code}", "is it an MLflow server? tracking.uri names it")
     except (OSError, ValueError, HTTPException) as error:
         reason = without_credentials(" ".join(str(error).split()))
-        return Found(State.WARNING, f"{shown}: {reason}", "runs go on without it: repro sync uploads them later")
+        return Found(WARNING, f"{shown}: {reason}", "runs go on without it: repro sync uploads them later")
     if not re.match(r"[3-9]|\d\d", version):
-        return Found(State.WARNING, f"{shown}: MLflow {version[:20]!r}", "a server of MLflow 3 keeps models, too")
-    return Found(State.OK, f"{shown}: MLflow {version[:20]}")
+        return Found(WARNING, f"{shown}: MLflow {version[:20]!r}", "a server of MLflow 3 keeps models, too")
+    return Found(OK, f"{shown}: MLflow {version[:20]}")
 
 
 def signing(context: Context) -> Found:
     """Whether receipts can be signed as params.yaml asks."""
     key = context.settings.receipt.key
     if not key:
-        return Found(State.OK, "receipt.key is empty: receipts stay unsigned")
+        return Found(OK, "receipt.key is empty: receipts stay unsigned")
     require_key(key)
     if not shutil.which("ssh-keygen"):
         raise RunError("receipt.key: ssh-keygen is not installed; it is part of OpenSSH (apt install openssh-client)")
-    return Found(State.OK, f"{key}, with ssh-keygen")
+    return Found(OK, f"{key}, with ssh-keygen")

@@ -13,7 +13,7 @@ from ...base.shape import plain
 from ...config.settings import Settings
 from ...core.errors import RunError, of_system
 from . import checks, hardware, packages
-from .found import Context, Found, State
+from .found import FAULT, WARNING, Context, Found
 
 
 @dataclass(frozen=True)
@@ -57,42 +57,37 @@ class Row:
 
     def lines(self) -> list[str]:
         """In words: what was seen, and the fix where there is one."""
-        head = f"{self.found.state.value:8} {self.area:11} {self.name:10} "
+        head = f"{self.found.state:8} {self.area:11} {self.name:10} "
         said = [" ".join(text.split()) for text in (self.found.seen, self.found.fix)]
         return [plain(line) for line in (head + said[0], " " * len(head) + said[1]) if line.strip()]
 
     def stated(self) -> dict[str, Any]:
         """JSON-compatible."""
-        return {"area": self.area, "name": self.name, **asdict(self.found), "state": self.found.state.value}
+        return {"area": self.area, "name": self.name, **asdict(self.found)}
 
 
-def examine(project: Project, settings: Settings, rows: tuple[Check, ...] = CHECKS) -> Iterator[Row]:
+def examine(project: Project, settings: Settings) -> Iterator[Row]:
     """Walk the checklist; each row as soon as it is known."""
     context = Context(project, settings)
-    for check in rows:
-        yield Row(check.area, check.name, _look(check, context))
+    for check in CHECKS:
+        yield Row(check.area, check.name, seen(check, context))
 
 
-def _look(check: Check, context: Context) -> Found:
+def seen(check: Check, context: Context) -> Found:
+    """What one check finds; a refusal, or what cannot be read or loaded, is a fault."""
     try:
         return check.look(context)
     except RunError as failure:
-        return Found(State.FAULT, str(failure))
+        return Found(FAULT, str(failure))
     except OSError as error:
-        return Found(State.FAULT, str(of_system(error) or error))
+        return Found(FAULT, str(of_system(error) or error))
     except ImportError as error:
-        return Found(State.FAULT, f"a package cannot be loaded: {error}", "make setup installs what the locks say")
+        return Found(FAULT, f"a package cannot be loaded: {error}", "make setup installs what the locks say")
 
 
-def summary(rows: list[Row]) -> str:
-    """One sentence on all rows."""
-    counted = {state: sum(row.found.state is state for row in rows) for state in State}
-    if counted[State.FAULT]:
-        return f"{counted[State.FAULT]} of {len(rows)} checks found a fault: a run here may fail, or not be repeated"
-    more = f"; {counted[State.WARNING]} to know of" if counted[State.WARNING] else ""
-    return f"{len(rows)} checks, no fault{more}"
-
-
-def healthy(rows: list[Row]) -> bool:
-    """Whether no check found a fault."""
-    return all(row.found.state is not State.FAULT for row in rows)
+def summary(rows: list[Row]) -> tuple[bool, str]:
+    """Whether no check found a fault, and one sentence on all rows."""
+    faults, warnings = (sum(row.found.state is state for row in rows) for state in (FAULT, WARNING))
+    if faults:
+        return False, f"{faults} of {len(rows)} checks found a fault: a run here may fail, or not be repeated"
+    return True, f"{len(rows)} checks, no fault" + (f"; {warnings} to know of" if warnings else "")

@@ -7,10 +7,13 @@ from ...base.project import Project
 from ...config.settings import Settings
 
 
-class State(enum.Enum):
+class State(enum.StrEnum):
     """The outcome of a check; UNKNOWN where this machine does not tell."""
 
     OK, WARNING, FAULT, UNKNOWN = "ok", "warning", "FAULT", "unknown"
+
+
+OK, WARNING, FAULT, UNKNOWN = State
 
 
 @dataclass(frozen=True)

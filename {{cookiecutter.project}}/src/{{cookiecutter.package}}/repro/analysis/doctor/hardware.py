@@ -11,7 +11,7 @@ from pathlib import Path
 from ...base.git import git_text
 from ...base.text import some
 from ...core.errors import RunError
-from .found import Context, Found, State
+from .found import FAULT, OK, UNKNOWN, WARNING, Context, Found
 
 SPACE = 2**30  # bytes that a run should find free
 APART = 2.0  # seconds between two clocks of one machine that no run minds
@@ -26,23 +26,16 @@ def gpu(context: Context) -> Found:
     there, wanted = bool(list(Path("/dev").glob("nvidia[0-9]*"))), context.settings.device
     if not torch.cuda.is_available():
         if wanted == "cuda":
-            return Found(
-                State.FAULT, "device is cuda, and torch finds no GPU", "make setup DEVICE=cuda, or device: auto"
-            )
+            return Found(FAULT, "device is cuda, and torch finds no GPU", "make setup DEVICE=cuda, or device: auto")
         if there:
-            return Found(State.WARNING, "a GPU that this torch cannot use", "make setup DEVICE=cuda")
-        return Found(State.OK, "none")
-    shown = _said(context, "nvidia-smi", f"--query-gpu={ECC}", "--format=csv,noheader")
+            return Found(WARNING, "a GPU that this torch cannot use", "make setup DEVICE=cuda")
+        return Found(OK, "none")
+    shown = ""
+    with suppress(FileNotFoundError):  # it is not installed
+        words = "nvidia-smi", f"--query-gpu={ECC}", "--format=csv,noheader"
+        shown = subprocess.run(words, cwd=context.project.root, capture_output=True, text=True).stdout
     rows = [line.split(", ") for line in shown.splitlines() if line.count(", ") == 2]
-    return _ecc(rows) if rows else Found(State.UNKNOWN, "nvidia-smi does not tell the driver")
-
-
-def _said(context: Context, *words: str) -> str:
-    """The output of a program; nothing where it is not installed."""
-    try:
-        return subprocess.run(words, cwd=context.project.root, capture_output=True, text=True).stdout
-    except FileNotFoundError:
-        return ""
+    return _ecc(rows) if rows else Found(UNKNOWN, "nvidia-smi does not tell the driver")
 
 
 def _ecc(rows: list[list[str]]) -> Found:
@@ -50,26 +43,24 @@ def _ecc(rows: list[list[str]]) -> Found:
     drivers = some(sorted({driver for driver, *_ in rows}))
     if broken := [number for number, (*_, errors) in enumerate(rows) if errors.isdecimal() and int(errors)]:
         seen = f"GPU {some(list(map(str, broken)))}: uncorrected memory errors since the start; driver {drivers}"
-        return Found(State.FAULT, seen, "take it out of use: a wrong bit of its memory reaches the weights")
+        return Found(FAULT, seen, "take it out of use: a wrong bit of its memory reaches the weights")
     if off := [number for number, (_, mode, _) in enumerate(rows) if mode == "Disabled"]:
         seen = f"driver {drivers}; ECC is off on GPU {some(list(map(str, off)))}"
-        return Found(State.WARNING, seen, "nvidia-smi --ecc-config=1, or set integrity.recompute_every")
-    return Found(State.OK, f"{len(rows)}, driver {drivers}")
+        return Found(WARNING, seen, "nvidia-smi --ecc-config=1, or set integrity.recompute_every")
+    return Found(OK, f"{len(rows)}, driver {drivers}")
 
 
 def memory(context: Context) -> Found:
     """Errors of this machine's memory, as far as the kernel counts them."""
     counts = {kind: list(EDAC.glob(f"mc*/{kind}_count")) for kind in ("ue", "ce")}
     if not counts["ue"]:
-        return Found(State.UNKNOWN, "the kernel counts no memory errors here (no EDAC)")
+        return Found(UNKNOWN, "the kernel counts no memory errors here (no EDAC)")
     wrong, mended = (sum(int(path.read_text()) for path in counts[kind]) for kind in ("ue", "ce"))
     if wrong:
-        return Found(
-            State.FAULT, f"{wrong} uncorrected errors since the start", "replace the module; runs may be wrong"
-        )
+        return Found(FAULT, f"{wrong} uncorrected errors since the start", "replace the module; runs may be wrong")
     if mended:
-        return Found(State.WARNING, f"{mended} corrected errors since the start", "watch whether they grow")
-    return Found(State.OK, "no errors since the start")
+        return Found(WARNING, f"{mended} corrected errors since the start", "watch whether they grow")
+    return Found(OK, "no errors since the start")
 
 
 def disk(context: Context) -> Found:
@@ -77,11 +68,11 @@ def disk(context: Context) -> Found:
     root = context.project.root
     free = shutil.disk_usage(root).free
     if not os.access(root, os.W_OK):
-        return Found(State.FAULT, f"{root}: not writable", "change its owner or mode, or name another place with --out")
+        return Found(FAULT, f"{root}: not writable", "change its owner or mode, or name another place with --out")
     if free < SPACE:
         fix = "free some: checkpoints, weights and the trace are written here"
-        return Found(State.FAULT, f"{free / 2**20:.0f} MiB free, {SPACE / 2**20:.0f} wanted", fix)
-    return Found(State.OK, f"{free / 2**30:.0f} GiB free")
+        return Found(FAULT, f"{free / 2**20:.0f} MiB free, {SPACE / 2**20:.0f} wanted", fix)
+    return Found(OK, f"{free / 2**30:.0f} GiB free")
 
 
 def clock(context: Context) -> Found:
@@ -91,10 +82,10 @@ def clock(context: Context) -> Found:
         ahead = os.fstat(file.fileno()).st_mtime - now
     if abs(ahead) > APART:
         seen = f"the clock of the file system is {ahead:+.0f} s from this machine's"
-        return Found(State.WARNING, seen, "data.check: every_byte does not rely on dates; or set the clocks (NTP)")
+        return Found(WARNING, seen, "data.check: every_byte does not rely on dates; or set the clocks (NTP)")
     shown = ""
     with suppress(RunError):  # no repository, or no commit
         shown = git_text(context.project.root, "log", "-1", "--format=%ct")
     if shown.isdecimal() and int(shown) > now + 60:
-        return Found(State.FAULT, f"the last commit is {int(shown) - now:.0f} s in the future", "set the clock (NTP)")
-    return Found(State.OK, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now)))
+        return Found(FAULT, f"the last commit is {int(shown) - now:.0f} s in the future", "set the clock (NTP)")
+    return Found(OK, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...address.locks import LOCKS, PATHFINDERS, locks_here, packages, pins_of
 from ...base.text import some
-from .found import Context, Found, State
+from .found import FAULT, OK, UNKNOWN, Context, Found
 
 
 def _wanted(context: Context) -> dict[str, str]:
@@ -24,13 +24,13 @@ def installed(context: Context) -> Found:
     here, wanted = packages(), _wanted(context)
     if not wanted:
         seen = f"torch {here['torch'][0] if 'torch' in here else 'missing'}, and no lock has that"
-        return Found(State.FAULT, seen, "make setup makes an environment from the locks")
+        return Found(FAULT, seen, "make setup makes an environment from the locks")
     missing = [name for name in wanted if name not in here]
     other = [f"{n} {here[n][0]}, {v} locked" for n, v in wanted.items() if n in here and here[n][0] != v]
     if missing or other:
         seen = "; ".join(filter(None, [f"missing: {some(missing)}" if missing else "", some(other)]))
-        return Found(State.FAULT, seen, "make setup installs what the locks say")
-    return Found(State.OK, f"{len(wanted)} packages in their locked versions")
+        return Found(FAULT, seen, "make setup installs what the locks say")
+    return Found(OK, f"{len(wanted)} packages in their locked versions")
 
 
 def package_files(context: Context) -> Found:
@@ -41,7 +41,7 @@ def package_files(context: Context) -> Found:
     here, wanted = packages(), _wanted(context)
     files = [each for name in wanted if name in here for each in _recorded(here[name][1])]
     if not files:
-        return Found(State.UNKNOWN, "no package of the locks is here", "make setup makes an environment from the locks")
+        return Found(UNKNOWN, "no package of the locks is here", "make setup makes an environment from the locks")
     brought = {site / name for site, name, _ in files}
     added = [
         path.name
@@ -51,12 +51,12 @@ def package_files(context: Context) -> Found:
     ]
     if added:
         seen = f"added: {some(added)}, which Python runs when it starts"
-        return Found(State.FAULT, seen, "remove it, or add its package to pyproject.toml and run make lock")
+        return Found(FAULT, seen, "remove it, or add its package to pyproject.toml and run make lock")
     with ThreadPoolExecutor(2 * len(os.sched_getaffinity(0))) as pool:
         altered = sorted(filter(None, pool.map(_altered, files)))
     if altered:
-        return Found(State.FAULT, f"altered: {some(altered)}", "rm -r .venv && make setup; a run would not notice it")
-    return Found(State.OK, f"{len(files)} files are as their packages brought them")
+        return Found(FAULT, f"altered: {some(altered)}", "rm -r .venv && make setup; a run would not notice it")
+    return Found(OK, f"{len(files)} files are as their packages brought them")
 
 
 def _recorded(info: Path) -> Iterator[tuple[Path, str, str]]:

@@ -1,24 +1,15 @@
 """Whether runs have equal bits, as far as what they left can tell."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...base.text import differences, some
 from ...record.classes import promises
 from ...record.view import RunView
 from .. import diff
-from ..diff import DIFFERENT, EQUAL, SO_FAR, UNKNOWN
+from ..diff import DIFFERENT, EQUAL, SO_FAR, UNKNOWN, Verdict
 
 WORST = (DIFFERENT, UNKNOWN, SO_FAR, EQUAL)  # which word stands for several
 ALTERED = "a record is not as its receipt states"
-
-
-@dataclass(frozen=True)
-class Bits:
-    """A verdict on runs, in a word and a sentence."""
-
-    word: str
-    sentence: str
 
 
 def judge(runs: Sequence[RunView]) -> tuple[str, list[str]]:
@@ -30,7 +21,7 @@ def judge(runs: Sequence[RunView]) -> tuple[str, list[str]]:
     for run in runs:
         groups.setdefault(run.address.get("address") or f"unknown, of {run.name}", []).append(run)
     found = [compared(first, other) for first, *others in groups.values() for other in others]
-    sentences = [bits.sentence for bits in found]
+    sentences = [verdict.said for verdict in found]
     if len(runs) == 1:
         sentences.append("There is no second run to compare its bits with.")
     elif len(groups) > 1:
@@ -38,23 +29,18 @@ def judge(runs: Sequence[RunView]) -> tuple[str, list[str]]:
         sentences.append(f"They have {len(groups)} content addresses; bits of different addresses are not comparable.")
         if alone and found:
             sentences.append(f"Alone with its content address: {some(alone)}.")
-    return next((word for word in WORST if any(bits.word == word for bits in found)), ""), sentences
+    return next((word for word in WORST if any(verdict.word == word for verdict in found)), ""), sentences
 
 
-def compared(one: RunView, other: RunView) -> Bits:
-    """The verdict of `repro diff` on two runs of one content address, and what the contract says of it."""
+def compared(one: RunView, other: RunView) -> Verdict:
+    """The verdict of `repro diff` on two runs of one content address, with their names and what the contract says."""
     both = f"{one.name} and {other.name}"
     if one.doubts or other.doubts or not (one.is_comparable and other.is_comparable):
         why = ALTERED if one.doubts or other.doubts else "a trace or a receipt of both is wanted"
-        return Bits(UNKNOWN, f"{both} cannot be compared: {why}.")
+        return Verdict(UNKNOWN, f"{both} cannot be compared: {why}.")
     found = diff.verdict(one, other)
     why = f" {_why(one, other)}" if found.word == DIFFERENT else ""
-    return Bits(found.word, f"{both} {found.said}.{why}")
-
-
-def first_place(one: RunView, other: RunView) -> diff.Place | None:
-    """The first difference of two traces; None where there is none, or a run has no trace."""
-    return diff.first_place(one, other) if one.is_comparable and other.is_comparable else None
+    return Verdict(found.word, f"{both} {found.said}.{why}")
 
 
 def _why(one: RunView, other: RunView) -> str:

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from ...base.text import short
 from ...record.view import Curve, Rank, RunView
-from ..statistics import Numbers
-from . import bits, measured, plots
-from .plots import Bar, Line, Pen
+from .. import diff
+from . import measured, plots
+from .plots import Bar, Pen
 from .svg import Picture
 
 MOST = 60  # pictures of metrics
@@ -38,7 +39,7 @@ def curves(
         having = [(run, pen) for run, pen in zip(runs, pens, strict=True) if name in run.curves]
         bands = measured.bands(noise, name)
         alt = f"{name} over steps. " + " ".join(_range(run, run.curves[name]) for run, _ in having)
-        image = plots.lines([Line(run.curves[name], pen) for run, pen in having], steps_of(runs), bands)
+        image = plots.lines([(run.curves[name], pen) for run, pen in having], steps_of(runs), bands)
         floor = [
             f"{each.name} ({edge}) {each.low:.4g} to {each.high:.4g}" for each, edge in zip(bands, EDGES, strict=False)
         ]
@@ -83,14 +84,10 @@ def gaps(run: RunView, name: str) -> str:
     return f"{run.name}: {'; '.join(found)}: gaps in its line." if found else ""
 
 
-def _phases(ranks: Sequence[Rank]) -> list[str]:
-    return [*dict.fromkeys(phase for rank in ranks for phase in rank.seconds)]
-
-
 def times(runs: Sequence[RunView]) -> dict[str, Any]:
     """For each run, how long each phase took on each rank, as a map and in numbers."""
     found, rows = [], []
-    phases = _phases([rank for run in runs for rank in run.ranks])
+    phases = [*dict.fromkeys(phase for run in runs for rank in run.ranks for phase in rank.seconds)]
     for run in [run for run in runs if run.ranks]:
         medians = {rank.number: [_median(rank, phase) for phase in phases] for rank in run.ranks}
         message = "; ".join(f"rank {name}: {', '.join(_named(phases, of))}" for name, of in [*medians.items()][:FOLDED])
@@ -124,7 +121,7 @@ def memory(runs: Sequence[RunView]) -> dict[str, Any]:
     if len(known) < 2:
         return {"pictures": [], "sentence": f"{said[0]}, on the rank that held most." if said else ""}
     unit = 2**30 if max(held for _, held in known) >= 2**30 else 2**20
-    rows = [Bar(measured.short(name), held / unit, held / unit, held / unit) for name, held in known]
+    rows = [Bar(short(name, measured.LONGEST), held / unit, held / unit, held / unit) for name, held in known]
     image = plots.bars(rows, "GiB" if unit == 2**30 else "MiB")
     picture = Picture(image, "On the rank that held most", "", f"Peak memory. {'; '.join(said)}")
     return {"pictures": [picture], "sentence": ""}
@@ -137,27 +134,30 @@ def parting(runs: Sequence[RunView], pens: Sequence[Pen]) -> dict[str, Any]:
         first = next((each for each in runs[:number] if _as_long(each, run)), None)
         if first is None:
             continue
-        apart = np.abs(_loss(run).values - _loss(first).values)
-        place = bits.first_place(first, run)
-        differing = np.flatnonzero((apart != 0) & ~_both_nan(run, first))
+        one, other = _loss(first), _loss(run)
+        apart = np.abs(other.values - one.values)
+        known = apart[np.isfinite(apart)]
+        place = diff.first_place(first, run) if first.is_comparable and run.is_comparable else None
+        differing = np.flatnonzero((apart != 0) & ~(np.isnan(one.values) & np.isnan(other.values)))
         if place is None and not len(differing):
             continue
-        step = place.step if place else int(_loss(run).steps[differing[0]])
+        step = place.step if place else int(other.steps[differing[0]])
         where = str(place) if place else f"step {step}, loss (no trace of both tells more)"
-        rows.append([run.name, first.name, where, *(_said(apart, of) for of in (np.nanmax, _last))])
+        distances = [f"{known.max():.3g}", f"{known[-1]:.3g}"] if len(known) else ["not finite"] * 2
+        rows.append([run.name, first.name, where, *distances])
         marks.append((float(step), pens[number]))
-        if (np.isfinite(apart) & (apart > 0)).any():
-            lines.append((run.name, Line(Curve(_loss(run).steps, np.where(apart > 0, apart, np.nan)), pens[number])))
+        if (known > 0).any():
+            lines.append((run.name, Curve(other.steps, np.where(apart > 0, apart, np.nan)), pens[number]))
     pictures = []
     if lines:
-        image = plots.lines([line for _, line in lines], steps_of(runs), marks=marks, logarithmic=True)
+        image = plots.lines([(curve, pen) for _, curve, pen in lines], steps_of(runs), marks=marks, logarithmic=True)
         note = "A vertical line marks the first difference. Where two losses are equal, nothing is drawn."
         alt = "Distance of the losses over steps. " + " ".join(
             f"{run} and {first} part at {where}; the largest distance is {largest}."
             for run, first, where, largest, _ in rows
         )
         pictures.append(Picture(image, "Distance of the losses, |difference|", note, alt))
-    return {"pictures": pictures, "lines": [(name, line.pen) for name, line in lines], "rows": rows}
+    return {"pictures": pictures, "lines": [(name, pen) for name, _, pen in lines], "rows": rows}
 
 
 def _loss(run: RunView) -> Curve:
@@ -167,16 +167,3 @@ def _loss(run: RunView) -> Curve:
 
 def _as_long(one: RunView, other: RunView) -> bool:
     return bool(one.curves and other.curves) and np.array_equal(_loss(one).steps, _loss(other).steps)
-
-
-def _both_nan(one: RunView, other: RunView) -> Any:
-    return np.isnan(_loss(one).values) & np.isnan(_loss(other).values)
-
-
-def _last(values: Numbers) -> float:
-    return float(values[-1])
-
-
-def _said(apart: Numbers, of: Any) -> str:
-    known = apart[np.isfinite(apart)]
-    return f"{of(known):.3g}" if len(known) else "not finite"

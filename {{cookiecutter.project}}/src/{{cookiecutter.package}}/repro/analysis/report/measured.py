@@ -2,13 +2,13 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ...base.files import read_json
 from ...base.forms import ABSENT, Form, NotFinite
-from ...base.shape import plain
+from ...base.text import short
 from . import plots, public
 from .plots import Band, Bar
 from .svg import Picture
@@ -110,7 +110,7 @@ def noise_floor(noise: Mapping[str, Any] | None, drawn: Iterable[str]) -> dict[s
     if not noise:
         return None
     rows = [
-        [metric, group, *(_plainly(of[name]) for name in ("mean", "deviation")), _values(of)]
+        [metric, group, *(_said(of[name], "{:.4g}".format) for name in ("mean", "deviation")), _values(of)]
         for group, held in noise["groups"].items()
         for metric, of in held["metrics"].items()
     ]
@@ -119,8 +119,8 @@ def noise_floor(noise: Mapping[str, Any] | None, drawn: Iterable[str]) -> dict[s
     return {"verdicts": [*map(public.words, verdicts)], "rows": rows, "left": left}
 
 
-def _plainly(held: Any) -> str:
-    return f"{number(held):.4g}" if math.isfinite(number(held)) else "unknown"
+def _said(held: Any, write: Callable[[float], str]) -> str:
+    return write(number(held)) if math.isfinite(number(held)) else "unknown"
 
 
 def _values(of: Mapping[str, Any]) -> str:
@@ -138,9 +138,9 @@ def costs(cost: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if not cost:
         return None
     pictures, tables = [], {}
-    for quantity, unit in (("seconds", _seconds), ("memory", size)):
+    for quantity, unit in (("seconds", plots.duration), ("memory", size)):
         rows = [(row["flag"], row[quantity]) for row in cost["rows"] if row.get(quantity)]
-        drawn = [Bar(short(name), *ends, of["differs_from_zero"]) for name, of in rows if (ends := _ends(of))]
+        drawn = [Bar(short(name, LONGEST), *ends, of["differs_from_zero"]) for name, of in rows if (ends := _ends(of))]
         if drawn:
             alt = f"Cost of each flag in {quantity}: " + "; ".join(f"{bar.name} {bar.value:+.3g} %" for bar in drawn)
             note = "The thin line is the interval." + ("" if all(bar.sure for bar in drawn) else HOLLOW)
@@ -149,8 +149,8 @@ def costs(cost: Mapping[str, Any] | None) -> dict[str, Any] | None:
         tables[quantity] = [
             [
                 name,
-                *(unit(of[part]) for part in SIDES),
-                *(_percent(of[part]) for part in ENDS),
+                *(_said(of[part], unit) for part in SIDES),
+                *(_said(of[part], "{:+.3g} %".format) for part in ENDS),
                 SURE[of["differs_from_zero"]],
             ]
             for name, of in rows
@@ -169,25 +169,8 @@ def _ends(of: Mapping[str, Any]) -> tuple[float, float, float] | None:
     return value, low if abs(low) < plots.LARGEST else value, high if abs(high) < plots.LARGEST else value
 
 
-def short(name: str) -> str:
-    """A name that fits beside a bar."""
-    text = plain(name)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
-
-
-def _percent(held: Any) -> str:
-    return f"{number(held):+.3g} %" if math.isfinite(number(held)) else "unknown"
-
-
-def _seconds(held: Any) -> str:
-    return plots.duration(number(held)) if math.isfinite(number(held)) else "unknown"
-
-
-def size(held: Any) -> str:
+def size(amount: float) -> str:
     """Bytes in a unit that fits."""
-    amount = number(held)
-    if not math.isfinite(amount):
-        return "unknown"
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(amount) >= factor:
             return f"{amount / factor:.3g} {unit}" if abs(amount) < 1000 * factor else f"{amount / factor:.0f} {unit}"

@@ -39,14 +39,6 @@ class Pen:
 
 
 @dataclass(frozen=True)
-class Line:
-    """A curve and its pen."""
-
-    curve: Curve
-    pen: Pen
-
-
-@dataclass(frozen=True)
 class Band:
     """A noise floor: from `low` to `high` over all steps."""
 
@@ -86,10 +78,10 @@ class Thin:
     high: Numbers
 
 
-def thinned(curve: Curve, most: int = STRETCHES) -> Thin:
-    """A curve in at most so many stretches; where it has no more points than that, each is one."""
+def thinned(curve: Curve) -> Thin:
+    """A curve in at most `STRETCHES`; where it has no more points than that, each is one."""
     count = len(curve.steps)
-    starts = np.linspace(0, count, min(most, count), endpoint=False).astype(int)
+    starts = np.linspace(0, count, min(STRETCHES, count), endpoint=False).astype(int)
     known = np.isfinite(curve.values)
     counts = np.add.reduceat(known, starts, dtype=int) if count else starts
     parts = []
@@ -100,7 +92,7 @@ def thinned(curve: Curve, most: int = STRETCHES) -> Thin:
 
 
 def lines(
-    curves: Sequence[Line],
+    curves: Sequence[tuple[Curve, Pen]],
     steps: float,
     bands: Sequence[Band] = (),
     marks: Sequence[tuple[float, Pen]] = (),
@@ -115,15 +107,13 @@ def lines(
             dash = (0, DASHES[number + 1])
             for edge in (band.low, band.high):
                 axes.axhline(edge, color=INK, alpha=0.45, linewidth=0.6, linestyle=dash)
-        for each in curves:
-            thin = thinned(Curve(each.curve.steps, drawable(each.curve.values)))
+        for curve, its in curves:
+            thin = thinned(Curve(curve.steps, drawable(curve.values)))
             marker = "o" if np.isfinite(thin.mean).sum() <= 30 else ""
-            if len(thin.steps) < len(each.curve.steps):
-                axes.fill_between(thin.steps, thin.low, thin.high, color=each.pen.colour, alpha=0.18, linewidth=0)
-            (line,) = axes.plot(thin.steps, thin.mean, color=each.pen.colour, linewidth=each.pen.width)
-            line.set_linestyle((0, each.pen.dash) if each.pen.dash else "-")
-            line.set_marker(marker)
-            line.set_markersize(2.6)
+            if len(thin.steps) < len(curve.steps):
+                axes.fill_between(thin.steps, thin.low, thin.high, color=its.colour, alpha=0.18, linewidth=0)
+            (line,) = axes.plot(thin.steps, thin.mean, color=its.colour, linewidth=its.width)
+            line.set(linestyle=(0, its.dash) if its.dash else "-", marker=marker, markersize=2.6)
         if logarithmic:
             _logarithmic(axes)
         for step, mark in marks:
