@@ -314,10 +314,10 @@ def test_command_lists_all_and_ends_with_one_at_a_fault(prepared: Path, monkeypa
     faults = [row for row in rows if row["state"] == "FAULT"]
     assert (done.returncode, faults, done.stderr) == (0, [], "")
     monkeypatch.chdir(PROJECT)
-    told = verb("doctor", *sets, "--set", "data.sha256=" + "0" * 64)
-    lines = told.output.splitlines()
+    done = verb("doctor", *sets, "--set", "data.sha256=" + "0" * 64)
+    lines = done.output.splitlines()
     faults = [line.split()[1:3] for line in lines if line.startswith("FAULT")]
-    assert told.exit_code == 1 and faults == [["data", "dataset"], ["data", "prepared"]], told.output
+    assert done.exit_code == 1 and faults == [["data", "dataset"], ["data", "prepared"]], done.output
     assert lines[-1].startswith("2 of 18 checks found a fault")
 
 

@@ -483,14 +483,14 @@ def test_command_tells_by_its_exit_code(case: Case):
     assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 2)
     flip_one_bit(case.run / "model.safetensors")
     case.finished(METRICS)
-    told = case.command()
-    assert told.exit_code == 1 and "DIFFERS: weights" in told.stdout and len(told.stdout.splitlines()) == 3
-    told = case.command("--set", "seed=1")
-    assert told.exit_code == 1 and told.stdout.startswith("STALE: ") and "(seed: 0 then, 1 now)" in told.stdout
+    done = case.command()
+    assert done.exit_code == 1 and "DIFFERS: weights" in done.stdout and len(done.stdout.splitlines()) == 3
+    done = case.command("--set", "seed=1")
+    assert done.exit_code == 1 and done.stdout.startswith("STALE: ") and "(seed: 0 then, 1 now)" in done.stdout
     shutil.rmtree(case.run)
-    told = case.command()
-    assert (told.exit_code, told.stdout, len(told.stderr.splitlines())) == (2, "", 1)
-    assert told.stderr.startswith(f"{case.run}: missing; the receipt of a finished run is wanted. Train again: ")
+    done = case.command()
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert done.stderr.startswith(f"{case.run}: missing; the receipt of a finished run is wanted. Train again: ")
 
 
 # ---- accept
