@@ -105,10 +105,13 @@ def test_sigterm_saves_that_very_step_and_ends_with_143(
 
 
 @pytest.mark.long
-def test_torchrun_that_is_ended_takes_its_ranks_along_and_they_save(start: Start, finish: Finish):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_torchrun_that_is_ended_takes_its_ranks_along_and_they_save(
+    number: signal.Signals, start: Start, finish: Finish
+):
     victim = start("checkpoint.every=1000", ranks=2, restarts=0)
     assert victim.until(lambda: victim.rows() >= 5)
-    victim.process.send_signal(signal.SIGKILL)
+    victim.process.send_signal(number)
     assert victim.end() != 0
     victim.wait_for_ranks()
     assert victim.rows() < STEPS
