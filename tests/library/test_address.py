@@ -293,6 +293,13 @@ def test_folder_that_is_a_link_is_refused(renamed: Project, tmp_path: Path):
         code(renamed)
 
 
+def test_link_that_leads_nowhere_or_in_a_circle_is_no_file(renamed: Project):
+    before = code(renamed)
+    (renamed.package / "nowhere.py").symlink_to("gone.py")
+    (renamed.package / "circle.py").symlink_to("circle.py")
+    assert code(renamed) == before
+
+
 def test_file_that_is_a_link_counts_with_its_content(renamed: Project, tmp_path: Path):
     (tmp_path / "losses.py").write_text("one")
     (renamed.package / "losses.py").symlink_to(tmp_path / "losses.py")
@@ -373,7 +380,7 @@ def test_locks_of_cpu_and_cuda_give_one_address(locked: Project):
 @pytest.mark.parametrize("name", ["train-cpu.txt", "torch-cpu.txt"])
 def test_device_with_half_of_its_locks_is_refused(locked: Project, name: str):
     (locked.root / "requirements" / name).unlink()
-    with pytest.raises(UserError, match=f"requirements/{name}: not seen, but the other lock of its device"):
+    with pytest.raises(UserError, match=f"requirements/{name}: missing, and the other lock of this device is there"):
         pinned(locked)
 
 

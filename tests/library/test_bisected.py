@@ -39,7 +39,7 @@ ZEROS = "0" * 64
 
 @dataclass
 class Bisect:
-    """Bisects with forked trainings, which are kept for all tests; what the last one told, and how many it trained."""
+    """Bisects with forked trainings, which are kept for all tests; what the last one reported, and how many it trained."""
 
     folder: Path
     common: tuple[str, ...]
@@ -102,7 +102,7 @@ def test_one_cause_among_innocent_differences_is_named(bisect: Bisect):
 
 @pytest.fixture
 def answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Answer, list[str]]]:
-    """A function that bisects without trainings, and gives the answer and what was told.
+    """A function that bisects without trainings, and gives the answer and its messages.
 
     An oracle says of what a trial would train with whether it comes out as B; both outcomes are runs made by hand.
     """

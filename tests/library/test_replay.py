@@ -84,7 +84,7 @@ def test_library_is_that_of_the_commit_or_this_one_where_core_is_that_of_the_run
     assert not tree.library.exists()
     assert replay_module._with_library(OURS, tmp_path, run | {"parts": {"core": core}}) == tree
     assert library(tree).core == core
-    assert replay_module._with_library(OURS, tmp_path, {}) == tree  # which the commit holds, so that nothing is asked
+    assert replay_module._with_library(OURS, tmp_path, {}) == tree  # the commit holds it, whatever core the run had
 
 
 @pytest.mark.long

@@ -116,7 +116,7 @@ class Case:
         return [verdict.holds for verdict in verdicts], "\n".join(verdict.sentence for verdict in verdicts)
 
     def command(self, *arguments: str) -> Result:
-        """`repro check`, asked in this process, which is in the project."""
+        """`repro check`, run in this process, which is in the project."""
         return verb("check", self.run, *arguments, project=self.project)
 
 

@@ -58,7 +58,9 @@ def _locked(root: Path) -> dict[str, str]:
             f"{root / LOCKS}: no lock seen, {', '.join(TRAIN)} wanted. Restore them from git, or: make lock"
         )
     if gone := [path for device in sets for path in paths[device] if path not in here[device]]:
-        raise UserError(f"{gone[0]}: not seen, but the other lock of its device. Restore it from git, or: make lock")
+        raise UserError(
+            f"{gone[0]}: missing, and the other lock of this device is there. Restore it from git, or: make lock"
+        )
     first, *others = sets.values()
     common = {name: version for name, version in first.items() if all(name in other for other in others)}
     if apart := [name for name, version in common.items() if any(other[name] != version for other in others)]:

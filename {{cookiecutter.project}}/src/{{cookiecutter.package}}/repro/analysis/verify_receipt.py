@@ -5,10 +5,10 @@ from pathlib import Path
 from ..address.judged import judged
 from ..base.project import Project
 from ..core.errors import RunError
-from ..record.names import CURVES, METRIC_ROWS, PATCH, STEP_ROWS, TENSOR_ROWS
+from ..record.names import CURVES, METRIC_ROWS, PATCH, TENSOR_ROWS
 from ..record.receipt import Receipt, read
 from ..record.signature import standing
-from ..record.view import FILES, is_stated
+from ..record.view import is_stated, stated_files
 
 DERIVED = "address, environment and class follow from their preimages"
 UNSTATED = METRIC_ROWS, CURVES, TENSOR_ROWS
@@ -28,11 +28,6 @@ def report(project: Project, path: Path, signers: Path | None) -> list[str]:
     itself = f"receipt {receipt.name}: consistent in itself: {DERIVED}"
     signed = standing(receipt.path, signers)
     return [itself, *judged(project, receipt.stated.get("library")), *_beside(receipt), signed]
-
-
-def stated_files(receipt: Receipt) -> list[str]:
-    """The files of which a receipt states something: a run without a trace has none of that."""
-    return [name for name in FILES if name != STEP_ROWS or receipt.stated["trace"]]
 
 
 def _beside(receipt: Receipt) -> list[str]:

@@ -36,10 +36,10 @@ class Replicas(Observer):
 
 
 class Stop(Observer):
-    """Ends the run after the step under way, once its state is saved, if SIGTERM came since this was made.
+    """Notes SIGTERM. The run then ends after the step under way, once its state is saved.
 
     Attributes:
-        came: whether it came, or somebody has asked for the same.
+        came: whether it came, or a caller has requested the same end.
     """
 
     name = "stop"
@@ -57,5 +57,5 @@ class Stop(Observer):
         return Ballot(stop=self.came)
 
     def restore(self) -> None:
-        """From here on it does what it did before."""
+        """Give SIGTERM back to the handler that it had before."""
         signal.signal(signal.SIGTERM, self._before)

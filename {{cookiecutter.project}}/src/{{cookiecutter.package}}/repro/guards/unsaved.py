@@ -28,7 +28,7 @@ class UnsavedState(Observer):
         self._looks = 0
 
     def end_step(self, view: View, sums: Sequence[int], own: Sequence[float]) -> None:
-        """Tell what changed in the second step."""
+        """Report what changed in the second step."""
         self._looks += 1
         if self._looks > 2:
             return

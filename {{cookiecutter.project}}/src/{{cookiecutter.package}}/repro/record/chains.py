@@ -1,4 +1,4 @@
-"""Chains of rows as they are read: whole ones, the hash of one, and where two part. No run needs this."""
+"""Reading of chains: their rows, the hash of all rows, and the first row in which two differ. No run needs this."""
 
 import hashlib
 from bisect import bisect_left
@@ -11,7 +11,7 @@ from .chain import LINK
 
 
 def rows(path: Path, fields: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """The whole rows of a chain, memory-mapped: `fields` and their `link`."""
+    """The complete rows of a chain, memory-mapped: `fields` and their `link`."""
     row = np.dtype([*((name, fields[name]) for name in fields.names or ()), ("link", f"V{LINK}")])
     count = path.stat().st_size // row.itemsize
     return np.memmap(path, row, "r", shape=(count,)) if count else np.empty(0, row)

@@ -29,9 +29,8 @@ def described(environment: Mapping[str, Any], plain: bool, before: Sequence[Mapp
 
 
 def environments(stated: Mapping[str, Any]) -> tuple[str, ...]:
-    """Digests of the numeric environments that a run has been in, as a record states them; the last one last."""
-    whole = (*stated.get("before", ()), stated["preimage"])
-    return tuple(dict.fromkeys(map(digest, whole)))
+    """Digests of the numeric environments that a run has been in, as a record states them; the present one is the last."""
+    return tuple(dict.fromkeys(map(digest, (*stated.get("before", ()), stated["preimage"]))))
 
 
 def class_of(environment: Mapping[str, Any], plain: bool, arithmetic: str = RELEASED) -> str:

@@ -47,6 +47,7 @@ class RunLock:
         Raises:
             UserError: another training holds it, or nothing can be written there.
         """
+        self._watched = None
         try:
             while not self._taken():
                 time.sleep(LOOK)

@@ -63,6 +63,11 @@ def _begun(facts: dict[str, Any]) -> dict[str, Any]:
     return {name: facts[name] for name in ("config", "code", "started")} | {"resumed": facts.get("resumed", [])}
 
 
+def stated_files(run: Receipt) -> list[str]:
+    """The files of which a receipt states something; where a run has no trace, none of that."""
+    return [name for name in FILES if name != STEP_ROWS or run.stated["trace"]]
+
+
 def is_stated(run: Receipt, name: str) -> bool:
     """Whether the file of this name beside a receipt is the one that it states; not, where there is none."""
     try:

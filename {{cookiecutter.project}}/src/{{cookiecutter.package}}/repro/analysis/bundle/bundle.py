@@ -16,9 +16,8 @@ from ...base.project import Project
 from ...core.errors import RunError, UserError
 from ...record import names
 from ...record.receipt import Receipt, read
-from ...record.view import is_stated
+from ...record.view import is_stated, stated_files
 from .. import archive
-from ..verify_receipt import stated_files
 from . import appendix, croissant
 
 # Of a run: what its receipt speaks of, except for the weights, which may be large.

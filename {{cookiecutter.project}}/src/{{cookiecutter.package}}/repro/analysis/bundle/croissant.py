@@ -1,9 +1,12 @@
 """The data of a run in Croissant 1.0, the format of MLCommons in which datasets are described: JSON-LD with digests."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...record.receipt import Receipt
+
+if TYPE_CHECKING:
+    from .bundle import About
 
 CONFORMS = "http://mlcommons.org/croissant/1.0"
 # The specification's own context: most words mean themselves in its vocabulary.
@@ -29,7 +32,7 @@ LISTING = "text/plain"
 UNKNOWN = "application/octet-stream"
 
 
-def described(run: Receipt, about: Any, folder: bool) -> dict[str, Any]:
+def described(run: Receipt, about: "About", folder: bool) -> dict[str, Any]:
     """The dataset that a run started from, and the files that it was prepared into, each with its SHA-256.
 
     `about` is what the project says of itself. The dataset is a `folder` or one file; the SHA-256 of a
