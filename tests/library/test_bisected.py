@@ -39,7 +39,7 @@ ZEROS = "0" * 64
 
 @dataclass
 class Bisect:
-    """Bisects with forked trainings, which are kept for all tests; what the last one reported, and how many it trained."""
+    """Bisects with forked trainings, which are kept for all tests; what the last reported, and how many it trained."""
 
     folder: Path
     common: tuple[str, ...]

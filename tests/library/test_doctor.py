@@ -67,7 +67,7 @@ def test_nothing_is_found_where_all_is_well(check: doctor.Check, context: Contex
     assert (found.state, found.fix) == (OK, ""), found
 
 
-# ---- planted faults: what is changed in the project, in the keys that are requested, or in this process and its machine
+# ---- planted faults: what is changed in the project, in requested keys, or in this process and its machine
 
 Plant = Callable[[Context, pytest.MonkeyPatch], Any]
 
