@@ -29,7 +29,7 @@ def described(environment: Mapping[str, Any], plain: bool, before: Sequence[Mapp
 
 
 def environments(stated: Mapping[str, Any]) -> tuple[str, ...]:
-    """Digests of the numeric environments that a run has been in, as a record states them; the present one is the last."""
+    """Digests of the numeric environments that a record states that a run has been in; the present one is last."""
     return tuple(dict.fromkeys(map(digest, (*stated.get("before", ()), stated["preimage"]))))
 
 
