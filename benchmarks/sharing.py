@@ -20,7 +20,7 @@ def ours(package: str) -> None:
     """Train as the arguments ask."""
     if several := int(os.environ.get("WORLD_SIZE", 1)) > 1:
         os.environ["LOCAL_RANK"] = "0"  # which card a rank takes
-    launch = import_module(f"{package}.repro.start.launch")
+    launch = import_module("samebits.start.launch")
     project = import_module(package).PROJECT
     config, out = launch.begin(project, import_module(f"{package}.config").Config)  # before torch is imported
 
@@ -55,7 +55,7 @@ def plain(package: str) -> None:
     import peers
 
     *words, _, out = sys.argv[1:]
-    config: Any = import_module(f"{package}.repro.config.params").load(
+    config: Any = import_module("samebits.config.params").load(
         import_module(f"{package}.config").Config, overrides=[word for word in words if word != "--set"]
     )
     (Path(out) / "trace").mkdir(parents=True)

@@ -114,7 +114,7 @@ class Trainer:
 
     def _start(self, words: list[str], output: object, kernels: str = "kernels") -> "subprocess.Popen[str]":
         self._go_on()
-        paths = [str(PROJECT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(PROJECT / "src"), str(PROJECT / "vendor"), *filter(None, [os.environ.get("PYTHONPATH")])]
         env = os.environ | {
             "PYTHONPATH": os.pathsep.join(paths),
             "GIT_CEILING_DIRECTORIES": str(HERE),

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 ANSWERS: dict[str, str] = json.loads(r'''{{ cookiecutter | tojson }}''')  # fmt: skip
@@ -17,6 +18,7 @@ ADDRESSED = re.fullmatch(r"([^<]*) <([\w.+-]+@[\w.-]+)>", ANSWERS["author"], re.
 NAME, EMAIL = ADDRESSED.groups() if ADDRESSED else (ANSWERS["author"], "noreply@example.invalid")
 NAMELESS = not NAME.strip(" .,:;<>\"'\\")  # git drops these around a name, and refuses one of nothing else
 AUTHOR = os.fsdecode((TEMPLATE if NAMELESS else NAME).encode())  # UTF-8 under any locale
+VENDORED = Path("vendor", "samebits")
 BY_HAND = "The project is whole, but DVC needs git; run in it: git init && git add -A && git commit -m start"
 
 DATES = ("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE")
@@ -51,6 +53,26 @@ def is_inside_repository(project: Path) -> bool:
     return False
 
 
+def take_library() -> None:
+    """Have the library there as a real folder, as whoever wrote it left it.
+
+    An archive of the template, and a clone without symbolic links, bring the link as a text file of its target.
+    """
+    if VENDORED.is_file():
+        named = Path(ANSWERS.get("_repo_dir", os.devnull))
+        places = [Path(os.environ.get("PWD", os.curdir), named), Path(os.pardir, named)]  # it may be relative
+        found = [place / VENDORED.name for place in places if (place / VENDORED.name / "__init__.py").is_file()]
+        if not found:
+            sys.exit(
+                f"{VENDORED}: the template came without symbolic links, so the library is missing; take a clone of it "
+                f"with them: git clone -c core.symlinks=true"
+            )
+        VENDORED.unlink()
+        shutil.copytree(found[0], VENDORED)
+    for left in [*VENDORED.rglob("__pycache__")]:
+        shutil.rmtree(left)
+
+
 def share_data() -> None:
     """Put the dataset where `dvc push` would, so that a clone has it; for another remote, where that takes it from."""
     place = Path(".dvc", "cache") if ANSWERS["dvc_remote"] else Path("data", "remote")
@@ -63,6 +85,7 @@ def share_data() -> None:
 
 def main() -> None:
     """Leave a whole project behind, whatever git can do here."""
+    take_library()
     share_data()
     for folder in (".github/workflows", ".github"):  # made even when no file in it was wanted
         with contextlib.suppress(OSError):

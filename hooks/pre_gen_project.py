@@ -35,9 +35,9 @@ TAKEN = """
     psycopg2_binary public py pyarrow pyasn1 pyasn1_modules pycparser pydantic pydantic_core
     pydantic_settings pydevd_plugins pydot pygit2 pygments pygtrie pylab pyparsing pyproject_hooks pytest
     python_dateutil python_dotenv pyyaml repro requests rfc8785 rich ruamel ruamel_yaml ruff safetensors
-    scikit_learn scipy scmrepo semver setuptools shortuuid shtab six sklearn skops smmap sqlalchemy sqlparse
+    samebits scikit_learn scipy scmrepo semver setuptools shortuuid shtab six sklearn skops smmap sqlalchemy sqlparse
     sqltrie src starlette sympy tabulate test tests threadpoolctl tomlkit torch torchgen tqdm triton
-    typing_extensions typing_inspection tzlocal urllib3 uvicorn validate vine voluptuous wcwidth werkzeug
+    typing_extensions typing_inspection tzlocal urllib3 uvicorn validate vendor vine voluptuous wcwidth werkzeug
     wheel yaml yarl zc zc_lockfile zipp
 """.split()  # noqa: SIM905 (a list of two hundred quoted lines is no clearer)
 

@@ -65,7 +65,8 @@ def script(kind: str, workers: int, stop: int, file: str) -> None:
     from repro_project import data
     from repro_project.config import Config
     from repro_project.model import build
-    from repro_project.repro.config.params import load
+
+    from samebits.config.params import load
 
     config = load(Config, Path("params.yaml"), [f"loader.workers={workers}"])
     make = KINDS[kind][0](config)

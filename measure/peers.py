@@ -103,7 +103,7 @@ def plain(config: Config, **reproducible: Any) -> Make:
 
 def pinned(config: Config) -> Make:
     """The plain script with the project's flags: variables, deterministic flags, one thread."""
-    from repro_project.repro.core.flags import apply
+    from samebits.core.flags import apply
 
     apply(config.determinism)
     return plain(config)

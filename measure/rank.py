@@ -55,13 +55,14 @@ def _memory() -> int:
 def peer(name: str, settings: list[str], slower: float) -> None:
     """Train until the pace ends it."""
     from repro_project.config import Config
-    from repro_project.repro.config.params import load
+
+    from samebits.config.params import load
 
     if name == peers.ONE_BATCH:  # each process makes its part of a global batch at once
         settings = [*settings, f"parallel.micro_batches={peers.world()[1]}"]
     config = load(Config, Path("params.yaml"), settings)
     if name == "pinned":
-        from repro_project.repro.core.flags import set_environment
+        from samebits.core.flags import set_environment
 
         set_environment(config.determinism)  # before torch is imported
     pace = Pace(slower)
@@ -74,7 +75,8 @@ def ours(slower: float) -> None:
     """The project's own training, from its command line on; only the beginning of each step is seen."""
     from repro_project import PROJECT
     from repro_project.config import Config
-    from repro_project.repro.start import launch
+
+    from samebits.start import launch
 
     config, out = launch.begin(PROJECT, Config, trains=True)
     pace = Pace(slower)

@@ -28,7 +28,7 @@ ROW = re.compile(r"\| ([^|]+) \| (\d+) \| ([^|]+) \| [\d.]+ \| ([\d.]+) \(.*")
 Cell = tuple[str, int, str]  # workload, processes, way: names of the tables in rounds.py
 
 
-(STATISTICS,) = ROOT.glob("*cookiecutter.project*/src/*/repro/analysis/statistics.py")  # those of generated projects
+STATISTICS = ROOT / "samebits" / "analysis" / "statistics.py"  # those of generated projects
 median_interval = runpy.run_path(str(STATISTICS))["median_interval"]
 FEWEST = next(count for count in range(1, 20) if median_interval(np.zeros(count)))  # rounds that make an interval
 

@@ -98,7 +98,7 @@ class Spent:
         """Time all ITEMS, wherever they were imported to."""
         for item, functions in ITEMS.items():
             for path in functions:
-                path = path if path.startswith(("torch", "repro_project")) else f"repro_project.repro.{path}"
+                path = path if path.startswith(("torch", "repro_project")) else f"samebits.{path}"
                 outer, _, last = path.rpartition("." if "." in path.partition(":")[2] else ":")
                 function = resolve_name(path)
                 timed = self.timed(item, function)

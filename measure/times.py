@@ -67,7 +67,7 @@ def lengthen(out: str, last: int) -> None:
     """Make a run's trace long: the rows of its first step again and again, and at its end one with `last` in it."""
     import hashlib
 
-    from repro_project.repro.record import chain, names
+    from samebits.record import chain, names
 
     path = Path(out, names.STEP_ROWS)
     first, link, rows = path.read_bytes()[: chain.STEP.itemsize], bytes(chain.LINK), []
@@ -82,10 +82,11 @@ def lengthen(out: str, last: int) -> None:
 def checkpoint() -> list[list[float]]:
     """Seconds of 24 matrices, 100 million parameters with AdamW: a step, a checkpoint's copy, and its writing."""
     import torch
-    from repro_project.repro.checkpoint.checkpoint import Origin
-    from repro_project.repro.checkpoint.saver import Saver
-    from repro_project.repro.config.settings import Checkpoint
-    from repro_project.repro.core.state import State
+
+    from samebits.checkpoint.checkpoint import Origin
+    from samebits.checkpoint.saver import Saver
+    from samebits.config.settings import Checkpoint
+    from samebits.core.state import State
 
     model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(24)))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)

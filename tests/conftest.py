@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from bake import VENV
+from bake import VENV, python_path
 from baked import Bake, BakedProject, Environment, InstalledProject, cookiecutter, copy_template
 
 # What takes longest begins first, and generation, which needs no environment, while another process makes that. With a
@@ -54,7 +54,7 @@ def project(bake: Bake) -> InstalledProject:
     """Return a project with the default answers, installed and with its data prepared."""
     baked = bake()
     python = VENV / "bin" / "python"
-    env = {**baked.env, "PYTHONPATH": str(baked.path / "src")}  # not another project that was installed since
+    env = {**baked.env, "PYTHONPATH": python_path(baked.path)}  # not another project that was installed since
     project = InstalledProject(baked.path, baked.log, env, python, "repro_project")
     project.make("setup")
     project.run(python, "-m", "repro_project.prepare")

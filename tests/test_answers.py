@@ -38,7 +38,7 @@ REFUSED = [
     ("package", "a name that no Python module has", ["random", "json"]),
     ("package", FREE, [
         "torch", "numpy", "mlflow", "dvc", "pydantic", "safetensors", "click", "rich", "rfc8785", "ruamel",
-        "yaml", "pip", "setuptools", "repro", "data", "src", "tests",
+        "yaml", "pip", "setuptools", "repro", "samebits", "vendor", "data", "src", "tests",
     ]),
     ("description", LINE, [
         "a\nb", "a\vb", "a\tb", "a\u2028b", "a\ab", "a\x7fb", "a\x85b", "a\u202eb", "a\u200bb", "a\udc80b",

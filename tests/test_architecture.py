@@ -11,7 +11,7 @@ from architecture import DOCUMENT, LIBRARY, Library, document
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
     """Return the folder of a copy of the library."""
-    return Path(shutil.copytree(LIBRARY, tmp_path / "repro", ignore=shutil.ignore_patterns("__pycache__")))
+    return Path(shutil.copytree(LIBRARY, tmp_path / "samebits", ignore=shutil.ignore_patterns("__pycache__")))
 
 
 def test_document_is_that_of_the_code() -> None:

@@ -44,12 +44,12 @@ def test_version_is_the_newest_of_the_changelog(bake: Bake) -> None:
     """And a generated project says which version it is from."""
     version = json.loads((ROOT / "cookiecutter.json").read_text())["__template_version"]
     assert re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == version
-    assert tomllib.loads(bake().text("pyproject.toml"))["tool"]["repro"]["template"] == version
+    assert tomllib.loads(bake().text("pyproject.toml"))["tool"]["samebits"]["template"] == version
 
 
 def test_list_of_the_library_is_current(texts: dict[str, str]) -> None:
     """It says what was released; after a change of the library: python tools/released.py --list."""
-    folder = f"{PROJECT}/src/{{{{cookiecutter.package}}}}/repro/"
+    folder = "samebits/"
     files = {name.removeprefix(folder): text for name, text in texts.items() if name.startswith(folder)}
     listed = files.pop("library.sha256").splitlines()
     assert listed == [f"{hashlib.sha256(text.encode()).hexdigest()}  {name}" for name, text in sorted(files.items())]
@@ -58,7 +58,7 @@ def test_list_of_the_library_is_current(texts: dict[str, str]) -> None:
 def test_library_of_a_project_is_the_released_one(bake: Bake) -> None:
     """Whatever it is called; `sha256sum --check` says so, too."""
     project = bake(project="tide-tables", package="tides")
-    printed = run("sha256sum", "--check", "--strict", "library.sha256", cwd=project.path / "src/tides/repro").stdout
+    printed = run("sha256sum", "--check", "--strict", "library.sha256", cwd=project.path / "vendor/samebits").stdout
     assert printed and all(line.endswith(": OK") for line in printed.splitlines())
 
 

@@ -256,7 +256,7 @@ def start(project: InstalledProject, image: Path, tmp_path: Path) -> Iterator[St
     started = []
     short = ["--set", "device=cpu", "--set", "train.epochs=1", "--set", "tracking.enabled=false"]
     path = f"{VENV}/bin:{project.env['PATH']}"
-    common = {**project.env, "PATH": path, "PYTHONPATH": str(image / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    common = {**project.env, "PATH": path, "PYTHONPATH": f"{image}/src:{image}/vendor", "PYTHONDONTWRITEBYTECODE": "1"}
     shutil.copytree(project.path / "data" / "prepared", tmp_path / "volume" / "data" / "prepared")
 
     def start(command: list[str], env: Environment) -> subprocess.Popen[str]:

@@ -216,7 +216,7 @@ def test_kept_memory_is_measured(project: InstalledProject) -> None:
     """With what the project sets; a step that keeps its memory meets fewer pages that are new."""
     import allocation
 
-    message = "from repro_project.repro.core.flag_table import ALLOCATION; import json; print(json.dumps(ALLOCATION))"
+    message = "from samebits.core.flag_table import ALLOCATION; import json; print(json.dumps(ALLOCATION))"
     assert json.loads(project.run(project.python, "-c", message)) == allocation.SETTINGS[allocation.OURS]
     plain, ours = (allocation.started(project.path, "wide", way) for way in (allocation.DEFAULTS, allocation.OURS))
     assert plain["seconds"] > 0 and plain["peak"] > 100 and ours["faults"] < plain["faults"] / 2

@@ -199,7 +199,7 @@ def test_missing_data_are_brought_by_dvc_or_stop_make_before_it_begins(
     raw.unlink()
     if remote == "gone":
         shutil.rmtree(path / "data" / "remote")
-    env = {**in_venv(path, project.env), "PYTHONPATH": str(path / "src")}
+    env = {**in_venv(path, project.env), "PYTHONPATH": f"{path}/src:{path}/vendor"}
     target = "repro" if remote == "gone" else "smoke"
     done = run("make", "--assume-old=environment", target, f"VENV={VENV}", cwd=path, env=env, check=False)
     assert done.stdout.count("digits.csv.gz: missing; DVC brings it") == 1 and "Traceback" not in done.stdout

@@ -63,7 +63,7 @@ def laid(
         sha256 = hashlib.sha256((path / BASE).read_bytes()).hexdigest()
         replaced(path / "params.yaml", r"(?<=base_sha256: )\w+", sha256)
     commit_all(path, project.env)
-    env = {**project.env, "PATH": f"{venv}/bin:{project.env['PATH']}", "PYTHONPATH": str(path / "src")}
+    env = {**project.env, "PATH": f"{venv}/bin:{project.env['PATH']}", "PYTHONPATH": f"{path}/src:{path}/vendor"}
     laid = replace(project, path=path, env=env, python=venv / "bin" / "python")
     laid.run("python", "-m", laid.package, "prepare")
     return laid
@@ -240,4 +240,4 @@ def test_slip_is_refused_in_a_line(tmp_path: Path) -> None:
     ]
     assert [done.returncode for done in tried] == [2, 2, 2]
     assert ["NAME PROJECT wanted; names: " in done.stdout for done in tried] == [True, False, True]
-    assert tried[1].stdout.startswith(f"{tmp_path}: no src/PACKAGE/repro seen")
+    assert tried[1].stdout.startswith(f"{tmp_path}: no src/PACKAGE/__main__.py seen")

@@ -63,7 +63,7 @@ class Pipeline:
         yield
         (self.path / RAW).write_bytes(raw)
         run("git", "checkout", "--quiet", ".", cwd=self.path, env=self.env)
-        run("git", "clean", "-fdxq", "src", "requirements", cwd=self.path, env=self.env)
+        run("git", "clean", "-fdxq", "src", "vendor", "requirements", cwd=self.path, env=self.env)
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -150,7 +150,7 @@ CHANGES: dict[str, tuple[Change, list[str]]] = {
     "code.constants.json": (lambda p: p.write(f"{CODE}/constants.json", "{}\n"), TRAIN),
     "code.gone.pyc": (lambda p: p.write(f"{CODE}/gone.pyc"), TRAIN),
     "code.scale.py": (lambda p: p.write(f"{CODE}/scale.py"), BOTH),
-    "core.step.py": (lambda p: p.write(f"{CODE}/repro/core/step.py"), BOTH),
+    "core.step.py": (lambda p: p.write("vendor/samebits/core/step.py"), BOTH),
     "config.train.patience": (lambda p: p.edit("params.yaml", "patience: 1", "patience: 2"), TRAIN),
     "config.owner.level": (lambda p: p.edit("params.yaml", "level: 1", "level: 2"), TRAIN),
     "config.data.test_percent": (lambda p: p.edit("params.yaml", "percent: 20", "percent: 30"), BOTH),
@@ -186,7 +186,7 @@ def test_what_changes_no_run_is_no_change(pipeline: Pipeline) -> None:
         for name in ("README.md", "requirements/notes.md", "requirements/another.txt", "src/notes.md"):
             pipeline.write(name)
         for name in AROUND_CORE:
-            pipeline.write(f"{CODE}/repro/{name}")
+            pipeline.write(f"vendor/samebits/{name}")
         for lock, name in (("dev", "ruff"), ("dev", "pytest"), ("run", "dvc"), ("run", "mlflow-skinny")):
             pipeline.edit(f"requirements/{lock}.txt", f"\n{name}==", f"\n{name}==99.")
         (pipeline.path / CODE / ".#model.py").symlink_to("an.editors.lock")
@@ -253,14 +253,8 @@ COUNTED = {
         "analysis": True,
         "notes.egg-info/PKG-INFO": True,
         "__pycache__.py": True,
-        "repro/core/new.py": True,
-        "repro/new.py": False,
-        "repro/cli.pyx": False,
-        "repro/library.sha256.bak": False,
-        "blocks/repro/analysis/a.py": True,
-        "blocks/repro/cli.py": True,
-        "repro/analysis/new.py": False,
-        "repro/analysis/deep/words.json": False,
+        "blocks/samebits/analysis/a.py": True,
+        "blocks/vendor/samebits/cli.py": True,
         "model.py~": False,
         "blocks/~": False,
         ".model.py.swp": False,
@@ -270,6 +264,15 @@ COUNTED = {
         "blocks/__pycache__/gone.cpython-311.pyc": False,
     }.items()
 } | {
+    "vendor/samebits/core/new.py": True,
+    "vendor/samebits/core/deep/words.json": True,
+    "vendor/samebits/core/gone.py~": False,
+    "vendor/samebits/core/.gone.py.swp": False,
+    "vendor/samebits/core/__pycache__/gone.cpython-311.pyc": False,
+    "vendor/samebits/new.py": False,
+    "vendor/samebits/cli.pyx": False,
+    "vendor/samebits/library.sha256.bak": False,
+    "vendor/samebits/analysis/deep/words.json": False,
     "requirements/another.txt": False,
     "requirements/notes.md": False,
     "requirements/deep/another.txt": False,
@@ -280,17 +283,17 @@ import json
 from dvc.repo import Repo
 from dvc_data.hashfile.build import build
 from {PACKAGE} import PROJECT
-from {PACKAGE}.repro.address.address import code, locks
+from samebits.address.address import code, locks
 
 (stage,) = [stage for stage in Repo(".").index.stages if stage.addressing == "train"]
 dvc = set()
 for dep in stage.deps:
     if dep.def_path.startswith("requirements/"):
         dvc.add(dep.def_path)
-    elif dep.def_path == "{CODE}":
+    elif dep.def_path in ("{CODE}", "vendor/samebits/core"):
         tree = build(dep.cache, dep.fs_path, dep.fs, dep.hash_name, ignore=dep.dvcignore, dry_run=True)[2]
         dvc |= {{"/".join((dep.def_path, *parts)) for parts, _, _ in tree}}
-ours = {{f"{CODE}/{{name}}" for name in code(PROJECT)}} | {{f"requirements/{{name}}" for name in locks(PROJECT)}}
+ours = {{PROJECT.shown(name) for name in code(PROJECT)}} | {{f"requirements/{{name}}" for name in locks(PROJECT)}}
 print(json.dumps([sorted(dvc), sorted(ours)]))
 """
 
@@ -304,6 +307,6 @@ def test_file_enters_the_address_if_and_only_if_dvc_hashes_it(pipeline: Pipeline
         dvc, ours = json.loads(run("python", "-c", SEEN, cwd=pipeline.path, env=pipeline.env).stdout)
         assert dvc == ours
         assert {name: name in ours for name in COUNTED} == COUNTED
-        known = {f"{CODE}/{name}" for name in ("linked.py", "train.py", "repro/core/step.py")}
-        assert known | {"requirements/train-cuda.txt"} < set(ours)
-        assert f"{CODE}/repro/library.sha256" not in ours and f"{CODE}/repro/run.py" not in ours
+        known = {f"{CODE}/linked.py", f"{CODE}/train.py", "vendor/samebits/core/step.py", "requirements/train-cuda.txt"}
+        assert known < set(ours)
+        assert "vendor/samebits/library.sha256" not in ours and "vendor/samebits/run.py" not in ours

@@ -17,14 +17,14 @@ from pathlib import Path
 from bake import ROOT
 
 DOCUMENT = ROOT / "docs" / "architecture.md"
-(LIBRARY,) = ROOT.glob("*cookiecutter.project*/src/*/repro")
+LIBRARY = ROOT / "samebits"
 TRAINING = "run", "start.launch"  # the modules that a training imports, with all that these import
 NAMED = {"the model": {"model", "_model", "module", "network"}, "a batch": {"batch"}}  # by these names code knows it
 
 HEAD = """\
 # Architecture
 
-The library lies in `repro/`, a room per folder; a file that lies there by itself is a room of its own. `make
+The library lies in `samebits/`, a room per folder; a file that lies there by itself is a room of its own. `make
 architecture` makes this page from the code, and a test compares it. import-linter holds the order in each project.
 
 ## Rooms

@@ -30,9 +30,14 @@ def bake(out: Path, **answers: str) -> Path:
     return project
 
 
+def python_path(project: Path) -> str:
+    """Return the PYTHONPATH that leads to the project's package and to its copy of the library."""
+    return f"{project / 'src'}:{project / 'vendor'}"
+
+
 def in_venv(project: Path, environ: Mapping[str, str] = os.environ, venv: Path = VENV) -> dict[str, str]:
     """Return the environment of commands that use the shared environment, or that one, and this project's code."""
-    return {**environ, "PATH": f"{venv}/bin:{environ['PATH']}", "PYTHONPATH": str(project / "src")}
+    return {**environ, "PATH": f"{venv}/bin:{environ['PATH']}", "PYTHONPATH": python_path(project)}
 
 
 def make_venv(project: Path, venv: Path = VENV) -> None:

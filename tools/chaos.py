@@ -168,7 +168,7 @@ def both(kills: int, seed: int) -> str:
     """Kill in both ways, in the project's environment; the Markdown."""
     sys.path.append(str(ROOT / "tests" / "library"))
     # what is forked from this process cannot start itself again, so this process does
-    flags, settings = (import_module(f"{PACKAGE}.repro.{name}") for name in ("core.flags", "config.settings"))
+    flags, settings = (import_module(f"samebits.{name}") for name in ("core.flags", "config.settings"))
     flags.set_environment(settings.Determinism(cpu="portable", relax=()))
     os.nice(10)
     return chaos(kills, seed) + "\n\n" + section(PROJECT, content)

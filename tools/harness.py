@@ -123,9 +123,9 @@ def within(
 
 def configured(*settings: str) -> Any:
     """The project's config, its flags in force: in a process of `within`, before torch is imported."""
-    flags = import_module(f"{PACKAGE}.repro.core.flags")
+    flags = import_module("samebits.core.flags")
     config_class = import_module(f"{PACKAGE}.config").Config
-    config = import_module(f"{PACKAGE}.repro.config.params").load(config_class, Path("params.yaml"), settings)
+    config = import_module("samebits.config.params").load(config_class, Path("params.yaml"), settings)
     flags.set_environment(config.determinism)
     flags.apply(config.determinism)
     return config

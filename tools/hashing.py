@@ -30,7 +30,7 @@ OLD = 12  # seconds that the files rest, so that they are old enough to be remem
 def seconds(way: str, folder: str, known: str) -> float:
     """How long it takes to read one file after another, as a run did once, or the check at the start of a run."""
     start = time.perf_counter()
-    from repro_project.repro.address import manifest
+    from samebits.address import manifest
 
     if way == ONE_BY_ONE:
         for path in sorted(Path(folder).rglob("*")):

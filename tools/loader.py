@@ -34,8 +34,9 @@ def measure(rounds: int, seconds: float) -> dict[str, Any]:
     config = configured("device=cpu")
     import torch
     from repro_project import data
-    from repro_project.repro.core import sampling
-    from repro_project.repro.core.ranks import World
+
+    from samebits.core import sampling
+    from samebits.core.ranks import World
 
     dataset, _ = data.load(config)
     world = World(0, 1, torch.device("cpu"))
@@ -77,8 +78,9 @@ def measure(rounds: int, seconds: float) -> dict[str, Any]:
 def parts() -> dict[str, float]:
     """The time of each thing that a run's loader does for a sample, in microseconds."""
     import numpy
-    from repro_project.repro.core.generators import seeded
-    from repro_project.repro.core.seeds import derive, seed_torch
+
+    from samebits.core.generators import seeded
+    from samebits.core.seeds import derive, seed_torch
 
     number = derive(0, "sample", 3, 7)
     timed: dict[str, Callable[[], object]] = {

@@ -36,8 +36,9 @@ def plan(samples: int, load: bool) -> Callable[[], Iterator[Any]]:
     """The template's batches from the middle of the first epoch on."""
     config, start = configured("device=cpu"), samples // BATCH // 2
     import torch
-    from repro_project.repro.core import sampling
-    from repro_project.repro.core.ranks import World
+
+    from samebits.core import sampling
+    from samebits.core.ranks import World
 
     stop, world, mine = start + BATCHES + 1, World(0, 1, torch.device("cpu")), range(MICRO_BATCHES)
 

@@ -28,7 +28,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bake import PACKAGE, ROOT, VENV
+from bake import ROOT, VENV
 from harness import about, commit, prepared, table, within, write
 
 sys.path.insert(0, str(ROOT / "tests" / "hosts"))
@@ -37,7 +37,7 @@ import spoof
 
 FOLDER = ROOT / "build" / "portability"
 DOCUMENT = ROOT / "docs" / "portability.md"
-TABLE = ROOT / "{{cookiecutter.project}}" / "src" / "{{cookiecutter.package}}" / "repro" / "machine" / "portable.txt"
+TABLE = ROOT / "samebits" / "environment" / "portable.txt"
 HERE, HERE_SHORT, QEMU = "this CPU", "this CPU, in short", "Haswell (QEMU)"
 
 
@@ -78,7 +78,7 @@ Builds in which none differs share the class `cpu-portable`.
 
 def strict() -> dict[str, str]:
     """The variables that the portable flags need."""
-    settings, flags = (import_module(f"{PACKAGE}.repro.{name}") for name in ("config.settings", "core.flags"))
+    settings, flags = (import_module(f"samebits.{name}") for name in ("config.settings", "core.flags"))
     return flags.missing_variables(settings.Determinism(cpu="portable", relax=()))
 
 

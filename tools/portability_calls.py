@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
-from bake import PACKAGE
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from portability_cases import Source
 
 portable, flags, settings = (
-    import_module(f"{PACKAGE}.repro.{name}") for name in ("environment.portable", "core.flags", "config.settings")
+    import_module(f"samebits.{name}") for name in ("environment.portable", "core.flags", "config.settings")
 )
 
 CALLS = 5000  # at most, of each case

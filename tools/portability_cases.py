@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy
 import torch
-from bake import PACKAGE
 from portability_models import FLOATS, SHORT, WHOLE, Case, backward, elements
 from torch import Tensor, nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
 from torch.testing._internal.opinfo.core import BinaryUfuncInfo, UnaryUfuncInfo
 
-VECTOR_FUNCTIONS = import_module(f"{PACKAGE}.repro.core.libraries").VECTOR_FUNCTIONS
+VECTOR_FUNCTIONS = import_module("samebits.core.libraries").VECTOR_FUNCTIONS
 
 Source = Callable[[], Iterable[Case]]
 

@@ -7,11 +7,10 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from bake import PACKAGE
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-tensors_in = import_module(f"{PACKAGE}.repro.environment.portable").tensors_in
+tensors_in = import_module("samebits.environment.portable").tensors_in
 
 Case = tuple[str, Callable[[], None]]  # a name, and what computes
 FLOATS = (torch.float32, torch.float64)

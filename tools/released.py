@@ -24,7 +24,7 @@ TEMPLATE = ROOT / "{{cookiecutter.project}}"
 JINJA = "{{ cookiecutter.package }}"
 # DVC folds a line of dvc.lock at 80 columns, which one does reach where the package has a long name.
 FOLD = r"""{{ " \n      " if cookiecutter.package | length > 35 else " " }}"""
-LIBRARY = TEMPLATE / "src" / "{{cookiecutter.package}}" / "repro"
+LIBRARY = ROOT / "samebits"
 LIST = "library.sha256"
 
 ROW = """\

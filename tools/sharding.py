@@ -64,12 +64,13 @@ def measure(way: str, width: int, micro_batches: int, steps: int, levels: int) -
         os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     config = configured("device=cpu", "parallel.timeout_seconds=300")
     import torch
-    from repro_project.repro.core import ranks as world
-    from repro_project.repro.core.exact import clip_grad_norm_
-    from repro_project.repro.core.state import State
-    from repro_project.repro.core.summing import gradients_of
     from torch import nn
     from torch.distributed.fsdp import fully_shard
+
+    from samebits.core import ranks as world
+    from samebits.core.exact import clip_grad_norm_
+    from samebits.core.state import State
+    from samebits.core.summing import gradients_of
 
     shard = way if way not in STOCK else "none"
     size = {"micro_batches": micro_batches, "global_batch": micro_batches, "shard": shard}

@@ -48,15 +48,16 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     config = configured("device=cpu")
     import torch
     from repro_project.model import build
-    from repro_project.repro.core import ranks as world
-    from repro_project.repro.core.accumulate import Accumulation
-    from repro_project.repro.core.exact import clip_grad_norm_
-    from repro_project.repro.core.observer import View
-    from repro_project.repro.core.seeds import derive, seed_everything
-    from repro_project.repro.core.state import State
-    from repro_project.repro.guards import agreement
-    from repro_project.repro.trace.trace import Trace
     from repro_project.train import micro_batch_loss, parameter_groups
+
+    from samebits.core import ranks as world
+    from samebits.core.accumulate import Accumulation
+    from samebits.core.exact import clip_grad_norm_
+    from samebits.core.observer import View
+    from samebits.core.seeds import derive, seed_everything
+    from samebits.core.state import State
+    from samebits.guards import agreement
+    from samebits.trace.trace import Trace
 
     of_model, of_batch = MODELS[name]
     settings = config.parallel.model_copy(update=of_batch)
@@ -125,8 +126,8 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
 
 def thousand_ranks() -> tuple[float, int, str]:
     """Seconds to compare 1024 ranks' reports of a real run, with a few odd ones; fields; the text."""
-    from repro_project.repro.base.text import flatten
-    from repro_project.repro.guards import agreement
+    from samebits.base.text import flatten
+    from samebits.guards import agreement
 
     preimage, environment = (
         json.loads(Path("artifacts", name).read_text())["preimage"] for name in ("address.json", "environment.json")

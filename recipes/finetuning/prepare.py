@@ -5,9 +5,10 @@ python -m <package>.prepare
 
 from pathlib import Path
 
+from samebits.start import launch
+
 from . import PROJECT
 from .config import BASE, Config, Data
-from .repro.start import launch
 
 if __name__ == "__main__":
     CONFIG, OUT = launch.begin(PROJECT, Config)
@@ -15,9 +16,10 @@ if __name__ == "__main__":
 import numpy as np
 from safetensors.torch import load_file, save_file
 
+from samebits.address import manifest
+from samebits.core.order import Permutation
+
 from . import data
-from .repro.address import manifest
-from .repro.core.order import Permutation
 
 SPLIT = 0  # the key of the split: the same for every seed, so that seeds can be compared
 

@@ -5,9 +5,10 @@ python -m <package>.prepare
 
 from pathlib import Path
 
+from samebits.start import launch
+
 from . import PROJECT
 from .config import Config, Data
-from .repro.start import launch
 
 if __name__ == "__main__":
     CONFIG, OUT = launch.begin(PROJECT, Config)
@@ -15,8 +16,8 @@ if __name__ == "__main__":
 import numpy as np
 from PIL import Image  # pillow: the locks have it
 
-from .repro.address import manifest
-from .repro.core.order import Permutation
+from samebits.address import manifest
+from samebits.core.order import Permutation
 
 SPLIT = 0  # the key of the split: the same for every seed, so that seeds can be compared
 

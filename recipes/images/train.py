@@ -6,9 +6,10 @@ python -m <package>.train [--ranks N] [--set KEY=VALUE ...] [--out DIR]
 from functools import partial
 from pathlib import Path
 
+from samebits.start import launch
+
 from . import PROJECT
 from .config import Config
-from .repro.start import launch
 
 if __name__ == "__main__":  # before torch is imported, because it reads its environment then
     CONFIG, OUT = launch.begin(PROJECT, Config, trains=True)
@@ -18,10 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from samebits.run import Run
+
 from . import data
 from .evaluate import evaluate
 from .model import build
-from .repro.run import Run
 
 PI = 3.141592653589793
 

@@ -6,16 +6,17 @@ python -m <package>.prepare
 import gzip
 from pathlib import Path
 
+from samebits.start import launch
+
 from . import PROJECT
 from .config import Config, Data
-from .repro.start import launch
 
 if __name__ == "__main__":
     CONFIG, OUT = launch.begin(PROJECT, Config)
 
 import numpy as np
 
-from .repro.address import manifest
+from samebits.address import manifest
 
 
 def prepare(config: Data, out: Path) -> None:

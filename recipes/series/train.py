@@ -5,9 +5,10 @@ python -m <package>.train [--ranks N] [--set KEY=VALUE ...] [--out DIR]
 
 from pathlib import Path
 
+from samebits.start import launch
+
 from . import PROJECT
 from .config import Config
-from .repro.start import launch
 
 if __name__ == "__main__":  # before torch is imported, because it reads its environment then
     CONFIG, OUT = launch.begin(PROJECT, Config, trains=True)
@@ -16,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from samebits.core.exact import clip_grad_norm_
+from samebits.run import Run
+
 from . import data
 from .evaluate import evaluate
 from .model import Output, build
-from .repro.core.exact import clip_grad_norm_
-from .repro.run import Run
 
 WEIGHTS = {"classify": 1.0, "foretell": 0.5, "steady": 0.01}  # of the losses
 

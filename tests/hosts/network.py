@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from bake import python_path
 from baked import InstalledProject
 from machine import sh, until
 
@@ -136,7 +137,7 @@ class Hosts:
         nodes = [f"--nnodes={self.count}", "--nproc-per-node=1", *meeting.format(host=host).split()]
         torchrun = [str(self.project.python), "-m", "torch.distributed.run", *nodes]
         command = [*enter, str(hosts), *torchrun, "-m", "repro_project.train", *words, "--out", RUN]
-        env = {**self.project.env, "PYTHONPATH": str(self.path(host) / "src"), "GLOO_SOCKET_IFNAME": "eth0"}
+        env = {**self.project.env, "PYTHONPATH": python_path(self.path(host)), "GLOO_SOCKET_IFNAME": "eth0"}
         with (self.folder / f"host{host}.log").open("w") as log:
             return subprocess.Popen(command, cwd=self.path(host), env=env, stdout=log, stderr=log)
 

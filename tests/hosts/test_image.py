@@ -159,7 +159,7 @@ def test_own_tests_pass_in_the_image_of_developers(image: Image, checkout: Path)
     tools = "import importlib.util as u; print([name for name in ('pytest', 'mypy', 'ruff') if u.find_spec(name)])"
     assert image.run("python", "-c", tools) == "[]\n"
     assert image.run("python", "-c", tools, name=EDITOR) == "['pytest', 'mypy', 'ruff']\n"
-    words = ("env", "PYTHONPATH=/work/src", "python", "-m", "pytest", "-p", "no:cacheprovider")
+    words = ("env", "PYTHONPATH=/work/src:/work/vendor", "python", "-m", "pytest", "-p", "no:cacheprovider")
     printed = image.run(*words, mounts=(f"{checkout}:/work",), name=EDITOR)
     assert re.search(r"\d+ passed", printed) and "skipped" not in printed
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import disguise
 import pytest
+from bake import python_path
 from disguise import HERE
 
 WITH_AVX2 = [profile for profile in disguise.profiles() if profile != "ivb"]
@@ -43,8 +44,8 @@ def python(project: Project, profile: str, *arguments: str, **variables: str) ->
 
 STRICT = """
 import json, os
-from {package}.repro.core.flags import apply, stated_variables
-from {package}.repro.config.settings import Determinism
+from samebits.core.flags import apply, stated_variables
+from samebits.config.settings import Determinism
 flags = Determinism(cpu="{cpu}", relax={relax})
 """
 VARIABLES = STRICT + "print(json.dumps(stated_variables(flags)))"
@@ -64,8 +65,8 @@ CANARY_AND_TRAININGS = (
 apply(flags)
 import hashlib, random, runpy, sys
 import numpy, torch
-from {package}.repro.environment.canary import RELEASED, arithmetic_canary
-from {package}.repro.core.seeds import seed_everything
+from samebits.environment.canary import RELEASED, arithmetic_canary
+from samebits.core.seeds import seed_everything
 print("released" if arithmetic_canary() == RELEASED else "other")
 seed_everything(5)
 draws = [random.gauss(0, 1) for _ in range(999)], [random.betavariate(0.4, 0.4) for _ in range(999)]
@@ -91,7 +92,7 @@ def few(project: Project, folder: Path) -> tuple[str, ...]:
     sha256 = hashlib.sha256(raw.read_bytes()).hexdigest()
     overrides = f"data.raw={raw}", f"data.sha256={sha256}", f"data.prepared={folder / 'prepared'}"
     words = [word for override in overrides for word in ("--set", override)]
-    python(project, HERE, "-m", f"{project.package}.prepare", *words, PYTHONPATH=str(project.path / "src"))
+    python(project, HERE, "-m", f"{project.package}.prepare", *words, PYTHONPATH=python_path(project.path))
     return overrides
 
 

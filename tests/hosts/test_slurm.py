@@ -123,10 +123,10 @@ def site(project: InstalledProject, tmp_path_factory: pytest.TempPathFactory) ->
     path = tmp_path_factory.mktemp("site") / "project"
     shutil.copytree(project.path, path, symlinks=True)
     (path / ".venv").symlink_to(VENV)
-    code = path / "src" / "repro_project" / "repro" / "checkpoint" / "checkpoint.py"
+    code = path / "vendor" / "samebits" / "checkpoint" / "checkpoint.py"
     assert SLOWER[0] in code.read_text()
     code.write_text(code.read_text().replace(*SLOWER))
-    project = replace(project, path=path, env={**project.env, "PYTHONPATH": str(path / "src")})
+    project = replace(project, path=path, env={**project.env, "PYTHONPATH": f"{path}/src:{path}/vendor"})
     slurm = Slurm(tmp_path_factory.mktemp("slurm"))
     yield Site(slurm, project)
     slurm.stop()

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from project.config import Config
-from project.repro.base.files import read_json
-from project.repro.checkpoint import checkpoint
-from project.repro.core.state import Snapshot, State
-from project.repro.record import names
+
+from samebits.base.files import read_json
+from samebits.checkpoint import checkpoint
+from samebits.core.state import Snapshot, State
+from samebits.record import names
 
 STEPS = 23  # of one epoch
 

@@ -21,9 +21,7 @@ from brought import CASES, STEPS, Numbers
 def main(package: str, mode: str, folder: Path, overrides: list[str]) -> None:
     """Train all cases."""
     project = import_module(package).PROJECT
-    run_of, params, errors = (
-        import_module(f"{package}.repro.{name}") for name in ("run", "config.params", "core.errors")
-    )
+    run_of, params, errors = (import_module(f"samebits.{name}") for name in ("run", "config.params", "core.errors"))
     config = params.load(import_module(f"{package}.config").Config, overrides=overrides)
     digests = {}
     for number, (name, make) in enumerate(CASES.items()):

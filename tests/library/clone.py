@@ -11,10 +11,11 @@ from click.testing import CliRunner, Result
 from conftest import PACKAGE, PROJECT, python, training
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.base.project import Project, work_for
-from project.repro.cli import Ours, main
-from project.repro.start import trainings
 from warm import Warm
+
+from samebits.base.project import Project, work_for
+from samebits.cli import Ours, main
+from samebits.start import trainings
 
 COLD = trainings.run  # which tests replace
 SETTINGS = "tracking.enabled=false", "train.learning_rate=0.003", "seed=5"
@@ -61,7 +62,7 @@ def commit(project: Path, message: str = "start") -> None:
 
 def command(project: Path, module: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a module of that project's package."""
-    return python("-m", module, *arguments, cwd=project, env={"PYTHONPATH": str(project / "src")})
+    return python("-m", module, *arguments, cwd=project, env={"PYTHONPATH": os.pathsep.join(project_in(project).path)})
 
 
 def verb(*words: str | Path, project: Project = OURS) -> Result:
@@ -82,7 +83,7 @@ class Forked:
         self.trained = 0
 
     def __call__(self, project: Project, words: Sequence[str], ends: Sequence[int] = (0,), environ: Any = None) -> str:
-        place = next((number for number, word in enumerate(words) if word.startswith(f"{PACKAGE}.")), None)
+        place = next((at for at, word in enumerate(words) if word.startswith((f"{PACKAGE}.", "samebits."))), None)
         relaxed = any(word.startswith("determinism.") and word != "determinism.relax=[]" for word in words)
         if place is None or relaxed:
             return COLD(project, words, ends, environ)
@@ -101,7 +102,7 @@ class Forked:
 def clone(folder: Path) -> Path:
     """Clone this project's files into a folder, edit some, and train into artifacts/ there."""
     files = "params.yaml", "results.lock", "dvc.yaml", "dvc.lock", "pyproject.toml", ".gitignore", "README.md"
-    commit(copied(folder, ("src", "requirements", ".dvc", "data/raw"), files))
+    commit(copied(folder, ("src", "vendor", "requirements", ".dvc", "data/raw"), files))
     source = folder / "src" / PACKAGE
     (source / "added.py").write_text("WIDER = 1.25\n")
     with (source / "model.py").open("a") as model:

@@ -1,6 +1,6 @@
 """What the tests share: the package under any name, a strict process, the prepared data, and trainings.
 
-Tests write `from project.repro import seeds`: `project` is another name for the one package under src/
+Tests write `from samebits import seeds`: `project` is another name for the one package under src/
 that holds the library. It is the same modules, imported once.
 """
 
@@ -32,9 +32,10 @@ pytest.register_assert_rewrite("server")  # it asserts too, and tells as much
 
 
 # This project is what is tested, installed or not, by this process and by those it starts.
-sys.path[:0] = [str(PROJECT / "src"), str(PROJECT / "requirements")]
+HERE = [str(PROJECT / "src"), str(PROJECT / "vendor")]
+sys.path[:0] = [*HERE, str(PROJECT / "requirements")]
 sys.path.append(str(Path(__file__).parents[2] / "build" / "hypothesis"))  # where the template's Makefile puts it
-os.environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+os.environ["PYTHONPATH"] = os.pathsep.join([*HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # dvc, and the python of its stages
 
 
@@ -67,10 +68,11 @@ def pytest_configure(config: pytest.Config) -> None:
     when it imports this file, and again from the first test on, but not now.
     """
     from project import PROJECT as OURS
-    from project.repro.base.project import work_for
-    from project.repro.config.settings import Determinism
-    from project.repro.core.errors import UserError
-    from project.repro.core.flags import set_environment
+
+    from samebits.base.project import work_for
+    from samebits.config.settings import Determinism
+    from samebits.core.errors import UserError
+    from samebits.core.flags import set_environment
 
     work_for(OURS)
     assert "torch" not in sys.modules, "torch was imported too early to be strict"
@@ -97,7 +99,8 @@ def python(
 def config() -> "Config":
     """The project's params.yaml."""
     from project.config import Config
-    from project.repro.config.params import load
+
+    from samebits.config.params import load
 
     return load(Config, PROJECT / "params.yaml")
 
@@ -215,7 +218,7 @@ def proxy(server: "Server", monkeypatch: pytest.MonkeyPatch) -> Iterator["Proxy"
 @pytest.fixture
 def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What this process uploads goes to the server, which may take its time."""
-    from project.repro.tracking import tracking
+    from samebits.tracking import tracking
 
     monkeypatch.setitem(tracking.QUIET, "MLFLOW_HTTP_REQUEST_TIMEOUT", str(PATIENCE))
     if "server" in request.fixturenames:
@@ -236,7 +239,7 @@ def tracked(server: "Server", prepared: Path, tmp_path_factory: pytest.TempPathF
 @pytest.fixture
 def scrambled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The words that permutations scramble, one for each walk: the work that finding samples is."""
-    from project.repro.core.order import Permutation
+    from samebits.core.order import Permutation
 
     encrypt, words = Permutation._encrypt, list[int]()
 
@@ -251,10 +254,10 @@ def scrambled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture
 def as_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages run in this process, which has loaded tests, from elsewhere, and analysis, which the address lacks."""
-    from project.repro.guards import stages
+    from samebits.guards import stages
 
     monkeypatch.setattr(stages, "require_installed", lambda project, unhashed: None)
-    for name in [name for name in sys.modules if ".repro.analysis" in name]:
+    for name in [name for name in sys.modules if name.startswith("samebits.analysis")]:
         monkeypatch.delitem(sys.modules, name)
 
 

@@ -90,12 +90,10 @@ def missing_pass(repro: Callable[[str], Any]) -> None:
 def main(package: str, fault: str, folder: Path, overrides: list[str]) -> None:
     """Train."""
     project = import_module(package).PROJECT
-    run_of, params, errors = (
-        import_module(f"{package}.repro.{name}") for name in ("run", "config.params", "core.errors")
-    )
+    run_of, params, errors = (import_module(f"samebits.{name}") for name in ("run", "config.params", "core.errors"))
     config = params.load(import_module(f"{package}.config").Config, overrides=overrides)
-    globals()[fault](lambda name: import_module(f"{package}.repro.core.{name}"))
-    clip = import_module(f"{package}.repro.core.exact").clip_grad_norm_
+    globals()[fault](lambda name: import_module(f"samebits.core.{name}"))
+    clip = import_module("samebits.core.exact").clip_grad_norm_
     try:
         with run_of.Run(project, config, folder) as run:
             model = Table()

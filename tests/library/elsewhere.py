@@ -11,11 +11,11 @@ from warm import forget_tests
 
 if __name__ == "__main__":
     root, package, module, *arguments = sys.argv[1:]
-    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in (package, "samebits")]:
         del sys.modules[name]
     os.chdir(root)
-    sys.path.insert(0, f"{root}/src")
-    os.environ["PYTHONPATH"] = f"{root}/src"
+    sys.path[:0] = here = [f"{root}/src", f"{root}/vendor"]
+    os.environ["PYTHONPATH"] = os.pathsep.join(here)
     sys.argv = [module, *arguments]
     forget_tests()
     runpy.run_module(f"{package}.{module}", run_name="__main__", alter_sys=True)

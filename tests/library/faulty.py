@@ -127,7 +127,7 @@ def output_gradient(package: str) -> None:
 
 def shard(package: str) -> None:
     """The same in the shard of a gradient that the optimizer is given; where tensors are unsharded, nothing."""
-    held = import_module(f"{package}.repro.core.shards").Shard
+    held = import_module("samebits.core.shards").Shard
     of, wrong = held.of, wrong_at(WRONG_SHARD)
     held.of = lambda self, local: of(self, wrong(local) if local.numel() else local)
 
@@ -150,7 +150,7 @@ def second_epoch(package: str) -> None:
     """What a loop sets as the second epoch begins: a process that goes on behind that lacks it."""
     import torch
 
-    step, seen = import_module(f"{package}.repro.core.step").Step, list[int]()
+    step, seen = import_module("samebits.core.step").Step, list[int]()
     backward, stepped = step.backward, torch.optim.AdamW.step
 
     def passed(self: Any, *arguments: Any) -> Any:
@@ -170,10 +170,10 @@ def second_epoch(package: str) -> None:
 
 def observer(package: str) -> None:
     """An observer that refuses the first step, in the event that OTHER names."""
-    run, observer = import_module(f"{package}.repro.run"), import_module(f"{package}.repro.core.observer")
+    run, observer = import_module("samebits.run"), import_module("samebits.core.observer")
 
     def refuse(self: Any, view: Any, *counted: Any) -> None:
-        raise import_module(f"{package}.repro.core.errors").UserError("planted: no")
+        raise import_module("samebits.core.errors").UserError("planted: no")
 
     run.ADDED.set(
         run.Added([type("Planted", (observer.Observer,), {"name": "planted", os.environ["OTHER"]: refuse})()])
@@ -182,14 +182,14 @@ def observer(package: str) -> None:
 
 def unseen(package: str) -> None:
     """This rank sees another disk than rank 0."""
-    run = import_module(f"{package}.repro.run")
+    run = import_module("samebits.run")
     seen_by_all = run.seen_by_all
     run.seen_by_all = lambda folder, world: seen_by_all(folder / "elsewhere", world)
 
 
 def no_room(package: str) -> None:
     """This rank's part of the second checkpoint has no room."""
-    module, calls = import_module(f"{package}.repro.checkpoint.checkpoint"), count(1)
+    module, calls = import_module("samebits.checkpoint.checkpoint"), count(1)
     write_part = module.write_part
 
     def written(*arguments: Any) -> Any:
@@ -204,9 +204,9 @@ def dies(package: str) -> None:
     """SIGKILL as this rank writes its second checkpoint, at the call that OTHER names: MODULE FUNCTION NUMBER."""
     name, path, number = os.environ["OTHER"].split()
     *owners, function = path.split(".")
-    owner: Any = reduce(getattr, owners, import_module(f"{package}.repro.{name}"))
+    owner: Any = reduce(getattr, owners, import_module(f"samebits.{name}"))
     original, calls, looks = getattr(owner, function), count(1), count(1)
-    state = import_module(f"{package}.repro.core.state").State
+    state = import_module("samebits.core.state").State
     look = state.look
 
     def looked(*arguments: Any) -> Any:

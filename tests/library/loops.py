@@ -5,11 +5,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from project.repro.core.errors import NonFinite
-from project.repro.core.step import Step
-from project.repro.run import Run
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from samebits.core.errors import NonFinite
+from samebits.core.step import Step
+from samebits.run import Run
 
 STEPS = 3
 

@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 from click.testing import CliRunner
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.cli import Ours, main
+
+from samebits.cli import Ours, main
 
 VOID = {"meta", "wbr", "img"}
 IMAGE = re.compile('<img src="data:image/svg\\+xml;base64,([^"]*)"([^>]*)>')

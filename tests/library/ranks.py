@@ -9,8 +9,6 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from warm import PACKAGE
-
 
 def wait(number: int | None = None, code: int = 0) -> NoReturn:
     """Wait for a signal, then exit with this code; as a training does, which saves first."""
@@ -48,7 +46,7 @@ def impatient() -> NoReturn:
 
 def refuse(message: str) -> NoReturn:
     """End by a failure that all ranks are to meet."""
-    errors = import_module(f"{PACKAGE}.repro.core.errors")
+    errors = import_module("samebits.core.errors")
     errors.PATIENCE = 0.0  # seconds; rank 0 does not come
     errors.UserError(message).report()
     sys.exit(2)
@@ -76,5 +74,5 @@ elif __name__ == "__main__":
 
         agent._monitor_workers = watched
     path = os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])
-    torchrun = import_module(f"{PACKAGE}.repro.start.ranks").torchrun
+    torchrun = import_module("samebits.start.ranks").torchrun
     sys.exit(torchrun(sys.argv[1], sys.argv[2:], 2, {"PYTHONPATH": path}))

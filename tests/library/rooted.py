@@ -7,12 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from samebits import run as run_module
+from samebits.config import params
+from samebits.guards import stages
+
 PREPARED, OUT = map(Path, sys.argv[1:])
-(PACKAGE,) = [path.parent.name for path in Path("src").glob("*/repro")]
-package, run_module, params, config, stages = (
-    import_module(f"{PACKAGE}{name}")
-    for name in ("", ".repro.run", ".repro.config.params", ".config", ".repro.guards.stages")
-)
+(PACKAGE,) = [path.parent.name for path in Path("src").glob("*/__main__.py")]
+package, config = (import_module(f"{PACKAGE}{name}") for name in ("", ".config"))
 
 
 class Numbers(torch.utils.data.Dataset[Tensor]):

@@ -17,11 +17,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from project.repro.address.manifest import sha256_file
-from project.repro.base.files import read_json
-from project.repro.record import names
-from project.repro.tracking import tracking
 from warm import PATIENCE
+
+from samebits.address.manifest import sha256_file
+from samebits.base.files import read_json
+from samebits.record import names
+from samebits.tracking import tracking
 
 READY = 2  # how MLflow's store says that a LoggedModel is whole
 SERVING = tracking.QUIET | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # seven processes less

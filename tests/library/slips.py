@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from loops import Loop, Parts, Words, broken, each_step, good, loss_of, plain, trained_with
-from project.repro.core.errors import NonFinite
-from project.repro.core.step import Step
-from project.repro.run import Run
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from samebits.core.errors import NonFinite
+from samebits.core.step import Step
+from samebits.run import Run
 
 SLIPS: dict[str, tuple[Loop, str]] = {}
 

@@ -7,22 +7,23 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from project.repro.base.project import Project
-from project.repro.core.errors import UserError
-from project.repro.guards.stages import watched
+
+from samebits.base.project import Project
+from samebits.core.errors import UserError
+from samebits.guards.stages import watched
 
 PIPELINE = """
 stages:
   prepare:
-    deps: ["${data.raw}", src/tides/__init__.py, src/tides/data.py, src/tides/repro/]
+    deps: ["${data.raw}", src/tides/__init__.py, src/tides/data.py, vendor/samebits/core]
     params: [data, determinism]
   train:
-    deps: [data/prepared, ./requirements/train-cpu.txt, src/tides]
+    deps: [data/prepared, ./requirements/train-cpu.txt, src/tides, vendor/samebits/core]
     params: [seed, data, determinism]
   sweep:
     foreach: [1, 2]
     do:
-      deps: [requirements/train-cpu.txt, src/tides]
+      deps: [requirements/train-cpu.txt, src/tides, vendor/samebits/core]
       params: [seed, data]
 """
 PARAMS = "seed: 0\ndata: {raw: data/raw.csv, shift: 1}\ndeterminism: {cpu: portable}\ntracking: {uri: here}\n"
@@ -32,10 +33,8 @@ FILES = {
     "params.yaml": PARAMS,
     "requirements/train-cpu.txt": "numpy==2.4.6  # via tides\n",
     "README.md": "\n",
-    **{
-        f"src/tides/{name}.py": ""
-        for name in ("__init__", "data", "train", "repro/run", "repro/cli", "repro/analysis/diff")
-    },
+    **{f"src/tides/{name}.py": "" for name in ("__init__", "data", "train")},
+    **{f"vendor/samebits/{name}.py": "" for name in ("run", "cli", "analysis/diff")},
 }
 
 

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from project.repro.checkpoint.checkpoint import Origin, found
-from project.repro.config.settings import Parallel
-from project.repro.core.finite import nonfinite
-from project.repro.core.optimizers import Optimizers
-from project.repro.core.shards import gradients_held, unsharded
-from project.repro.core.state import Snapshot, State, copy
 from torch import nn
+
+from samebits.checkpoint.checkpoint import Origin, found
+from samebits.config.settings import Parallel
+from samebits.core.finite import nonfinite
+from samebits.core.optimizers import Optimizers
+from samebits.core.shards import gradients_held, unsharded
+from samebits.core.state import Snapshot, State, copy
 
 ORIGIN = Origin("a" * 64, "e" * 64)
 FILES = {"model.safetensors", "optimizer.safetensors", "others.safetensors", "state.json", "manifest.json"}

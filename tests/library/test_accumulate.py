@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from project.repro.core import accumulate, buckets
-from project.repro.core.accumulate import Accumulation
-from project.repro.core.buckets import Bucket
-from project.repro.core.finite import one_nan
-from project.repro.core.ranks import World
-from project.repro.core.shards import gradients_held
-from project.repro.core.summing import gradients_of
-from project.repro.core.tree import total
 from states import nonfinite_of, parallel_of, state_of
 from torch import Tensor, nn
+
+from samebits.core import accumulate, buckets
+from samebits.core.accumulate import Accumulation
+from samebits.core.buckets import Bucket
+from samebits.core.finite import one_nan
+from samebits.core.ranks import World
+from samebits.core.shards import gradients_held
+from samebits.core.summing import gradients_of
+from samebits.core.tree import total
 
 ALONE = World(0, 1, torch.device("cpu"))
 MICRO_BATCHES = 4

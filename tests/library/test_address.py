@@ -12,13 +12,14 @@ import pytest
 from conftest import PACKAGE, PROJECT, python
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.address import address, manifest, pins
-from project.repro.address.address import ContentAddress, code, content_address, core, digest, locks
-from project.repro.base.project import Project
-from project.repro.base.text import flatten
-from project.repro.config.params import load
-from project.repro.core.errors import UserError
 from ruamel.yaml import YAML
+
+from samebits.address import address, manifest, pins
+from samebits.address.address import ContentAddress, code, content_address, core, digest, locks
+from samebits.base.project import Project
+from samebits.base.text import flatten
+from samebits.config.params import load
+from samebits.core.errors import UserError
 
 # Legal values for every key of params.yaml, as --set takes them: the first that is not the key's own stands
 # for a change. A new key needs a row here: in the first table if a change of it may change bits, in the
@@ -227,6 +228,7 @@ def test_data_changes_its_own_part_only():
 
 def copy_to(folder: Path) -> Project:
     ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(OURS.library, folder / "vendor" / "samebits", ignore=ignored)
     return Project(Path(shutil.copytree(PROJECT / "src" / PACKAGE, folder / "src" / "renamed", ignore=ignored)))
 
 
@@ -251,9 +253,10 @@ def ours() -> dict[str, str]:
 LIBRARY = sorted(path.relative_to(OURS.library).as_posix() for path in OURS.library.rglob("*.py"))
 CORE = [name for name in LIBRARY if address.in_core(name)]
 OWN = "train.py", "model.py", "data.py"
-NEW = "losses.py", "losses.pyc", "words.txt", "table.csv", "kernels/sum.cu", "repro/core/new.py", "repro/core/a.cu"
+NEW = "losses.py", "losses.pyc", "words.txt", "table.csv", "kernels/sum.cu"
+NEW += "samebits/core/new.py", "samebits/core/a.cu"
 LEFT_OUT = (
-    *("repro/analysis/new.py", "repro/library.sha256"),  # what no run imports
+    *("samebits/analysis/new.py", "samebits/library.sha256"),  # what no run imports
     *("model.py~", ".model.py.swp", ".hidden/model.py", "__pycache__/gone.pyc"),  # what editors and python leave behind
 )
 
@@ -265,23 +268,23 @@ def test_core_is_what_decides_bits():
     assert 20 < len(CORE) < len(LIBRARY) / 2
 
 
-@pytest.mark.parametrize("name", [*OWN, *NEW, *LEFT_OUT, *(f"repro/{name}" for name in LIBRARY)])
+@pytest.mark.parametrize("name", [*OWN, *NEW, *LEFT_OUT, *(f"samebits/{name}" for name in LIBRARY)])
 def test_line_in_a_file_changes_the_code_where_the_file_decides_bits(edited: Project, ours: dict[str, str], name: str):
     """A file of any kind, new ones too; of the library those in core alone. The package's own name changes nothing."""
-    path = edited.package / name
+    path = edited.file(name)
     path.parent.mkdir(exist_ok=True)
     was = path.read_bytes() if path.is_file() else None
     path.write_bytes((was or b"") + b"# a remark\n")
     after = code(edited)
     path.unlink() if was is None else path.write_bytes(was)
-    decides = {name} if name in (*OWN, *NEW) or name.removeprefix("repro/") in CORE else set()
+    decides = {name} if name in (*OWN, *NEW) or name.removeprefix("samebits/") in CORE else set()
     assert differing(ours, after) == decides and (digest(ours) != digest(after)) == bool(decides)
-    in_core = {f"repro/core/{each}" for each in differing(core(ours), core(after))}
-    assert in_core == {each for each in decides if each.startswith("repro/")}
+    in_core = {f"samebits/core/{each}" for each in differing(core(ours), core(after))}
+    assert in_core == {each for each in decides if each.startswith("samebits/")}
 
 
 def test_files_of_core_are_named_from_its_folder(renamed: Project):
-    """So the library may be moved within a package, or out of it."""
+    """So the library may be moved."""
     assert {f"core/{name}" for name in core(code(renamed))} == {*CORE}
 
 
@@ -311,8 +314,8 @@ def test_file_that_is_a_link_counts_with_its_content(renamed: Project, tmp_path:
 def test_no_run_imports_what_is_left_out():
     loaded = f"import sys, {PACKAGE}.train; print(*sorted(sys.modules))"
     names = python("-c", loaded).stdout.split()
-    inside = {name.removeprefix(f"{PACKAGE}.") for name in names if name.startswith(f"{PACKAGE}.")}
-    assert {"train", "data", "model", "repro.run", "repro.core.accumulate"} <= inside
+    inside = {name.removeprefix("samebits.") for name in names if name.startswith("samebits.")}
+    assert {"run", "core.accumulate"} <= inside
     outside = [entry.removesuffix(".py").rstrip("/").replace("/", ".") for entry in address.OUTSIDE_THE_RUN]
     assert not [name for name in inside if name.startswith(tuple(outside))]
 
@@ -496,6 +499,6 @@ def test_renamed_project_has_the_same_address(renamed: Project, prepared: Path, 
         params.replace(f'"{config.tracking.experiment}"', '"another"').replace("# ", "# remark: ")
     )
     words = "-m", renamed.name, "address", "--set", f"data.prepared={prepared}"
-    done = python(*words, cwd=elsewhere, env={"PYTHONPATH": str(elsewhere / "src")})
+    done = python(*words, cwd=elsewhere, env={"PYTHONPATH": f"{elsewhere}/src:{elsewhere}/vendor"})
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == content_address(OURS, config, manifest.read(prepared), 1).record()

@@ -15,11 +15,12 @@ from conftest import PACKAGE, PROJECT
 from faulty import Faulty
 from project.config import Config
 from project.prepare import prepare
-from project.repro.address import manifest
-from project.repro.base.text import flatten
-from project.repro.core.errors import Disagreement
-from project.repro.guards.agreement import require_agreement
-from project.repro.guards.disagreement import blame, disagreements, ranges, table
+
+from samebits.address import manifest
+from samebits.base.text import flatten
+from samebits.core.errors import Disagreement
+from samebits.guards.agreement import require_agreement
+from samebits.guards.disagreement import blame, disagreements, ranges, table
 
 # ---- the table
 

@@ -11,13 +11,14 @@ import pytest
 import torch
 from clone import Forked, command, copied, edit, project_in, verb
 from conftest import PACKAGE, Trained, training
-from project.repro.address.manifest import sha256_file
-from project.repro.analysis.audit.audit import Audit
-from project.repro.analysis.audit.rules import Finding
-from project.repro.analysis.audit.syntax import Source
-from project.repro.base.files import read_json
-from project.repro.core.errors import UserError
-from project.repro.start import trainings
+
+from samebits.address.manifest import sha256_file
+from samebits.analysis.audit.audit import Audit
+from samebits.analysis.audit.rules import Finding
+from samebits.analysis.audit.syntax import Source
+from samebits.base.files import read_json
+from samebits.core.errors import UserError
+from samebits.start import trainings
 
 PLANTED = '''import torch
 import torch.utils.checkpoint
@@ -150,7 +151,7 @@ def test_operation_that_raises_here_is_told_and_the_step_goes_on(planted: Audite
 def test_operation_that_is_not_portable_is_found(planted: Audited):
     found = planted.found("portability", "sqrt float32")
     assert found | planted.line("blocks/model.py", "torch.sqrt(") == found
-    assert found["module"] == "planted (Planted)" and found["instead"] == "repro.core.exact.sqrt(x)"
+    assert found["module"] == "planted (Planted)" and found["instead"] == "samebits.core.exact.sqrt(x)"
 
 
 def test_comment_silences_an_operation(planted: Audited):

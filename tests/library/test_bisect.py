@@ -5,7 +5,8 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import combinations
 
 import pytest
-from project.repro.analysis.bisect.bisect import (
+
+from samebits.analysis.bisect.bisect import (
     LEAST,
     Found,
     Kept,

@@ -18,19 +18,20 @@ from conftest import PACKAGE, PROJECT
 from handmade import traced, write
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.analysis.bisect import cause, sides
-from project.repro.analysis.bisect.cause import EQUAL, FOUND, NOT_FOUND, Answer, bisected
-from project.repro.analysis.bisect.commits import cloned
-from project.repro.analysis.bisect.sides import Named, Question, requested
-from project.repro.analysis.bisect.suspects import Setup, side, split
-from project.repro.analysis.series import Made, Requested
-from project.repro.base.project import Project
-from project.repro.config.params import load
-from project.repro.core.errors import UserError
-from project.repro.core.flags import FLAGS
-from project.repro.record.receipt import read
-from project.repro.start import trainings
 from test_replay import state
+
+from samebits.analysis.bisect import cause, sides
+from samebits.analysis.bisect.cause import EQUAL, FOUND, NOT_FOUND, Answer, bisected
+from samebits.analysis.bisect.commits import cloned
+from samebits.analysis.bisect.sides import Named, Question, requested
+from samebits.analysis.bisect.suspects import Setup, side, split
+from samebits.analysis.series import Made, Requested
+from samebits.base.project import Project
+from samebits.config.params import load
+from samebits.core.errors import UserError
+from samebits.core.flags import FLAGS
+from samebits.record.receipt import read
+from samebits.start import trainings
 
 SMALL = ("train.epochs=1", "model.width=8", "model.depth=1", "parallel.global_batch=256")
 INNOCENT = ("loader.workers=1", "checkpoint.every=3", "train.evaluate_every=1", "integrity.compare_every=2")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from project.repro.base.project import LIBRARY
+
+from samebits.base.project import LIBRARY
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,15 @@ from functools import partial
 
 import pytest
 import torch
-from project.repro.core.accumulate import Accumulation
-from project.repro.core.buffers import Buffers
-from project.repro.core.errors import UserError
-from project.repro.core.ranks import World
-from project.repro.core.transport import Transport
-from project.repro.core.tree import Node, blocks, push, total
 from states import nonfinite_of, parallel_of, state_of
 from torch import Tensor, nn
+
+from samebits.core.accumulate import Accumulation
+from samebits.core.buffers import Buffers
+from samebits.core.errors import UserError
+from samebits.core.ranks import World
+from samebits.core.transport import Transport
+from samebits.core.tree import Node, blocks, push, total
 
 ALONE = World(0, 1, torch.device("cpu"))
 MICRO_BATCHES = 4

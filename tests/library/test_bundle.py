@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 from clone import Forked, git, project_in, verb
-from project.repro.address.manifest import sha256_file
-from project.repro.analysis import archive
-from project.repro.analysis.bundle.bundle import bundled
-from project.repro.analysis.sources import KEPT, located
-from project.repro.core.errors import RunError, UserError
-from project.repro.start import trainings
 from ruamel.yaml import YAML
+
+from samebits.address.manifest import sha256_file
+from samebits.analysis import archive
+from samebits.analysis.bundle.bundle import bundled
+from samebits.analysis.sources import KEPT, located
+from samebits.core.errors import RunError, UserError
+from samebits.start import trainings
 
 NOWHERE = str
 

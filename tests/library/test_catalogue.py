@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from project.repro.analysis.audit import catalogue
-from project.repro.analysis.audit.catalogue import ROWS, UNSEEN, Call, entries
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from samebits.analysis.audit import catalogue
+from samebits.analysis.audit.catalogue import ROWS, UNSEEN, Call, entries
 
 
 def test_every_entry_of_the_installed_catalogue_is_mapped():

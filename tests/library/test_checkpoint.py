@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from project.repro.address import manifest
-from project.repro.checkpoint import checkpoint, stored
-from project.repro.checkpoint.checkpoint import found, newest, read, write
-from project.repro.core.errors import UserError
-from project.repro.core.optimizers import Optimizers
-from project.repro.core.state import Snapshot, State, copy
-from project.repro.core.trees import unpack
 from states import FILES, OPTIMIZERS, ORIGIN, Training, assert_equal, silent, snapshot
 from torch import nn
+
+from samebits.address import manifest
+from samebits.checkpoint import checkpoint, stored
+from samebits.checkpoint.checkpoint import found, newest, read, write
+from samebits.core.errors import UserError
+from samebits.core.optimizers import Optimizers
+from samebits.core.state import Snapshot, State, copy
+from samebits.core.trees import unpack
 
 # ---- what is read is what was taken
 

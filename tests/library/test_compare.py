@@ -13,8 +13,9 @@ from clone import verb
 from conftest import PACKAGE, python
 from handmade import write
 from project import PROJECT as OURS
-from project.repro.record import names
-from project.repro.tracking import tracking
+
+from samebits.record import names
+from samebits.tracking import tracking
 
 LOW, HIGH = [0.9861, 0.9875, 0.9889, 0.9847, 0.9902], [0.9944, 0.9958, 0.9931, 0.9972, 0.9919]
 

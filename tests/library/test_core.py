@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from conftest import PACKAGE
-from project.repro.core import errors
+
+from samebits.core import errors
 
 REPRO = Path(errors.__file__).parents[1]
 CORE = [f"core.{path.stem}" for path in sorted((REPRO / "core").rglob("*.py"))]
@@ -23,7 +24,7 @@ def source(module: str) -> Path:
 
 def imported(text: str, module: str) -> Iterator[str]:
     """What a module imports: modules of the library by their names in it, others by their first names."""
-    package = ["repro", *module.split(".")[:-1]]
+    package = ["samebits", *module.split(".")[:-1]]
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -32,7 +33,7 @@ def imported(text: str, module: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             base = [*package[: len(package) - node.level + 1], *(node.module.split(".") if node.module else [])]
             place = REPRO.joinpath(*base[1:])
-            if not base or (base[0] == "repro" and place.is_dir()):  # from a folder, its modules
+            if not base or (base[0] == "samebits" and place.is_dir()):  # from a folder, its modules
                 yield from (".".join([*base, alias.name]) for alias in node.names)
             else:
                 yield ".".join(base)
@@ -40,7 +41,7 @@ def imported(text: str, module: str) -> Iterator[str]:
 
 def foreign(text: str, module: str) -> list[str]:
     """What a module of the core imports from outside of it."""
-    known = {*LIBRARIES, *sys.stdlib_module_names, *(f"repro.{name}" for name in CORE)}
+    known = {*LIBRARIES, *sys.stdlib_module_names, *(f"samebits.{name}" for name in CORE)}
     return sorted({name for name in imported(text, module) if name not in known})
 
 
@@ -52,14 +53,14 @@ def test_core_imports_nothing_else_of_the_library(module: str):
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("from ..record import names", "repro.record.names"),
-        ("from ..config.settings import Settings", "repro.config.settings"),
-        ("from ..base import files", "repro.base.files"),
-        ("from ..trace import trace", "repro.trace.trace"),
+        ("from ..record import names", "samebits.record.names"),
+        ("from ..config.settings import Settings", "samebits.config.settings"),
+        ("from ..base import files", "samebits.base.files"),
+        ("from ..trace import trace", "samebits.trace.trace"),
         ("from ... import data", "data"),
         (f"from {PACKAGE} import data", PACKAGE),
         ("import pydantic.fields", "pydantic"),
-        ("def late():\n    from ..base.files import durable", "repro.base.files"),
+        ("def late():\n    from ..base.files import durable", "samebits.base.files"),
         ("if True:\n    import rich", "rich"),
     ],
 )

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from clone import Forked, project_in, verb
 from conftest import PACKAGE
-from project.repro.analysis import cost, statistics
-from project.repro.analysis.cost import ALL, STRICT
-from project.repro.config.settings import Determinism
-from project.repro.core.errors import UserError
-from project.repro.start import trainings
+
+from samebits.analysis import cost, statistics
+from samebits.analysis.cost import ALL, STRICT
+from samebits.config.settings import Determinism
+from samebits.core.errors import UserError
+from samebits.start import trainings
 
 STEPS = 100
 DETERMINISM = Determinism(cpu="portable", relax=())

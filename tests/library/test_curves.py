@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from project.repro.record import names
-from project.repro.record.curves import write_curves
+
+from samebits.record import names
+from samebits.record.curves import write_curves
 
 LOOP = [{"step": step, "time": step, "metrics": {"loss": step / 8, "rate": 1e-30}} for step in range(3)]
 MIDWAY = {"step": 1, "time": 9, "metrics": {"epoch": 1.0, "accuracy": 0.5}}

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from project.repro.checkpoint.checkpoint import Damaged, found, newest, read, write
 from states import FILES, ORIGIN, assert_equal, silent, snapshot
+
+from samebits.checkpoint.checkpoint import Damaged, found, newest, read, write
 
 
 def position_classes(path: Path) -> dict[str, tuple[Path, range]]:

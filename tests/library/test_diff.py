@@ -24,20 +24,21 @@ from project import data as data_module
 from project import train as train_module
 from project.config import Config
 from project.model import build
-from project.repro.address import manifest
-from project.repro.address.manifest import sha256_file
-from project.repro.analysis.diff import Place, causes, first_place, load, report
-from project.repro.base.files import read_json
-from project.repro.checkpoint import checkpoint
-from project.repro.config.settings import Checkpoint
-from project.repro.core import loop as loop_module
-from project.repro.core.sampling import Plan
-from project.repro.core.seeds import derive
-from project.repro.record import statement
-from project.repro.record.chain import STEP
-from project.repro.record.view import RunView
 from safetensors import safe_open
 from safetensors.torch import save_file
+
+from samebits.address import manifest
+from samebits.address.manifest import sha256_file
+from samebits.analysis.diff import Place, causes, first_place, load, report
+from samebits.base.files import read_json
+from samebits.checkpoint import checkpoint
+from samebits.config.settings import Checkpoint
+from samebits.core import loop as loop_module
+from samebits.core.sampling import Plan
+from samebits.core.seeds import derive
+from samebits.record import statement
+from samebits.record.chain import STEP
+from samebits.record.view import RunView
 
 SETTINGS = "tracking.enabled=false", "trace.level=tensor"
 TRANSFORMER = "model.name=transformer"

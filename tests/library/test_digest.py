@@ -4,8 +4,10 @@ import itertools
 
 import pytest
 import torch
-from conftest import PACKAGE, python
-from project.repro.core.digest import (
+from conftest import python
+from torch import Tensor
+
+from samebits.core.digest import (
     ROW,
     _keys,
     combined_digest,
@@ -15,9 +17,8 @@ from project.repro.core.digest import (
     tensor_digest,
     tensor_digests,
 )
-from project.repro.core.ranks import World
-from project.repro.core.shards import Shard
-from torch import Tensor
+from samebits.core.ranks import World
+from samebits.core.shards import Shard
 
 MASK = 2**64 - 1
 
@@ -177,10 +178,10 @@ def test_digests_of_a_mapping_are_those_of_its_tensors():
     assert tensor_digests(tensors).tolist() == [int(tensor_digest(t)) for t in tensors.values()]
 
 
-IN_THREADS = f"""
+IN_THREADS = """
 import sys, torch
 torch.set_num_threads(int(sys.argv[1]))
-from {PACKAGE}.repro.core.digest import tensor_digest
+from samebits.core.digest import tensor_digest
 numbers = torch.randint(-(2**62), 2**62, (1 << 20,), generator=torch.Generator().manual_seed(0))
 print(torch.get_num_threads(), int(tensor_digest(numbers)), int(tensor_digest(numbers[::3].to(torch.int32))))
 """
@@ -211,7 +212,7 @@ def test_how_many_words_are_joined_does_not_matter(size: int, monkeypatch: pytes
     lengths = 7, 2 * ROW, 5, 2 * ROW - 1, 10 * ROW, 3, 0, 2 * ROW - 15  # in float32: half as many words
     tensors = [values(length, seed=length) for length in lengths]
     whole = torch.cat([t if t.numel() % 2 == 0 else torch.cat([t, torch.zeros(1)]) for t in tensors])
-    monkeypatch.setattr("project.repro.core.digest.CACHED", size)
+    monkeypatch.setattr("samebits.core.digest.CACHED", size)
     filled = 4 * sum(length % 2 for length in lengths)  # bytes that fill words up are not counted
     wanted = number(whole) - filled * 0x9E3779B97F4A7C15
     assert int(combined_digest(tensors)) & MASK == wanted & MASK

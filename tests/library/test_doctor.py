@@ -19,11 +19,12 @@ import torch
 from clone import commit, copied, edit, project_in, verb
 from conftest import PACKAGE, PROJECT, WORD, python
 from project.config import Config
-from project.repro.address import locks as locks_module
-from project.repro.analysis.doctor import checks, doctor, hardware, packages
-from project.repro.analysis.doctor.found import Context, Found, State
-from project.repro.environment import canary
 from server import Quiet
+
+from samebits.address import locks as locks_module
+from samebits.analysis.doctor import checks, doctor, hardware, packages
+from samebits.analysis.doctor.found import Context, Found, State
+from samebits.environment import canary
 
 OK, WARNING, FAULT, UNKNOWN = State
 
@@ -32,7 +33,7 @@ OK, WARNING, FAULT, UNKNOWN = State
 def own(tmp_path: Path) -> Path:
     """A committed copy of this project's files."""
     files = "params.yaml", "pyproject.toml", "Dockerfile", "dvc.yaml", ".gitignore"
-    commit(copied(tmp_path / "own", ("src", "requirements"), files))
+    commit(copied(tmp_path / "own", ("src", "vendor", "requirements"), files))
     return tmp_path / "own"
 
 
@@ -140,7 +141,7 @@ def memory_errors(*counts: int) -> Plant:
 PLANTED: list[tuple[Plant, Callable[[Context], Found], State, str]] = [
     (appended("model.py"), checks.git, WARNING, f"uncommitted changes: src/{PACKAGE}/model.py"),
     (no_repository, checks.git, WARNING, "no git commit"),
-    (appended("repro/analysis/diff.py"), checks.library_as_released, WARNING, "modified: analysis/diff.py"),
+    (appended("samebits/analysis/diff.py"), checks.library_as_released, WARNING, "modified: analysis/diff.py"),
     (linked, checks.code_of_the_address, FAULT, "a link to a folder"),
     (another_pin, checks.locks, FAULT, "numpy"),
     (not_installed, packages.installed, FAULT, "missing: nobody; rfc8785 "),

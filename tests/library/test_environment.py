@@ -9,14 +9,15 @@ import pytest
 import torch
 from conftest import PACKAGE, SECRETS, WORD, Trained, python
 from project.config import Config
-from project.repro.address.address import digest
-from project.repro.base.redact import without_credentials
-from project.repro.config.settings import Compute, Determinism
-from project.repro.core import flags
-from project.repro.environment.canary import RELEASED
-from project.repro.environment.compiler import compiler
-from project.repro.environment.environment import numeric_environment, record, variables
-from project.repro.record.classes import class_of, described, promises
+
+from samebits.address.address import digest
+from samebits.base.redact import without_credentials
+from samebits.config.settings import Compute, Determinism
+from samebits.core import flags
+from samebits.environment.canary import RELEASED
+from samebits.environment.compiler import compiler
+from samebits.environment.environment import numeric_environment, record, variables
+from samebits.record.classes import class_of, described, promises
 
 STRICT = Determinism(cpu="portable", relax=())
 PLAIN = Compute(precision="float32", compile=False)
@@ -91,18 +92,18 @@ def test_switch_left_off_changes_the_digest():
     assert {name for name in before if before[name] != after[name]} == {"flags"}
 
 
-CLASS = f"""
-from {PACKAGE}.repro.config.settings import Determinism
-from {PACKAGE}.repro.core import flags as flags
+CLASS = """
+from samebits.config.settings import Determinism
+from samebits.core import flags as flags
 strict = Determinism(cpu="portable", relax=())
 flags.apply(strict)
 import torch
-from {PACKAGE}.repro.environment.environment import numeric_environment
-from {PACKAGE}.repro.record.classes import class_of
+from samebits.environment.environment import numeric_environment
+from samebits.record.classes import class_of
 environment = numeric_environment(strict, torch.device("cpu"))
 print(class_of(environment, plain=True), environment["libc"])
 import hashlib, random, numpy
-from {PACKAGE}.repro.core.seeds import seed_everything
+from samebits.core.seeds import seed_everything
 seed_everything(5)
 N = 4096
 safe = [random.random() for _ in range(N)], random.sample(range(N), N)

@@ -7,15 +7,16 @@ import numpy
 import pytest
 import torch
 from conftest import PACKAGE, Trained, python
-from project.repro.base.files import read_json
-from project.repro.checkpoint.final import load_weights
-from project.repro.core.errors import UserError
-from project.repro.core.evaluation import count_batches, evaluating
-from project.repro.core.ranks import World
-from project.repro.core.seeds import seed_everything
-from project.repro.record import names
 from safetensors.torch import save_model
 from torch import nn
+
+from samebits.base.files import read_json
+from samebits.checkpoint.final import load_weights
+from samebits.core.errors import UserError
+from samebits.core.evaluation import count_batches, evaluating
+from samebits.core.ranks import World
+from samebits.core.seeds import seed_everything
+from samebits.record import names
 
 
 def test_evaluation_gives_the_metrics_of_the_run(untracked: Trained, prepared: Path):

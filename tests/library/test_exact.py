@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 import numpy
 import pytest
 import torch
-from project.repro.core import exact
-from project.repro.core.ranks import World
-from project.repro.core.shards import Scattered, Shard
+
+from samebits.core import exact
+from samebits.core.ranks import World
+from samebits.core.shards import Scattered, Shard
 
 T = TypeVar("T")
 CPU = torch.device("cpu")

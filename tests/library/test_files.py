@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from project.repro.base.files import durable, write_json
+
+from samebits.base.files import durable, write_json
 
 
 def test_file_has_its_name_once_it_is_written(tmp_path: Path):

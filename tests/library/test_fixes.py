@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from clone import SETTINGS, command, copied, project_in
 from conftest import PACKAGE, python, training
-from project.repro.address.address import in_core
-from project.repro.address.manifest import sha256_file
-from project.repro.base.files import read_json, write_json
+
+from samebits.address.address import in_core
+from samebits.address.manifest import sha256_file
+from samebits.base.files import read_json, write_json
 
 STOPPED = "trace.values=7"
 
@@ -85,7 +86,8 @@ def test_training_imports_no_mlflow(fixed: Path, tmp_path: Path):
     (tmp_path / "sitecustomize.py").write_text(NOTING)
     settings = [word for word in SETTINGS if not word.startswith("tracking")]
     arguments = training(fixed / "tracked", fixed / "data" / "prepared", *settings, "unhashed.modules=[sitecustomize]")
-    env = {"PYTHONPATH": f"{tmp_path}:{fixed / 'src'}", "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/runs.db"}
+    path = f"{tmp_path}:{fixed}/src:{fixed}/vendor"
+    env = {"PYTHONPATH": path, "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/runs.db"}
     done = python("-m", f"{PACKAGE}.train", *arguments, cwd=fixed, env=env)
     assert done.returncode == 0 and "tracked    sqlite:///" in done.stdout, done.stdout + done.stderr
     noted = [read_json(path) for path in tmp_path.glob("*.json")]

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import PACKAGE, python
-from project.repro.config.settings import Determinism
-from project.repro.core import flags
-from project.repro.core.errors import UserError
-from project.repro.core.flag_table import ALLOCATION
-from project.repro.core.flags import FLAGS, Flag, applicable, apply, can_be_portable, effective, missing_variables
-from project.repro.environment.canary import OPERATIONS, RELEASED, arithmetic_canary
+from conftest import python
+
+from samebits.config.settings import Determinism
+from samebits.core import flags
+from samebits.core.errors import UserError
+from samebits.core.flag_table import ALLOCATION
+from samebits.core.flags import FLAGS, Flag, applicable, apply, can_be_portable, effective, missing_variables
+from samebits.environment.canary import OPERATIONS, RELEASED, arithmetic_canary
 
 STRICT = Determinism(cpu="portable", relax=())
 HERE = {flag.name: flag for flag in applicable(STRICT)}
@@ -91,8 +92,8 @@ def test_the_tests_themselves_run_in_the_strict_environment():
 
 
 def test_the_tests_themselves_use_the_package_and_no_copy_of_it():
-    assert flags is sys.modules[f"{PACKAGE}.repro.core.flags"]
-    assert flags.__spec__.name == flags.__name__ == f"{PACKAGE}.repro.core.flags"
+    assert flags is sys.modules["samebits.core.flags"]
+    assert flags.__spec__.name == flags.__name__ == "samebits.core.flags"
 
 
 def test_no_switch_is_left_off_unasked():
@@ -160,13 +161,13 @@ INSTEAD = {
     "NPY_DISABLE_CPU_FEATURES": {"NPY_DISABLE_CPU_FEATURES": "X86_V3"},
     "OPENBLAS_CORETYPE": {"OPENBLAS_CORETYPE": "Nehalem"},
 }
-PROBE = f"""
+PROBE = """
 import json, sys
-from {PACKAGE}.repro.environment import canary
-from {PACKAGE}.repro.core import flags as flags
-from {PACKAGE}.repro.config.settings import Determinism
+from samebits.environment import canary
+from samebits.core import flags as flags
+from samebits.config.settings import Determinism
 flags.apply(Determinism(cpu="portable", relax=sys.argv[1:]))
-print(json.dumps({{"effective": flags.effective(), "canary": canary.arithmetic_canary()}}))
+print(json.dumps({"effective": flags.effective(), "canary": canary.arithmetic_canary()}))
 """
 
 

@@ -13,9 +13,10 @@ from clone import command, commit, copied, edit, git, project_in
 from conftest import PACKAGE, PROJECT, python
 from project.config import Config
 from project.data import parse
-from project.repro.address import hashing, manifest
-from project.repro.address.manifest import sha256_file
-from project.repro.record.receipt import read
+
+from samebits.address import hashing, manifest
+from samebits.address.manifest import sha256_file
+from samebits.record.receipt import read
 
 RAW = "data/raw/digits"
 pytestmark = pytest.mark.long
@@ -88,7 +89,7 @@ def project(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dvc(folder: Path, *words: str) -> str:
-    done = python("-m", "dvc", *words, cwd=folder, env={"PYTHONPATH": str(folder / "src")})
+    done = python("-m", "dvc", *words, cwd=folder, env={"PYTHONPATH": f"{folder}/src:{folder}/vendor"})
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -168,7 +169,7 @@ def test_run_is_replayed_with_the_folder_from_dvc(copy: Path):
 
 
 def test_users_own_folder_serves_a_replay(project: Path, tmp_path: Path):
-    from project.repro.analysis import replay
+    from samebits.analysis import replay
 
     stated = read(project / "artifacts").stated
     wanted = stated["preimage"]["config"]["data"]["sha256"]

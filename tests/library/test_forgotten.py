@@ -19,25 +19,26 @@ from attempt import inside
 from loops import STEPS, WHOLE, Loop, Parts, draws, each_step, good, plain
 from project import PROJECT
 from project.config import Config
-from project.repro.base.files import read_json
-from project.repro.checkpoint.final import load_weights
-from project.repro.core import accumulate, flags
-from project.repro.core.accumulate import Accumulation
-from project.repro.core.buffers import Buffers
-from project.repro.core.ddp import DDP
-from project.repro.core.errors import UserError
-from project.repro.core.loop import Loop as TrainingLoop
-from project.repro.core.ranks import World
-from project.repro.core.step import Step
-from project.repro.core.summing import gradients_of
-from project.repro.guards.unsaved import UnsavedState
-from project.repro.record import names
-from project.repro.run import Run, alone
-from project.repro.start import launch
 from slips import GAVE_NONE, SLIPS, backward_twice, bare_model, second_optimizer
 from states import parallel_of, state_of
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from samebits.base.files import read_json
+from samebits.checkpoint.final import load_weights
+from samebits.core import accumulate, flags
+from samebits.core.accumulate import Accumulation
+from samebits.core.buffers import Buffers
+from samebits.core.ddp import DDP
+from samebits.core.errors import UserError
+from samebits.core.loop import Loop as TrainingLoop
+from samebits.core.ranks import World
+from samebits.core.step import Step
+from samebits.core.summing import gradients_of
+from samebits.guards.unsaved import UnsavedState
+from samebits.record import names
+from samebits.run import Run, alone
+from samebits.start import launch
 
 pytestmark = pytest.mark.usefixtures("as_a_stage")
 REDUCERS = "tree", "ddp"

@@ -12,14 +12,15 @@ import pytest
 from clone import copied, project_in
 from conftest import PACKAGE
 from project import PROJECT
-from project.repro.analysis import verify
-from project.repro.analysis.verify import ONCE, WAYS, Way, starting
-from project.repro.base.project import Project
-from project.repro.config.settings import Determinism
-from project.repro.core.errors import RunError
-from project.repro.start import trainings
-from project.repro.start.warm import Warm
 from server import until, until_gone
+
+from samebits.analysis import verify
+from samebits.analysis.verify import ONCE, WAYS, Way, starting
+from samebits.base.project import Project
+from samebits.config.settings import Determinism
+from samebits.core.errors import RunError
+from samebits.start import trainings
+from samebits.start.warm import Warm
 
 # Says how it was started, or meets the other ranks, fails, waits. It stands where the project's own code does.
 MODULE = """
@@ -35,7 +36,7 @@ def meet():
     os.write(1, f"{json.dumps(said)}\\n".encode())  # at once, or the lines of two ranks may be one
 
 def say():
-    mine = sorted(name for name in sys.modules if name.startswith("{package}.repro.analysis"))
+    mine = sorted(name for name in sys.modules if name.startswith("samebits.analysis"))
     group, tasks = os.getpgrp() == os.getpid(), len(os.listdir("/proc/self/task"))
     places = sorted(name for name in os.environ if name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
     print(json.dumps([sys.argv[1:], sys.orig_argv[1:], __name__, mine, group, tasks, places, sys.stdin.read()]))
@@ -48,7 +49,7 @@ def fail():
     sys.exit(2)
 
 def refuse():
-    from {package}.repro.core import errors
+    from samebits.core import errors
     if os.environ["RANK"] == "0":
         time.sleep(3600)
     errors.PATIENCE = 0
@@ -145,8 +146,8 @@ PARENT = """
 import sys, time
 from pathlib import Path
 from {package} import PROJECT
-from {package}.repro.start import trainings
-from {package}.repro.start.warm import Warm
+from samebits.start import trainings
+from samebits.start.warm import Warm
 with Warm(PROJECT, trainings.environment(PROJECT)) as warm:
     warm.start("{package}.forked", ["wait"], log := Path(sys.argv[1]))
     while not log.read_text():

@@ -4,8 +4,9 @@ import math
 from typing import Any
 
 import pytest
-from project.repro.base.forms import ABSENT, Form, NotFinite, Sha256, fault
 from pydantic import Field
+
+from samebits.base.forms import ABSENT, Form, NotFinite, Sha256, fault
 
 
 class Inner(Form):

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 from conftest import PACKAGE, Trained, python, trained, training
-from project.repro.checkpoint.checkpoint import found, newest
-from project.repro.checkpoint.saver import Saver
-from project.repro.config.settings import Checkpoint
-from project.repro.core.optimizers import Optimizers
 from states import ORIGIN, Training, silent
 from torch import nn
+
+from samebits.checkpoint.checkpoint import found, newest
+from samebits.checkpoint.saver import Saver
+from samebits.config.settings import Checkpoint
+from samebits.core.optimizers import Optimizers
 
 SMALL = 1 << 20  # bytes that the disk holds; a checkpoint of `Large` needs more than half of it
 

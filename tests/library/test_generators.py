@@ -8,9 +8,10 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from project.repro.core import generators
-from project.repro.core.generators import seeded
-from project.repro.core.seeds import seed_everything
+
+from samebits.core import generators
+from samebits.core.generators import seeded
+from samebits.core.seeds import seed_everything
 
 Draw = Callable[[], Any]
 

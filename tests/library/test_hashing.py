@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from conftest import PROJECT, python
-from project.repro.address import hashing, manifest
-from project.repro.config.settings import Data
-from project.repro.core.errors import UserError
+
+from samebits.address import hashing, manifest
+from samebits.config.settings import Data
+from samebits.core.errors import UserError
 
 FILES = {"a.png": b"first", "b/c.png": b"second", "b/d.png": b"third", ".hidden": b""}
 ALL = sorted(Path(name).name for name in FILES)
@@ -400,7 +401,7 @@ def test_memory_that_cannot_be_written_costs_speed_alone(raw: Path, monkeypatch:
 CHECKS = """
 import sys
 from pathlib import Path
-from {package}.repro.address import hashing, manifest
+from samebits.address import hashing, manifest
 hashing.MEMORY, hashing.STEP = Path(sys.argv[1]), -(10**18)
 for _ in range(30):
     hashing._place(Path(sys.argv[2])).unlink(missing_ok=True)

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from project.repro.core.errors import UserError
-from project.repro.core.optimizers import Optimizers
-from project.repro.guards.holders import require_saved
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR, LambdaLR, ReduceLROnPlateau, SequentialLR
 from torch.optim.swa_utils import SWALR, AveragedModel
+
+from samebits.core.errors import UserError
+from samebits.core.optimizers import Optimizers
+from samebits.guards.holders import require_saved
 
 
 class Own:

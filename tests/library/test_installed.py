@@ -7,9 +7,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from project.repro.address import locks
 from small import Case, small
 from warm import PACKAGE, PROJECT
+
+from samebits.address import locks
 
 
 @pytest.fixture

@@ -13,18 +13,19 @@ from conftest import PACKAGE
 from faulty import FLIPPED_AFTER, Faulty, flip
 from project.config import Config
 from project.model import MODELS
-from project.repro.core.accumulate import Accumulation
-from project.repro.core.errors import Disagreement
-from project.repro.core.loop import Loop
-from project.repro.core.optimizers import Optimizers
-from project.repro.core.ranks import World
-from project.repro.core.sampling import Plan
-from project.repro.core.seeds import seed_everything
-from project.repro.core.state import State
-from project.repro.core.step import Step
 from states import parallel_of, state_of
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from samebits.core.accumulate import Accumulation
+from samebits.core.errors import Disagreement
+from samebits.core.loop import Loop
+from samebits.core.optimizers import Optimizers
+from samebits.core.ranks import World
+from samebits.core.sampling import Plan
+from samebits.core.seeds import seed_everything
+from samebits.core.state import State
+from samebits.core.step import Step
 
 HOST = [socket.gethostname(), "cpu"]
 AT = " ".join(HOST)

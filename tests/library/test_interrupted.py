@@ -12,20 +12,21 @@ from attempt import STEPS, Crash, Finish, crash_after, inside, origin
 from project import PROJECT as OURS
 from project import train as train_module
 from project.config import Config
-from project.repro.address.address import digest
-from project.repro.base.files import read_json, write_json
-from project.repro.checkpoint import checkpoint
-from project.repro.config.settings import Record as Fate
-from project.repro.core.errors import RunError, UserError
-from project.repro.core.shards import unsharded
-from project.repro.core.state import Snapshot
-from project.repro.record import names
-from project.repro.record import opening as opening_module
-from project.repro.record import record as record_module
-from project.repro.record.classes import environments
-from project.repro.record.receipt import read
-from project.repro.record.record import Record
-from project.repro.run import Run
+
+from samebits.address.address import digest
+from samebits.base.files import read_json, write_json
+from samebits.checkpoint import checkpoint
+from samebits.config.settings import Record as Fate
+from samebits.core.errors import RunError, UserError
+from samebits.core.shards import unsharded
+from samebits.core.state import Snapshot
+from samebits.record import names
+from samebits.record import opening as opening_module
+from samebits.record import record as record_module
+from samebits.record.classes import environments
+from samebits.record.receipt import read
+from samebits.record.record import Record
+from samebits.run import Run
 
 
 @pytest.fixture(scope="module")

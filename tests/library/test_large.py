@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 from project.config import Config
-from project.repro.core import sampling
-from project.repro.core.errors import UserError
-from project.repro.core.ranks import World
-from project.repro.guards import opened
 from small import Case, small
 from test_opened import module
+
+from samebits.core import sampling
+from samebits.core.errors import UserError
+from samebits.core.ranks import World
+from samebits.guards import opened
 
 SAMPLES = 10**8
 MEBIBYTES = SAMPLES * 8 / 2**20  # of the index

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from conftest import PACKAGE, python
-from project.repro.config.settings import Determinism
-from project.repro.core.flag_table import ALLOCATION
-from project.repro.core.flags import applicable, missing_variables
+
+from samebits.config.settings import Determinism
+from samebits.core.flag_table import ALLOCATION
+from samebits.core.flags import applicable, missing_variables
 
 STRICT = Determinism(cpu="portable", relax=())
 VARIABLES = [flag.name for flag in applicable(STRICT) if flag.setting]
@@ -36,7 +37,7 @@ LATE = f"""
 import torch
 from {PACKAGE} import PROJECT
 from {PACKAGE}.config import Config
-from {PACKAGE}.repro.start import launch
+from samebits.start import launch
 launch.begin(PROJECT, Config)
 """
 

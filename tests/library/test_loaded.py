@@ -10,37 +10,39 @@ from pathlib import Path
 import pytest
 from conftest import python
 from project import PROJECT as OURS
-from project.repro.address import loaded
-from project.repro.address.address import code
-from project.repro.base.project import Project
-from project.repro.core.errors import UserError
-from project.repro.core.sampling import _begin_worker
+
+from samebits.address import loaded
+from samebits.address.address import code
+from samebits.base.project import Project
+from samebits.core.errors import UserError
+from samebits.core.sampling import _begin_worker
 
 OLD, NEW = "RATE = 0.1\n", "RATE = 0.2\n"  # of one length
-MODULES = "__init__", "early", "repro.__init__", "repro.loader", "rates"
+MODULES = "sealed.__init__", "sealed.early", "samebits.__init__", "samebits.loader", "sealed.rates"
 
 
 @pytest.fixture
 def other(tmp_path: Path) -> Project:
     """A project with this library, whose modules all hold a constant; two are imported before the library is."""
     package = tmp_path / "src" / "sealed"
-    shutil.copytree(OURS.library, package / "repro", ignore=shutil.ignore_patterns("__pycache__", "analysis"))
+    ignored = shutil.ignore_patterns("__pycache__", "analysis")
+    shutil.copytree(OURS.library, tmp_path / "vendor" / "samebits", ignore=ignored)
     first = "from . import early\n" + (OURS.package / "__init__.py").read_text()
     for name, text in {"__init__": first, "early": "", "rates": "def rate(): return RATE\n"}.items():
         (package / f"{name}.py").write_text(text)
     for name in MODULES:
-        with file_of(package, name).open("a") as file:
+        with file_of(Project(package), name).open("a") as file:
             file.write(f"{NEW}print(__name__)\n")
     return Project(package)
 
 
-def file_of(package: Path, name: str) -> Path:
-    return package / f"{name.replace('.', '/')}.py"
+def file_of(project: Project, module: str) -> Path:
+    return project.file(f"{module.replace('.', '/').removeprefix('sealed/')}.py")
 
 
 def run(other: Project, script: str, **env: str) -> list[str]:
     """What a process prints that imports the project."""
-    without = {"PYTHONDONTWRITEBYTECODE": None, "PYTHONPATH": str(other.package.parent)}
+    without = {"PYTHONDONTWRITEBYTECODE": None, "PYTHONPATH": os.pathsep.join(other.path)}
     done = python("-c", script, cwd=other.root, env=without | env)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -50,11 +52,11 @@ def run(other: Project, script: str, **env: str) -> list[str]:
 
 LOADING = """
 import importlib, sealed
-from sealed.repro.address import loaded
+from samebits.address import loaded
 loaded.remember(sealed.PROJECT)
 import sealed.rates
 loaded.require_unchanged(sealed.PROJECT)
-print(*(importlib.import_module(f"sealed.{name}".removesuffix(".__init__")).RATE for name in MODULES))
+print(*(importlib.import_module(name.removesuffix(".__init__")).RATE for name in MODULES))
 """.replace("MODULES", str(MODULES))
 UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
 TIMESTAMP = py_compile.PycInvalidationMode.TIMESTAMP
@@ -64,7 +66,7 @@ TIMESTAMP = py_compile.PycInvalidationMode.TIMESTAMP
 def test_bytecode_of_an_older_version_is_not_run(other: Project, mode: py_compile.PycInvalidationMode):
     """Nor where the package begins, before anything of the library is imported."""
     for name in MODULES:
-        file = file_of(other.package, name)
+        file = file_of(other, name)
         now = file.read_text()
         file.write_text(now.replace(NEW, OLD))
         kept = file.stat().st_mtime_ns
@@ -80,8 +82,8 @@ def test_source_edited_beside_its_bytecode_runs_and_is_not_refused(other: Projec
     run(other, LOADING)
     cached = {*(other.package / "__pycache__").iterdir()}
     assert not [path for path in cached if path.name.startswith("rates")]
-    for name in ("__init__", "rates"):
-        file = file_of(other.package, name)
+    for name in ("sealed.__init__", "sealed.rates"):
+        file = file_of(other, name)
         file.write_text(file.read_text().replace(NEW, "RATE = 0.25\n"))
     py_compile.compile(str(file), invalidation_mode=TIMESTAMP, doraise=True)
     later = file.stat().st_mtime_ns + 2_000_000_000
@@ -95,7 +97,7 @@ def test_modules_run_once(other: Project):
     first.write_text(first.read_text().replace("from . import early\n", ""))
     for _ in range(2):  # the second time with bytecode
         said = run(other, "import sealed.rates")
-        assert said == ["sealed.repro.loader", "sealed.repro", "sealed", "sealed.rates"]
+        assert said == ["samebits.loader", "samebits", "sealed", "sealed.rates"]
 
 
 def test_bytecode_without_its_source_is_not_loaded(other: Project):
@@ -112,8 +114,8 @@ def test_bytecode_without_its_source_is_not_loaded(other: Project):
 LATE = """
 import inspect, json, shutil, sealed
 from pathlib import Path
-from sealed.repro.address import loaded
-from sealed.repro.core.errors import UserError
+from samebits.address import loaded
+from samebits.core.errors import UserError
 loaded.remember(sealed.PROJECT)
 package = sealed.PROJECT.package
 changed, added = package / "rates.py", package / "added.py"
@@ -173,8 +175,8 @@ def test_module_loaded_from_another_source_than_the_address_states_is_refused():
     now = code(OURS)
     loaded.require_unchanged(OURS, now)
     loaded.require_same({OURS.package: now})
-    other = now | {"repro/core/errors.py": "0" * 64}
-    with pytest.raises(UserError, match=r"^repro/core/errors\.py: changed while the stage started"):
+    other = now | {"samebits/core/errors.py": "0" * 64}
+    with pytest.raises(UserError, match=r"^samebits/core/errors\.py: changed while the stage started"):
         loaded.require_unchanged(OURS, other)
-    with pytest.raises(UserError, match=r"^repro/core/errors\.py: changed before a worker loaded it"):
+    with pytest.raises(UserError, match=r"^samebits/core/errors\.py: changed before a worker loaded it"):
         _begin_worker(None, partial(loaded.require_same, {OURS.package: other}), 0)  # type: ignore[arg-type]

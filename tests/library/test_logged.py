@@ -18,15 +18,16 @@ from conftest import PACKAGE, PROJECT, Trained, python
 from project import PROJECT as OURS
 from project.config import Config
 from project.model import build
-from project.repro.base.files import read_json, write_json
-from project.repro.base.project import Project
-from project.repro.record import code_state, names
-from project.repro.run import Run
-from project.repro.tracking import logged, tracking
 from safetensors.torch import load_file
 from server import Proxy, Server, until
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
+
+from samebits.base.files import read_json, write_json
+from samebits.base.project import Project
+from samebits.record import code_state, names
+from samebits.run import Run
+from samebits.tracking import logged, tracking
 
 pytestmark = pytest.mark.usefixtures("address")
 
@@ -156,7 +157,7 @@ import sys
 from pathlib import Path
 from torch import nn
 from {PACKAGE} import PROJECT
-from {PACKAGE}.repro.tracking import logged
+from samebits.tracking import logged
 
 class Net(nn.Linear):
     def forward(self, x):

@@ -13,10 +13,11 @@ import pytest
 from conftest import PACKAGE, PROJECT, python
 from project.config import Config
 from project.prepare import prepare
-from project.repro.address import manifest
-from project.repro.core.errors import UserError
-from project.repro.guards.emptied import prepared_anew
 from safetensors.numpy import save_file
+
+from samebits.address import manifest
+from samebits.core.errors import UserError
+from samebits.guards.emptied import prepared_anew
 
 FILES = {"a.npy": b"first" * 100, "b.npy": b"second" * 100, "deep/c.npy": b"third"}
 

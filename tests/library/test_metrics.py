@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from project.repro.core.errors import UserError
-from project.repro.trace.metrics import Metrics
+
+from samebits.core.errors import UserError
+from samebits.trace.metrics import Metrics
 
 
 def nowhere(step: int, numbers: dict[str, float]) -> None:
@@ -40,7 +41,7 @@ def test_no_number_is_refused_when_it_is_logged(value: Any):
 
 @pytest.mark.parametrize("bits", [0.1, -0.0, 2.0**-1074, 2.0**1023, float("inf"), float("nan")])
 def test_numbers_travel_among_the_sums_without_a_change(bits: float):
-    from project.repro.core.ranks import ALONE
+    from samebits.core.ranks import ALONE
 
     number = torch.tensor(bits, dtype=torch.float64)
     sums, (seen,) = ALONE.totals([1, 2], torch.tensor([-(2**63)]), [number])

@@ -17,24 +17,25 @@ from clone import copied as cloned
 from clone import project_in
 from conftest import PROJECT, Trained
 from project.config import Config
-from project.repro.address import manifest
-from project.repro.address.address import ContentAddress, content_address, digest
-from project.repro.analysis import results
-from project.repro.analysis.compare import compare as compare_metrics
-from project.repro.analysis.compare import lines
-from project.repro.analysis.groups import read_group
-from project.repro.base.files import read_json
-from project.repro.base.project import Project
-from project.repro.cli import Ours, main
-from project.repro.config.params import load
-from project.repro.core.errors import RunError
-from project.repro.guards import stages
-from project.repro.record import names
-from project.repro.record.opening import open_run
-from project.repro.record.reading import metric_rows
-from project.repro.record.statement import statement, write
-from project.repro.tracking import tracking
 from ruamel.yaml import YAML
+
+from samebits.address import manifest
+from samebits.address.address import ContentAddress, content_address, digest
+from samebits.analysis import results
+from samebits.analysis.compare import compare as compare_metrics
+from samebits.analysis.compare import lines
+from samebits.analysis.groups import read_group
+from samebits.base.files import read_json
+from samebits.base.project import Project
+from samebits.cli import Ours, main
+from samebits.config.params import load
+from samebits.core.errors import RunError
+from samebits.guards import stages
+from samebits.record import names
+from samebits.record.opening import open_run
+from samebits.record.reading import metric_rows
+from samebits.record.statement import statement, write
+from samebits.tracking import tracking
 
 COUNT = 1000
 DEEP, MARK = 1200, "<deep>"

@@ -15,13 +15,14 @@ from clone import Forked, copied, edit, project_in, verb
 from conftest import PROJECT
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.analysis.noise import noise
-from project.repro.analysis.noise.distance import distance
-from project.repro.analysis.series import Made, Requested, Series
-from project.repro.core.errors import RunError
-from project.repro.record.receipt import Receipt
-from project.repro.start import trainings
 from safetensors.torch import save_file
+
+from samebits.analysis.noise import noise
+from samebits.analysis.noise.distance import distance
+from samebits.analysis.series import Made, Requested, Series
+from samebits.core.errors import RunError
+from samebits.record.receipt import Receipt
+from samebits.start import trainings
 
 # ---- what is said of runs that are made up
 

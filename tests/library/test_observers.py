@@ -17,15 +17,16 @@ from faulty import Faulty
 from loops import Numbers, Parts, loss_of
 from project import PROJECT
 from project.config import Config
-from project.repro.core import errors
-from project.repro.core import loop as loop_module
-from project.repro.core.loop import EVENTS, Loop
-from project.repro.core.observer import Ballot, Observer, View
-from project.repro.run import ADDED, Added, Run
-from project.repro.start import launch
 from test_core import CORE, REPRO, source
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from samebits.core import errors
+from samebits.core import loop as loop_module
+from samebits.core.loop import EVENTS, Loop
+from samebits.core.observer import Ballot, Observer, View
+from samebits.run import ADDED, Added, Run
+from samebits.start import launch
 
 Does = Callable[[View], Any]
 Train = Callable[..., dict[str, Any]]

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from project.repro.core import alike as module
-from project.repro.core.alike import once_per_host
-from project.repro.core.errors import RunError, UserError
-from project.repro.core.ranks import World
+
+from samebits.core import alike as module
+from samebits.core.alike import once_per_host
+from samebits.core.errors import RunError, UserError
+from samebits.core.ranks import World
 
 
 @dataclass

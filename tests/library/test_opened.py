@@ -11,21 +11,22 @@ import numpy as np
 import project
 import pytest
 from project.config import Config
-from project.repro.base.project import LIBRARY
-from project.repro.config.params import load
-from project.repro.core.errors import UserError
-from project.repro.core.sampling import Seeded
-from project.repro.guards import opened
-from project.repro.start import launch
 from small import PIPELINE, Case, small
 from warm import PROJECT
+
+from samebits.base.project import LIBRARY
+from samebits.config.params import load
+from samebits.core.errors import UserError
+from samebits.core.sampling import Seeded
+from samebits.guards import opened
+from samebits.start import launch
 
 UNKNOWN = (
     "constants.json",
     "tables/rates.npy",
     "src/tides/.dropout",
     "src/tides/words.txt~",
-    "src/tides/repro/analysis/x",
+    "vendor/samebits/analysis/x",
 )
 KNOWN = "src/tides/words.json", "data/prepared/rates.npy", "../rates.npy"
 READING = """

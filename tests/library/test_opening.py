@@ -12,13 +12,14 @@ import pytest
 from clone import commit, project_in
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.address.address import ContentAddress, digest
-from project.repro.base.files import read_json
-from project.repro.core.errors import UserError
-from project.repro.record import names, opening
-from project.repro.record.former import drop_replaced
-from project.repro.record.opening import open_run, require_run_directory
 from warm import PACKAGE
+
+from samebits.address.address import ContentAddress, digest
+from samebits.base.files import read_json
+from samebits.core.errors import UserError
+from samebits.record import names, opening
+from samebits.record.former import drop_replaced
+from samebits.record.opening import open_run, require_run_directory
 
 Begin = Callable[..., Path]
 SAVED = f"{names.CHECKPOINTS}/000000002-{'a' * 16}"

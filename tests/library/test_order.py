@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from project.repro.core.order import MASK, Permutation, mix
+
+from samebits.core.order import MASK, Permutation, mix
 
 SIZES = [1, 2, 3, 4, 5, 6, 7, 10, 100, 1000, 1438, *(2**k + d for k in (3, 6, 7, 11) for d in (-1, 0, 1))]
 FAR = 10**10

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from conftest import PACKAGE, training
 from project import PROJECT as OURS
-from project.repro.analysis.verify_receipt import report
 from warm import PROJECT
+
+from samebits.analysis.verify_receipt import report
 
 # How a shell leaves a command alone with its output. `$0` stands for the command, `head` reads one line.
 ALONE = {

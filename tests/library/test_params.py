@@ -9,13 +9,14 @@ import pytest
 from conftest import PACKAGE, PROJECT, python
 from project import train as train_module
 from project.config import Config
-from project.repro.config.params import load
-from project.repro.config.problems import FORMER
-from project.repro.config.settings import NEUTRAL, Section, Settings
-from project.repro.core.errors import UserError
-from project.repro.core.sampling import planned
-from project.repro.record import receipt
 from pydantic import ValidationError
+
+from samebits.config.params import load
+from samebits.config.problems import FORMER
+from samebits.config.settings import NEUTRAL, Section, Settings
+from samebits.core.errors import UserError
+from samebits.core.sampling import planned
+from samebits.record import receipt
 
 PARAMS = (PROJECT / "params.yaml").read_text()
 Edit = Callable[[str, str], Path]

@@ -19,14 +19,15 @@ from clone import Forked, verb
 from conftest import PROJECT, Trained
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.address.manifest import sha256_file
-from project.repro.analysis import diff, results
-from project.repro.analysis.noise import perturb, perturbed
-from project.repro.analysis.noise.perturb import Moved, Perturbation, Row
-from project.repro.config.params import load
-from project.repro.core.errors import RunError, UserError
-from project.repro.start import trainings
 from torch import nn
+
+from samebits.address.manifest import sha256_file
+from samebits.analysis import diff, results
+from samebits.analysis.noise import perturb, perturbed
+from samebits.analysis.noise.perturb import Moved, Perturbation, Row
+from samebits.config.params import load
+from samebits.core.errors import RunError, UserError
+from samebits.start import trainings
 
 AT = 3
 TRAIN = perturb.train  # which a test replaces

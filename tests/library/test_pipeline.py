@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 from clone import commit, project_in
-from conftest import PACKAGE, python
-from project.repro.analysis import outputs
+from conftest import python
+
+from samebits.analysis import outputs
 
 STAGES = """
 stages:
@@ -40,7 +41,7 @@ def write(project: Path, command: str) -> None:
 
 def repro(project: Path) -> subprocess.CompletedProcess[str]:
     """What `make repro` calls."""
-    return python("-m", f"{PACKAGE}.repro.analysis.pipeline", cwd=project)
+    return python("-m", "samebits.analysis.pipeline", cwd=project)
 
 
 def test_stages_are_named_and_nothing_else_is_said(project: Path):

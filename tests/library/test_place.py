@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.core import errors
-from project.repro.core.errors import UserError, of_system
-from project.repro.core.place import number, rank_and_size
-from project.repro.start import launch
+
+from samebits.core import errors
+from samebits.core.errors import UserError, of_system
+from samebits.core.place import number, rank_and_size
+from samebits.start import launch
 
 MEETING = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 # What stands in the environment -> what is told of it.

@@ -15,18 +15,19 @@ from conftest import Trained
 from loops import Loop, Parts, each_step, good
 from project import PROJECT
 from project.config import Config
-from project.repro.base.files import read_json
-from project.repro.base.project import Project
-from project.repro.config.settings import Determinism
-from project.repro.core import exact, flags
-from project.repro.core.errors import Preempted
-from project.repro.environment import environment, portable, watch
-from project.repro.record import names, opening, receipt
-from project.repro.record.classes import environments
-from project.repro.run import Run
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from warm import Warm
+
+from samebits.base.files import read_json
+from samebits.base.project import Project
+from samebits.config.settings import Determinism
+from samebits.core import exact, flags
+from samebits.core.errors import Preempted
+from samebits.environment import environment, portable, watch
+from samebits.record import names, opening, receipt
+from samebits.record.classes import environments
+from samebits.run import Run
 
 THIS = Path(__file__).name
 PLAIN = each_step(good)
@@ -117,9 +118,9 @@ def later(x: Tensor) -> Tensor:
 
 
 PLANTED = {  # the function, the operation, the replacement
-    "sqrt": (root, "sqrt float32", ". Use repro.core.exact.sqrt(x)"),
-    "power": (power, "pow(0.5) float32", ". Use repro.core.exact.sqrt(x)"),
-    "callback": (later, "sqrt float32", ". Use repro.core.exact.sqrt(x)"),
+    "sqrt": (root, "sqrt float32", ". Use samebits.core.exact.sqrt(x)"),
+    "power": (power, "pow(0.5) float32", ". Use samebits.core.exact.sqrt(x)"),
+    "callback": (later, "sqrt float32", ". Use samebits.core.exact.sqrt(x)"),
     "atan": (angle, "atan float32", ""),
 }
 
@@ -367,7 +368,7 @@ def test_kind_of_number_is_part_of_an_operation():
 def test_verify_tells_the_operations_of_its_first_training(
     met: dict[str, str], config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from project.repro.analysis import verify
+    from samebits.analysis import verify
 
     def train(project: Project, way: verify.Way, settings: Any, start: Any, *length: float) -> verify.Row:
         folder = project.root / way.folder

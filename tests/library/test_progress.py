@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from project.repro.base import progress
+
+from samebits.base import progress
 
 
 def lines(

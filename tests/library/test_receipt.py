@@ -16,18 +16,19 @@ from conftest import PACKAGE, SECRETS, WORD, Trained, python, trained
 from project import PROJECT as OURS
 from project import train as train_module
 from project.config import Config
-from project.repro.address.address import digest
-from project.repro.address.judged import judged
-from project.repro.address.manifest import sha256_file
-from project.repro.address.release import library
-from project.repro.analysis import verify_receipt
-from project.repro.base.files import read_json
-from project.repro.config.settings import Receipt as Signing
-from project.repro.core.errors import RunError, UserError
-from project.repro.record import names, signature
-from project.repro.record.receipt import read
-from project.repro.run import Run
 from server import until
+
+from samebits.address.address import digest
+from samebits.address.judged import judged
+from samebits.address.manifest import sha256_file
+from samebits.address.release import library
+from samebits.analysis import verify_receipt
+from samebits.base.files import read_json
+from samebits.config.settings import Receipt as Signing
+from samebits.core.errors import RunError, UserError
+from samebits.record import names, signature
+from samebits.record.receipt import read
+from samebits.run import Run
 
 ADA = "ada@example.org"
 
@@ -338,8 +339,8 @@ pid, terminal = pty.fork()
 if pid == 0:
     sys.path.insert(0, sys.argv[1])
     import conftest
-    from project.repro.core.errors import UserError
-    from project.repro.record.signature import require_key
+    from samebits.core.errors import UserError
+    from samebits.record.signature import require_key
     try:
         require_key(sys.argv[2])
         print("it signs", flush=True)

@@ -9,21 +9,22 @@ from pathlib import Path
 import pytest
 from clone import project_in
 from conftest import PACKAGE, PROJECT
-from project.repro.address.address import code, core, digest
-from project.repro.address.judged import judged
-from project.repro.address.release import LIST, files, library, template_version
-from project.repro.base.project import Project
-from project.repro.core.errors import UserError
+
+from samebits.address.address import LIST, code, core, digest
+from samebits.address.judged import judged
+from samebits.address.release import files, library
+from samebits.base.project import Project
+from samebits.core.errors import UserError
 
 OURS = Project(PROJECT / "src" / PACKAGE)
-VERSION = template_version(OURS)
+VERSION = OURS.template
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Project:
     """A project with this library, to be tampered with."""
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(OURS.library, tmp_path / "src" / PACKAGE / "repro", ignore=ignored)
+    shutil.copytree(OURS.library, tmp_path / "vendor" / "samebits", ignore=ignored)
     shutil.copyfile(PROJECT / "pyproject.toml", tmp_path / "pyproject.toml")
     return project_in(tmp_path)
 
@@ -197,6 +198,6 @@ def test_receipt_of_a_release_without_a_core_states_nothing_of_it():
 
 
 def test_project_without_a_version_says_so(copy: Project):
-    for text in ("", "[tool]\nrepro = 1\n", "no toml"):
+    for text in ("", "[tool]\nsamebits = 1\n", "no toml"):
         (copy.root / "pyproject.toml").write_text(text)
         assert library(copy).template == "unknown"

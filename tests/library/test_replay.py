@@ -15,17 +15,18 @@ from click.testing import Result
 from clone import Forked, command, git, project_in, verb
 from conftest import PACKAGE, python
 from project import PROJECT as OURS
-from project.repro.address.address import digest
-from project.repro.address.manifest import sha256_file
-from project.repro.address.release import library
-from project.repro.analysis import replay as replay_module
-from project.repro.analysis import sources
-from project.repro.analysis.trust import Trust, require_trusted
-from project.repro.base.project import Project
-from project.repro.core.errors import RunError, UserError
-from project.repro.record import names
-from project.repro.record.receipt import Receipt, read
-from project.repro.start import trainings
+
+from samebits.address.address import digest
+from samebits.address.manifest import sha256_file
+from samebits.address.release import library
+from samebits.analysis import replay as replay_module
+from samebits.analysis import sources
+from samebits.analysis.trust import Trust, require_trusted
+from samebits.base.project import Project
+from samebits.core.errors import RunError, UserError
+from samebits.record import names
+from samebits.record.receipt import Receipt, read
+from samebits.start import trainings
 
 CLASS = "cpu-portable/torch-1.2.3"
 
@@ -324,6 +325,6 @@ def test_verdict(run: Receipt, again: Receipt, holds: bool, words: str):
 
 def test_environment_variables_of_the_replay_are_its_own(project: Path):
     """A contradiction is refused where the run is made, before it computes anything."""
-    env = {"PYTHONPATH": str(project / "src"), "MKL_CBWR": "AVX2"}
+    env = {"PYTHONPATH": f"{project}/src:{project}/vendor", "MKL_CBWR": "AVX2"}
     done = python("-m", PACKAGE, "replay", "--ranks", "1", cwd=project, env=env)
     assert done.returncode == 1 and "MKL_CBWR" in done.stderr and os.environ["MKL_CBWR"] != "AVX2"

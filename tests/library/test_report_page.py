@@ -12,10 +12,11 @@ import pytest
 from conftest import PACKAGE, PROJECT, SECRETS, WORD, python
 from handmade import ENVIRONMENT, HOSTILE, IMAGE, PHASES, hostile, write
 from pages import ELEMENTS, given, message, page
-from project.repro.analysis.report import plots, public
-from project.repro.base.shape import plain
-from project.repro.record.view import Curve, Rank, RunView
-from project.repro.tracking import tracking
+
+from samebits.analysis.report import plots, public
+from samebits.base.shape import plain
+from samebits.record.view import Curve, Rank, RunView
+from samebits.tracking import tracking
 
 pytestmark = pytest.mark.usefixtures("in_a_folder")
 FLOOR = {"values": [0.96, 0.98], "mean": 0.97, "deviation": 0.01, "low": 0.95, "high": 0.99}

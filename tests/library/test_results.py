@@ -1,6 +1,7 @@
 """`repro check`: whether a run gave what the locks expect, in words and in the exit code."""
 
 import hashlib
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -14,16 +15,17 @@ from click.testing import Result
 from clone import copied, git, project_in, verb
 from conftest import PACKAGE, PROJECT, python
 from project.config import Config
-from project.repro.address import manifest
-from project.repro.address.address import content_address, digest
-from project.repro.address.manifest import sha256_file
-from project.repro.analysis.results import accept, check
-from project.repro.base.files import read_json, write_json
-from project.repro.base.project import Project
-from project.repro.config.params import load
-from project.repro.core.errors import RunError, UserError
-from project.repro.record import statement
 from ruamel.yaml import YAML
+
+from samebits.address import manifest
+from samebits.address.address import content_address, digest
+from samebits.address.manifest import sha256_file
+from samebits.analysis.results import accept, check
+from samebits.base.files import read_json, write_json
+from samebits.base.project import Project
+from samebits.config.params import load
+from samebits.core.errors import RunError, UserError
+from samebits.record import statement
 
 CLASS, OTHER_CLASS = "cpu-portable/torch-1.2.3", f"cuda/{digest({'device': 'cuda'})[:16]}"
 LEFT_OFF = {"device": "cpu", "relaxed": ["PYTHONHASHSEED"]}
@@ -259,7 +261,7 @@ def a_remark(case: Case, name: str = "model.py") -> None:
 CHANGES = {
     "data.test-images.npy": another_sample,
     "lock.sympy": another_pin,
-    "core.step.py": partial(a_remark, name="repro/core/step.py"),
+    "core.step.py": partial(a_remark, name="samebits/core/step.py"),
     "code.model.py": a_remark,
     "code.words.txt": partial(a_remark, name="words.txt"),
 }
@@ -479,7 +481,9 @@ def test_run_of_other_metrics_than_the_expected_one_is_refused(case: Case, metri
 
 
 def test_command_tells_by_its_exit_code(case: Case):
-    done = python("-m", PACKAGE, "check", case.run, env={"PYTHONPATH": str(case.project.root / "src")}, cwd=Path.cwd())
+    done = python(
+        "-m", PACKAGE, "check", case.run, env={"PYTHONPATH": os.pathsep.join(case.project.path)}, cwd=Path.cwd()
+    )
     assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 2)
     flip_one_bit(case.run / "model.safetensors")
     case.finished(METRICS)

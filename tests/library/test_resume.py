@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from attempt import STEPS, Finish, result
-from project.repro.base.files import read_json
 from victim import Start
 from warm import PATIENCE
+
+from samebits.base.files import read_json
 
 EVERY_STEP = "checkpoint.every=1", "checkpoint.keep=2"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from conftest import PACKAGE
-from project.repro.analysis.audit import rules
-from project.repro.analysis.audit.syntax import Source
+
+from samebits.analysis.audit import rules
+from samebits.analysis.audit.syntax import Source
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
@@ -127,6 +127,6 @@ def test_recipes_have_no_finding(path: Path):
 
 
 def test_rules_import_no_torch():
-    audit = f"{PACKAGE}.repro.analysis.audit"
+    audit = "samebits.analysis.audit"
     code = f"import {audit}.rules, {audit}.audit, sys; sys.exit('torch' in sys.modules)"
     assert ast.parse(code) and subprocess.run([sys.executable, "-c", code]).returncode == 0

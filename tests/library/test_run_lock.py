@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PACKAGE
-from project.repro.core.errors import RunError, UserError
-from project.repro.record import holder as holder_module
-from project.repro.record import lock, waiting
-from project.repro.record.holder import Holder
-from project.repro.record.lock import LOCK, RunLock
 
-HOLD = f"""
+from samebits.core.errors import RunError, UserError
+from samebits.record import holder as holder_module
+from samebits.record import lock, waiting
+from samebits.record.holder import Holder
+from samebits.record.lock import LOCK, RunLock
+
+HOLD = """
 import os, sys
 from pathlib import Path
-from {PACKAGE}.repro.core.errors import RunError
-from {PACKAGE}.repro.record.lock import RunLock
+from samebits.core.errors import RunError
+from samebits.record.lock import RunLock
 
 assert "torch" not in sys.modules
 folder, what = sys.argv[1:]

@@ -9,14 +9,15 @@ import numpy
 import pytest
 import torch
 from project.config import Config
-from project.repro.core import flags, sampling
-from project.repro.core.errors import RunError, UserError
-from project.repro.core.order import Permutation
-from project.repro.core.ranks import World
-from project.repro.core.sampling import AHEAD, MicroBatches, Plan
-from project.repro.core.seeds import derive
-from project.repro.core.tree import blocks
 from torch.utils.data import DataLoader, Dataset
+
+from samebits.core import flags, sampling
+from samebits.core.errors import RunError, UserError
+from samebits.core.order import Permutation
+from samebits.core.ranks import World
+from samebits.core.sampling import AHEAD, MicroBatches, Plan
+from samebits.core.seeds import derive
+from samebits.core.tree import blocks
 
 SAMPLES, BATCH, MICRO_BATCHES = 100, 24, 4
 

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from project.repro.checkpoint import checkpoint
-from project.repro.checkpoint.checkpoint import found, newest
-from project.repro.checkpoint.saver import Saver
-from project.repro.config.settings import Checkpoint
-from project.repro.core.state import Snapshot
 from states import ORIGIN, Training, assert_equal, silent, snapshot
 from warm import PATIENCE
+
+from samebits.checkpoint import checkpoint
+from samebits.checkpoint.checkpoint import found, newest
+from samebits.checkpoint.saver import Saver
+from samebits.config.settings import Checkpoint
+from samebits.core.state import Snapshot
 
 ONE = Checkpoint(every=1, keep=1, on_error="stop")
 

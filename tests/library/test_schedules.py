@@ -4,7 +4,8 @@ import math
 
 import mpmath
 import pytest
-from project.repro.core.schedules import cosine
+
+from samebits.core.schedules import cosine
 
 KNOWN = {(0, 7): 1.0, (7, 7): -1.0, (1, 2): 0.0, (1, 3): 0.5, (2, 3): -0.5, (14, 7): 1.0, (3, 2): 0.0, (-1, 3): 0.5}
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from clone import project_in
 from conftest import PACKAGE, PROJECT
-from project.repro.core.errors import UserError
-from project.repro.record.code_state import code_state, public_files
+
+from samebits.core.errors import UserError
+from samebits.record.code_state import code_state, public_files
 
 RAW = Path("data", "raw", "digits.csv.gz")
 COPIES = {
@@ -28,7 +29,7 @@ def copied(kind: str, copy: Path) -> Path:
 
 def repro(copy: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     """A command with the copy's own code."""
-    env = os.environ | {"PYTHONPATH": str(copy / "src")}
+    env = os.environ | {"PYTHONPATH": f"{copy}/src:{copy}/vendor"}
     return subprocess.run([sys.executable, "-m", *words], cwd=copy, env=env, capture_output=True, text=True)
 
 

@@ -7,8 +7,9 @@ import traceback
 import numpy
 import pytest
 import torch
-from conftest import PACKAGE, python
-from project.repro.core.seeds import PURPOSES, derive, seed_everything
+from conftest import python
+
+from samebits.core.seeds import PURPOSES, derive, seed_everything
 
 KNOWN = {
     (0, "init"): 8599558735084232622,
@@ -62,7 +63,7 @@ def test_unknown_purpose_or_wrong_ids_are_refused(arguments: tuple[str, int]):
 
 @pytest.mark.parametrize("hash_seed", ["1", "2", "random"])
 def test_seeds_do_not_depend_on_the_hash_seed(hash_seed: str):
-    code = f"from {PACKAGE}.repro.core.seeds import derive; print(hash('init'), derive(0, 'sample', 1, 2))"
+    code = "from samebits.core.seeds import derive; print(hash('init'), derive(0, 'sample', 1, 2))"
     done = python("-c", code, env={"PYTHONHASHSEED": hash_seed})
     of_string, seed = done.stdout.split()
     assert int(seed) == KNOWN[0, "sample", 1, 2]

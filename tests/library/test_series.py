@@ -6,9 +6,10 @@ import pytest
 from clone import Forked, project_in
 from conftest import PACKAGE
 from project.config import Config
-from project.repro.analysis.series import Requested, Series
-from project.repro.core.errors import RunError
-from project.repro.start import trainings
+
+from samebits.analysis.series import Requested, Series
+from samebits.core.errors import RunError
+from samebits.start import trainings
 
 PLAIN = Requested("plain")
 

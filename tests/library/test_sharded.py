@@ -7,19 +7,20 @@ import pytest
 import torch
 from conftest import Trained, trained
 from cutting import SAMPLES
-from project.repro.checkpoint.checkpoint import found
-from project.repro.core.errors import UserError
-from project.repro.core.fsdp import Full
-from project.repro.core.optimizers import Optimizers
-from project.repro.core.ranks import World
-from project.repro.core.shardable import require_elementwise, units_of
-from project.repro.core.shards import Scattered, Shard
-from project.repro.core.state import State
-from project.repro.guards.updates import Updates
 from safetensors.torch import load_file
 from states import content, parallel_of, state_of
 from torch import nn
 from warm import PACKAGE, Warm
+
+from samebits.checkpoint.checkpoint import found
+from samebits.core.errors import UserError
+from samebits.core.fsdp import Full
+from samebits.core.optimizers import Optimizers
+from samebits.core.ranks import World
+from samebits.core.shardable import require_elementwise, units_of
+from samebits.core.shards import Scattered, Shard
+from samebits.core.state import State
+from samebits.guards.updates import Updates
 
 CPU = torch.device("cpu")
 QUIET = ("tracking.enabled=false",)
@@ -195,7 +196,7 @@ def test_norm_of_the_norms_of_shards_depends_on_the_world_size(prepared: Path, t
 
 LINES = {
     "odd_cuts": "parallel.shard: AdamW does not update each element by itself",
-    "torch_clips": "to clip gradients, or for their norm, call clip_grad_norm_ of repro/core/exact.py",
+    "torch_clips": "to clip gradients, or for their norm, call clip_grad_norm_ of samebits/core/exact.py",
 }
 
 

@@ -7,11 +7,12 @@ from statistics import mean
 
 import pytest
 import torch
-from project.repro.core import tree
-from project.repro.core.ranks import World
-from project.repro.core.transport import Transport
-from project.repro.core.tree import Node, nodes_of, push
 from torch import Tensor
+
+from samebits.core import tree
+from samebits.core.ranks import World
+from samebits.core.transport import Transport
+from samebits.core.tree import Node, nodes_of, push
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "sharding.md"
 CPU = torch.device("cpu")

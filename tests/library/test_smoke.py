@@ -4,7 +4,8 @@ from pathlib import Path
 
 from clone import command
 from conftest import PACKAGE
-from project.repro.address.manifest import sha256_file
+
+from samebits.address.manifest import sha256_file
 
 
 def test_short_run_is_trained_and_evaluated(project: Path):

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
-from project.repro.base.project import Project
-from project.repro.core.errors import UserError
-from project.repro.guards.stages import require_own
 from small import Case, small
+
+from samebits.base.project import Project
+from samebits.core.errors import UserError
+from samebits.guards.stages import require_own
 
 
 @pytest.fixture
@@ -16,7 +17,9 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
 
 @pytest.mark.parametrize("stage", ["train", "prepare", "sub/dvc.yaml:train", "no such stage", ""])
 def test_stage_that_lists_what_it_uses_runs(case: Case, stage: str):
-    for name in ("__init__", "data", "repro/run", "repro/cli") + ("train",) * (stage != "prepare"):
+    for name in ("src/tides/__init__", "src/tides/data", "vendor/samebits/run", "vendor/samebits/cli") + (
+        ("src/tides/train",) * (stage != "prepare")
+    ):
         case.load(f"src/tides/{name}.py")
     case.run(stage)
 
@@ -79,7 +82,7 @@ def test_many_missing_files_are_counted(case: Case):
 
 
 @pytest.mark.parametrize(
-    "name", ["common.py", "src/other/loss.py", "src/tides/repro/analysis/diff.py", "src/tides/.x/a.py"]
+    "name", ["common.py", "src/other/loss.py", "vendor/samebits/analysis/diff.py", "src/tides/.x/a.py"]
 )
 @pytest.mark.parametrize("stage", ["train", ""])
 def test_module_outside_the_address_is_refused_with_dvc_and_without(case: Case, name: str, stage: str):
@@ -90,21 +93,21 @@ def test_module_outside_the_address_is_refused_with_dvc_and_without(case: Case, 
 
 def test_module_that_somebody_adds_to_the_library_is_refused(case: Case):
     """The library's own around core are in no address, and are let through."""
-    own, added = "src/tides/repro/run.py", "src/tides/repro/losses.py"
-    case.write("src/tides/repro/library.sha256", f"{'0' * 64}  run.py\n")
+    own, added = "vendor/samebits/run.py", "vendor/samebits/losses.py"
+    case.write("vendor/samebits/library.sha256", f"{'0' * 64}  run.py\n")
     case.load(own)
     case.run("")
     case.write(added, "")
     case.load(added)
     assert case.refusal("").startswith(f"{added}: loaded, but not in the content address: ")
-    assert case.refusal("").endswith("Move it into src/tides, outside src/tides/repro")
+    assert case.refusal("").endswith("Move it into src/tides")
 
 
 # ---- what changes while a stage runs: DVC looks at it afterwards
 
 CHANGES = {
     "src/tides/train.py": lambda case: case.write("src/tides/train.py", "pass\n"),
-    "src/tides/repro/core/step.py": lambda case: case.write("src/tides/repro/core/step.py", "pass\n"),
+    "vendor/samebits/core/step.py": lambda case: case.write("vendor/samebits/core/step.py", "pass\n"),
     "src/tides/new.py": lambda case: case.write("src/tides/new.py", ""),
     "src/tides/words.json": lambda case: case.write("src/tides/words.json", "[]"),
     "requirements/train-cpu.txt": lambda case: case.edit("requirements/train-cpu.txt", "2.4.6", "2.4.5"),
@@ -114,8 +117,8 @@ HARMLESS = {
     "a neutral section": lambda case: case.edit("params.yaml", "here", "there"),
     "a remark in a lock": lambda case: case.edit("requirements/train-cpu.txt", "tides", "others"),
     "another lock": lambda case: case.write("requirements/dev.txt", "ruff==1\n"),
-    "the library around its core": lambda case: case.write("src/tides/repro/run.py", "pass\n"),
-    "analysis": lambda case: case.write("src/tides/repro/analysis/diff.py", "pass\n"),
+    "the library around its core": lambda case: case.write("vendor/samebits/run.py", "pass\n"),
+    "analysis": lambda case: case.write("vendor/samebits/analysis/diff.py", "pass\n"),
     "bytecode": lambda case: case.write("src/tides/__pycache__/train.pyc", "pass\n"),
     "the README": lambda case: case.write("README.md", "changed\n"),
 }

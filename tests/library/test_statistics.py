@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
-from project.repro.analysis import statistics
+
+from samebits.analysis import statistics
 
 LOW, HIGH = [0.9861, 0.9875, 0.9889, 0.9847, 0.9902], [0.9944, 0.9958, 0.9931, 0.9972, 0.9919]
 

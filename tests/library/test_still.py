@@ -12,11 +12,12 @@ import pytest
 from attempt import Finish, inside
 from project import train as train_module
 from project.config import Config
-from project.repro import run as run_module
-from project.repro.checkpoint import checkpoint
-from project.repro.core.errors import UserError
-from project.repro.guards import stages
-from project.repro.guards.still import Still
+
+from samebits import run as run_module
+from samebits.checkpoint import checkpoint
+from samebits.core.errors import UserError
+from samebits.guards import stages
+from samebits.guards.still import Still
 
 NAME = "train-images.npy"
 

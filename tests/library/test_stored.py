@@ -8,16 +8,17 @@ import pytest
 import torch
 from conftest import Trained, trained
 from faulty import Faulty
-from project.repro.checkpoint import checkpoint, final, stored
-from project.repro.core import weights
-from project.repro.core.errors import RunError
-from project.repro.core.ranks import World
-from project.repro.core.shards import Shard, unsharded
-from project.repro.core.state import State, copy
-from project.repro.record import names
 from states import OPTIMIZERS, ORIGIN, Training, content, silent, state_of
 from torch import Tensor, nn
 from warm import PACKAGE
+
+from samebits.checkpoint import checkpoint, final, stored
+from samebits.core import weights
+from samebits.core.errors import RunError
+from samebits.core.ranks import World
+from samebits.core.shards import Shard, unsharded
+from samebits.core.state import State, copy
+from samebits.record import names
 
 CPU = torch.device("cpu")
 EDGES = (0, 32, 32, 96, 120)  # of the shards of four ranks; one holds nothing

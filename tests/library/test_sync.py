@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from clone import verb
 from conftest import PACKAGE, PROJECT, WORD, Trained, python
-from project.repro.base.files import read_json, write_json
-from project.repro.core.errors import RunError, UserError
-from project.repro.record import names
-from project.repro.tracking import tracking
 from server import Proxy, Server, assert_complete
 from warm import FORKS, PATIENCE
+
+from samebits.base.files import read_json, write_json
+from samebits.core.errors import RunError, UserError
+from samebits.record import names
+from samebits.tracking import tracking
 
 pytestmark = pytest.mark.usefixtures("address")
 LOCKS = PROJECT / "requirements"

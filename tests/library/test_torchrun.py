@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from conftest import PACKAGE, python, training
-from project.repro.base.files import read_json
-from project.repro.checkpoint import checkpoint
-from project.repro.start.ranks import handling
 from server import until
 from warm import PATIENCE, Warm
+
+from samebits.base.files import read_json
+from samebits.checkpoint import checkpoint
+from samebits.start.ranks import handling
 
 NAP = 0.02
 Launch = Callable[..., "Launched"]
@@ -176,7 +177,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(launch: Launch, tmp_path: Path
 
 
 def test_rank_without_its_launcher_does_not_begin(tmp_path: Path):
-    done = python("-m", f"{PACKAGE}.repro.start.ranks", "1", tmp_path, "no_such_module")
+    done = python("-m", "samebits.start.ranks", "1", tmp_path, "no_such_module")
     assert (done.returncode, done.stderr) == (143, "")
 
 

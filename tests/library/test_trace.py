@@ -13,16 +13,17 @@ from conftest import PACKAGE
 from faulty import Faulty
 from project import train as train_module
 from project.config import Config
-from project.repro.analysis import diff
-from project.repro.base.files import read_json
-from project.repro.core.errors import RunError, UserError
-from project.repro.core.observer import View
-from project.repro.core.ranks import World
-from project.repro.core.state import State
-from project.repro.record.chain import HAS_WEIGHTS, STEP, Chain
-from project.repro.record.chains import first_difference, rows
-from project.repro.trace import trace
-from project.repro.trace.trace import Trace
+
+from samebits.analysis import diff
+from samebits.base.files import read_json
+from samebits.core.errors import RunError, UserError
+from samebits.core.observer import View
+from samebits.core.ranks import World
+from samebits.core.state import State
+from samebits.record.chain import HAS_WEIGHTS, STEP, Chain
+from samebits.record.chains import first_difference, rows
+from samebits.trace import trace
+from samebits.trace.trace import Trace
 
 
 def bits(out: Path) -> tuple[bytes, bytes]:

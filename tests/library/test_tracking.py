@@ -15,12 +15,13 @@ import pytest
 from clone import verb
 from conftest import PACKAGE, PROJECT, WORD, Trained, python, training
 from project.config import Config
-from project.repro.address.manifest import sha256_file
-from project.repro.base.files import read_json
-from project.repro.record import names
-from project.repro.tracking import tracking
 from server import Server, assert_complete, logged, until
 from warm import PATIENCE
+
+from samebits.address.manifest import sha256_file
+from samebits.base.files import read_json
+from samebits.record import names
+from samebits.tracking import tracking
 
 pytestmark = pytest.mark.usefixtures("address")
 LOCKS = PROJECT / "requirements"
@@ -130,7 +131,7 @@ def followers(out: Path) -> list[int]:
             words = path.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue  # it has ended
-        if f"{PACKAGE}.repro.tracking.tracking" in words and str(out) in words:
+        if "samebits.tracking.tracking" in words and str(out) in words:
             found.append(int(path.parent.name))
     return found
 

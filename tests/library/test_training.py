@@ -13,15 +13,16 @@ from attempt import inside
 from conftest import PACKAGE, python, trained
 from project import train as train_module
 from project.config import Config
-from project.repro import run as run_module
-from project.repro.address.manifest import sha256_file
-from project.repro.core import flags, plan, sampling
-from project.repro.core import loop as loop_module
-from project.repro.core import ranks as world
-from project.repro.core.seeds import PURPOSES, derive
 from safetensors.torch import load_file
 from states import parallel_of
 from warm import PATIENCE
+
+from samebits import run as run_module
+from samebits.address.manifest import sha256_file
+from samebits.core import flags, plan, sampling
+from samebits.core import loop as loop_module
+from samebits.core import ranks as world
+from samebits.core.seeds import PURPOSES, derive
 
 SHORT = ("--set", "train.epochs=1", "--set", "tracking.enabled=false")
 
@@ -132,8 +133,8 @@ def threads():
     return " ".join(path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm"))
 
 atexit.register(lambda: print("at the end:", threads()))  # runs after those that are registered later
-from {package}.repro.core import ranks as world
-from {package}.repro.config.settings import Parallel
+from samebits.core import ranks as world
+from samebits.config.settings import Parallel
 usual = {{"shard": "none", "replicas": 1, "timeout_seconds": 60}}
 world.join("cpu", Parallel(global_batch=8, micro_batches=8, reduce="ddp", **usual))
 world.leave()

@@ -6,8 +6,9 @@ from math import ceil, log2
 
 import pytest
 import torch
-from project.repro.core import tree
-from project.repro.core.tree import Node, blocks, joined, nodes_of, push, total
+
+from samebits.core import tree
+from samebits.core.tree import Node, blocks, joined, nodes_of, push, total
 
 MOST, RANKS = 256, 16
 

@@ -13,11 +13,12 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from project.repro.checkpoint import stored
-from project.repro.core.errors import UserError
-from project.repro.core.ranks import World
-from project.repro.core.trees import copied, leaves, pack, realized, unpack
 from torch import Tensor, nn
+
+from samebits.checkpoint import stored
+from samebits.core.errors import UserError
+from samebits.core.ranks import World
+from samebits.core.trees import copied, leaves, pack, realized, unpack
 
 ALONE = World(0, 1, torch.device("cpu"))
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int64, torch.uint16, torch.uint64, torch.float16, torch.bfloat16]

@@ -11,11 +11,12 @@ import pytest
 import scipy.stats
 from clone import Forked, project_in, verb
 from conftest import PROJECT
-from project.repro.analysis import statistics, trial
-from project.repro.analysis.trial import FAILS, HOLDS, UNDECIDED, Ranges
-from project.repro.core.errors import UserError
-from project.repro.start import trainings
 from ruamel.yaml import YAML
+
+from samebits.analysis import statistics, trial
+from samebits.analysis.trial import FAILS, HOLDS, UNDECIDED, Ranges
+from samebits.core.errors import UserError
+from samebits.start import trainings
 
 RANGES = Ranges(False, (None, 1.05), (None, 1.05), {"accuracy": (-0.01, None)})
 PAIRS = 10

@@ -9,19 +9,20 @@ import pytest
 import torch
 from clone import SETTINGS, Forked, project_in, verb
 from conftest import PACKAGE, training
-from project.repro.analysis.trust import Trust
-from project.repro.analysis.values import at, differences, how_much, recorded
-from project.repro.base.files import read_json, write_json
-from project.repro.core.digest import combined_digest
-from project.repro.core.errors import RunError, UserError
-from project.repro.core.observer import View
-from project.repro.core.ranks import World
-from project.repro.core.state import State
-from project.repro.record import chain, chains, names
-from project.repro.start import trainings
-from project.repro.trace import trace
 from safetensors.torch import load_file
 from torch import Tensor, nn
+
+from samebits.analysis.trust import Trust
+from samebits.analysis.values import at, differences, how_much, recorded
+from samebits.base.files import read_json, write_json
+from samebits.core.digest import combined_digest
+from samebits.core.errors import RunError, UserError
+from samebits.core.observer import View
+from samebits.core.ranks import World
+from samebits.core.state import State
+from samebits.record import chain, chains, names
+from samebits.start import trainings
+from samebits.trace import trace
 
 # ---- by how much
 

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from project.repro.config.settings import Determinism
-from project.repro.core import flags, libraries
-from project.repro.environment import canary
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from samebits.config.settings import Determinism
+from samebits.core import flags, libraries
+from samebits.environment import canary
 
 
 @pytest.mark.parametrize("threads", [1, 2])

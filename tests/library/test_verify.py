@@ -15,15 +15,16 @@ from clone import command, verb
 from conftest import PACKAGE
 from project import PROJECT as OURS
 from project.config import Config
-from project.repro.analysis import verify as verify_module
-from project.repro.analysis.verify import ONCE, VARIED, WAYS, Row, Way, chosen, train_in_all_ways
-from project.repro.core.errors import RunError, UserError
-from project.repro.core.ranks import ALONE
-from project.repro.core.shards import Scattered, Shard
-from project.repro.record import names
-from project.repro.start import trainings
 from server import until, until_gone
 from warm import PATIENCE, Warm
+
+from samebits.analysis import verify as verify_module
+from samebits.analysis.verify import ONCE, VARIED, WAYS, Row, Way, chosen, train_in_all_ways
+from samebits.core.errors import RunError, UserError
+from samebits.core.ranks import ALONE
+from samebits.core.shards import Scattered, Shard
+from samebits.record import names
+from samebits.start import trainings
 
 Verify = Callable[..., dict[str, Row]]
 OWNED, FULL = "optimizer sharded on 2 ranks", "weights sharded on 2 ranks"
@@ -212,7 +213,7 @@ def test_refusal_of_torchs_clip_is_shown_as_one_sentence_with_its_remedy(
     monkeypatch.setattr(verify_module, "FOLDER", tmp_path)
     verdict = tried(OWNED, 2, [str(refused.value)]).verdict
     assert verdict.startswith("not tried: linalg_vector_norm cannot take a gradient that is sharded over the ranks: ")
-    assert "call clip_grad_norm_ of repro/core/exact.py" in verdict and verdict.endswith(" parallel.shard=none")
+    assert "call clip_grad_norm_ of samebits/core/exact.py" in verdict and verdict.endswith(" parallel.shard=none")
 
 
 @pytest.mark.parametrize(
@@ -302,9 +303,9 @@ INTERRUPTED = """
 import sys, time
 from pathlib import Path
 from {package} import PROJECT
-from {package}.repro.start import trainings
-from {package}.repro.analysis import verify
-from {package}.repro.analysis.verify import ONCE, chosen
+from samebits.start import trainings
+from samebits.analysis import verify
+from samebits.analysis.verify import ONCE, chosen
 
 def start(way, settings):
     code = "import os, time; os.write(1, str(os.getpid()).encode()); time.sleep(3600)"

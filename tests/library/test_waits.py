@@ -12,10 +12,11 @@ from attempt import inside
 from conftest import PACKAGE
 from project import train as train_module
 from project.config import Config
-from project.repro.core.step import Step
-from project.repro.run import Run
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from samebits.core.step import Step
+from samebits.run import Run
 
 READ = {Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__}
 SENT = {torch.tensor, torch.as_tensor}  # which wait as well, where they are given a device

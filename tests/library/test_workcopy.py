@@ -8,10 +8,11 @@ import pytest
 from clone import commit, copied, git, project_in
 from conftest import PACKAGE, PROJECT
 from project.config import Config
-from project.repro.analysis.workcopy import WorkCopy, work_copy
-from project.repro.config.params import load
-from project.repro.core.errors import UserError
-from project.repro.start import trainings
+
+from samebits.analysis.workcopy import WorkCopy, work_copy
+from samebits.config.params import load
+from samebits.core.errors import UserError
+from samebits.start import trainings
 
 
 def said(root: Path, *words: str) -> str:
@@ -86,8 +87,8 @@ def test_what_is_not_to_be_had_is_refused(root: Path, tmp_path: Path):
 @pytest.mark.parametrize("verb", ["config", "gone"])
 def test_config_is_read_by_the_commits_own_code(verb: str, tmp_path: Path):
     """Also where that release lacks the verb."""
-    copied(tmp_path, ["src"], ["params.yaml"])
-    cli = tmp_path / "src" / PACKAGE / "repro" / "cli.py"
+    copied(tmp_path, ["src", "vendor"], ["params.yaml"])
+    cli = tmp_path / "vendor" / "samebits" / "cli.py"
     text = cli.read_text()
     assert "def config(" in text and '"config", ' in text
     cli.write_text(text.replace("def config(", f"def {verb}(").replace('"config", ', f'"{verb}", '))

@@ -13,7 +13,7 @@ from warm import PACKAGE, PATIENCE, PROJECT, Warm
 
 NAP = 0.002  # seconds between two looks
 MARK = "VICTIM"  # a variable that all processes of one training inherit, whatever their session or parent
-FOLLOWER = f"{PACKAGE}.repro.tracking.tracking".encode()
+FOLLOWER = b"samebits.tracking.tracking"
 
 
 class Victim:

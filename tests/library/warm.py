@@ -21,11 +21,11 @@ if not os.environ.get("REPRO_PROJECT"):
     print("REPRO_PROJECT is not set: name the folder of a generated project", file=sys.stderr)
     sys.exit(2)
 PROJECT = Path(os.environ["REPRO_PROJECT"]).resolve()
-(PACKAGE,) = [path.parent.name for path in (PROJECT / "src").glob("*/repro")]
-OURS = [f"{PACKAGE}.{module}" for module in ("config", "data", "evaluate", "model", "repro.run", "repro.core.sampling")]
+(PACKAGE,) = [path.parent.name for path in (PROJECT / "src").glob("*/__main__.py")]
+OURS = [f"{PACKAGE}.{module}" for module in ("config", "data", "evaluate", "model")]
 
 FORKS = multiprocessing.get_context("forkserver")  # no threads and no connections of this process
-FORKS.set_forkserver_preload(["torch._dynamo", "mlflow", *OURS])
+FORKS.set_forkserver_preload(["torch._dynamo", "mlflow", *OURS, "samebits.run", "samebits.core.sampling"])
 
 
 TEMPLATE = Path(__file__).resolve().parents[2]

@@ -125,7 +125,7 @@ def loss_of(model: nn.Module, x: Tensor, seed: int) -> Tensor:
 
 def repro(name: str) -> Any:
     """A module of the package under test."""
-    return import_module(f"{PACKAGE}.repro.{name}")
+    return import_module(f"samebits.{name}")
 
 
 @contextmanager

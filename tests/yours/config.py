@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from .repro.config import settings
-from .repro.config.settings import NEUTRAL, Section, Settings
+from samebits.config import settings
+from samebits.config.settings import NEUTRAL, Section, Settings
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 

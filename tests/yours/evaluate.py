@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from samebits.start import launch
+
 from . import PROJECT
 from .config import Config
-from .repro.start import launch
 
 if __name__ == "__main__":
     CONFIG, OUT = launch.begin(PROJECT, Config)
@@ -12,13 +13,14 @@ if __name__ == "__main__":
 import torch
 from torch import nn
 
+from samebits.base.files import write_json
+from samebits.checkpoint.final import load_weights
+from samebits.core.evaluation import count_batches, evaluating
+from samebits.core.ranks import World
+from samebits.run import alone
+
 from . import data
 from .model import build
-from .repro.base.files import write_json
-from .repro.checkpoint.final import load_weights
-from .repro.core.evaluation import count_batches, evaluating
-from .repro.core.ranks import World
-from .repro.run import alone
 
 BATCH = 64
 

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from samebits.start import launch
+
 from . import PROJECT
 from .config import Config
-from .repro.start import launch
 
 if __name__ == "__main__":
     CONFIG, OUT = launch.begin(PROJECT, Config, trains=True)
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from samebits.run import Run
+
 from . import data
 from .evaluate import evaluate
 from .model import build
-from .repro.run import Run
 
 
 def train(config: Config, out: Path) -> None:

@@ -12,21 +12,22 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-(PACKAGE,) = [path.parent.name for path in (ROOT / "src").glob("*/repro")]
+(PACKAGE,) = [path.parent.name for path in (ROOT / "src").glob("*/__main__.py")]
 
 # This tree is what is tested, installed or not, by this process and by those it starts.
-sys.path.insert(0, str(ROOT / "src"))
-os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+HERE = [str(ROOT / "src"), str(ROOT / "vendor")]
+sys.path[:0] = HERE
+os.environ["PYTHONPATH"] = os.pathsep.join([*HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def ours(name: str) -> Any:
-    """A module of the package: `ours("model").build` is the `build` of model.py."""
-    return import_module(f"{PACKAGE}.{name}")
+    """A module of the package: `ours("model").build` is the `build` of model.py; or one of the library, samebits."""
+    return import_module(name if name.startswith("samebits.") else f"{PACKAGE}.{name}")
 
 
 def params(*overrides: str) -> Any:
     """The config that params.yaml asks for, with overrides as those of --set."""
-    return ours("repro.config.params").load(ours("config").Config, ROOT / "params.yaml", overrides)
+    return ours("samebits.config.params").load(ours("config").Config, ROOT / "params.yaml", overrides)
 
 
 def pytest_configure() -> None:
@@ -35,9 +36,9 @@ def pytest_configure() -> None:
     Then have the dataset there: DVC brings it to a clone. What is wrong with it is said once, before any test.
     """
     try:
-        ours("repro.core.flags").set_environment(params().determinism)
-        ours("repro.address.manifest").require_raw(data_in(params()))
-    except ours("repro.core.errors").UserError as refused:
+        ours("samebits.core.flags").set_environment(params().determinism)
+        ours("samebits.address.manifest").require_raw(data_in(params()))
+    except ours("samebits.core.errors").UserError as refused:
         pytest.exit(str(refused), returncode=2)
 
 
@@ -57,20 +58,20 @@ def data_in(config: Any, **places: str) -> Any:
 
 def prepare(config: Any) -> None:
     """Prepare the data as `repro prepare` does."""
-    ours("repro.start.launch").call(ours("__init__").PROJECT, ours("prepare").prepare, config, Path(), only="data")
+    ours("samebits.start.launch").call(ours("__init__").PROJECT, ours("prepare").prepare, config, Path(), only="data")
 
 
 @pytest.fixture(scope="session")
 def world(config: Any) -> Any:
     """One process, with its device, and with the flags of a run set."""
-    return ours("repro.run").alone(config)
+    return ours("samebits.run").alone(config)
 
 
 def micro_batches(config: Any, world: Any, steps: int = 1, workers: int = 0) -> list[Any]:
     """The batches of the first steps, one for each micro-batch, as the loss function of train.py is given them."""
-    sampling = ours("repro.core.sampling")
+    sampling = ours("samebits.core.sampling")
     config = config.model_copy(update={"loader": config.loader.model_copy(update={"workers": workers})})
     train_set, _ = ours("data").load(config)
     plan = sampling.Plan(len(train_set), config.parallel.global_batch, config.parallel.micro_batches, config.seed)
     loader = sampling.loader(train_set, plan, config.options, world, range(plan.micro_batches), 0, steps)
-    return [ours("repro.core.batch").on_device(batch, world.device) for batch in loader]
+    return [ours("samebits.core.batch").on_device(batch, world.device) for batch in loader]

@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT, ours, params
 from ruamel.yaml import YAML
 
-UserError = ours("repro.core.errors").UserError
+UserError = ours("samebits.core.errors").UserError
 
 
 def leaves(tree: Any, *sections: str) -> Iterator[tuple[str, int]]:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from conftest import micro_batches, ours, prepare
 
-manifest = ours("repro.address.manifest")
-batches = ours("repro.core.batch")
-sampling = ours("repro.core.sampling")
+manifest = ours("samebits.address.manifest")
+batches = ours("samebits.core.batch")
+sampling = ours("samebits.core.sampling")
 
 
 def equal(one: Any, other: Any) -> bool:

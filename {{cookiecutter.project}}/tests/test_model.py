@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import micro_batches, ours
 
-seeds = ours("repro.core.seeds")
+seeds = ours("samebits.core.seeds")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,9 @@
-"""A training project whose runs repeat bit for bit. What you edit lies here; `repro` is the library."""
+"""A training project whose runs repeat bit for bit. What you edit lies here; samebits is the library."""
 
 from pathlib import Path
 
-from .repro.base.project import Project
+from samebits import loader
+from samebits.base.project import Project
 
+loader.cover(__name__)
 PROJECT = Project(Path(__file__).resolve().parent)

@@ -1,8 +1,9 @@
 """The `repro` command of this project; `python -m <package>` is the same."""
 
+from samebits.cli import Ours, main
+
 from . import PROJECT
 from .config import Config
-from .repro.cli import Ours, main
 
 
 def repro() -> None:

@@ -5,18 +5,20 @@ python -m <package>.prepare
 
 from pathlib import Path
 
+from samebits.start import launch
+
 from . import PROJECT
 from .config import Config, Data
-from .repro.start import launch
 
 if __name__ == "__main__":
     CONFIG, OUT = launch.begin(PROJECT, Config)
 
 import numpy as np
 
+from samebits.address import manifest
+from samebits.core.order import Permutation
+
 from . import data
-from .repro.address import manifest
-from .repro.core.order import Permutation
 
 SPLIT = 0  # the key of the split: the same for every seed, so that seeds can be compared
 

@@ -10,9 +10,10 @@ The run directory ends with model.safetensors, metrics.json and receipt.json; th
 from pathlib import Path
 from typing import Any
 
+from samebits.start import launch
+
 from . import PROJECT
 from .config import Config
-from .repro.start import launch
 
 if __name__ == "__main__":  # before torch is imported, because it reads its environment then
     CONFIG, OUT = launch.begin(PROJECT, Config, trains=True)
@@ -21,12 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from samebits.core.errors import NonFinite
+from samebits.core.exact import clip_grad_norm_
+from samebits.run import Run
+
 from . import data
 from .evaluate import evaluate
 from .model import build
-from .repro.core.errors import NonFinite
-from .repro.core.exact import clip_grad_norm_
-from .repro.run import Run
 
 
 def train(config: Config, out: Path) -> None:

@@ -1,0 +1,168 @@
+"""The content address: one hash over what was asked for. Its preimage names the fields in which two differ.
+
+Of the code it has the owner's package and the core of the library, which decides bits; the library's other modules,
+as those that write records, may change without a run being another one.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import rfc8785
+
+from ..base.files import read_text
+from ..base.project import NAME, VENDORED, Project
+from ..base.text import flatten
+from ..config.settings import Settings
+from ..core.errors import UserError
+from . import manifest
+from .locks import LOCKS
+from .pins import TRAIN, pins
+
+FOLDER = f"{NAME}/"  # with it the names of the library's files begin, those of the owner's lie in the package
+CORE = "core/"  # in the library; its files are named from there, so that a move changes nothing
+LIST = "library.sha256"  # of the digests of the library's files, as released
+# Of the library: no run imports these; a stage that has loaded one is refused.
+OUTSIDE_THE_RUN = ("analysis/", "cli.py", LIST)
+# Files that editors and Python leave behind.
+LEFT_BEHIND = re.compile(r"(^|/)(\.|__pycache__/)|~$")
+
+
+@dataclass(frozen=True)
+class ContentAddress:
+    """`digest` is the SHA-256 of the canonical JSON of `preimage`; `parts` has one digest per ingredient.
+
+    `code` has the SHA-256 of each file that entered it, by its path relative to the package, or from samebits/.
+    """
+
+    preimage: dict[str, Any]
+    code: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def digest(self) -> str:
+        return digest(self.preimage)
+
+    @property
+    def parts(self) -> dict[str, str]:
+        return {name: digest(value) for name, value in self.preimage.items()}
+
+    def record(self) -> dict[str, Any]:
+        """What `address.json` holds."""
+        return {"address": self.digest, "parts": self.parts, "preimage": self.preimage}
+
+
+def fields(preimage: Mapping[str, Any]) -> dict[str, Any]:
+    """A preimage as `part.field`, each data file by its path, so that a difference has a name that people know."""
+    data = {entry["path"]: entry["sha256"] for entry in preimage["data"]["files"]}
+    return flatten({**preimage, "data": data})
+
+
+def digest(value: Any) -> str:
+    """SHA-256 (hex) of the canonical JSON (RFC 8785) of a JSON-compatible value.
+
+    Raises:
+        UserError: a number that JSON cannot hold exactly, such as an integer beyond 2**53.
+    """
+    try:
+        return hashlib.sha256(rfc8785.dumps(value)).hexdigest()
+    except rfc8785.CanonicalizationError as error:
+        raise UserError(f"canonical JSON cannot hold a value exactly: {error}") from None
+
+
+def code(project: Project) -> dict[str, str]:
+    """SHA-256 of every file that enters the address, by its name."""
+    return {name: manifest.sha256_file(project.file(name)) for name in addressed(project)}
+
+
+def addressed(project: Project) -> list[str]:
+    """The files that enter the address, by their names: the owner's package, and the library's core."""
+    return [name for name in named(project) if not name.startswith(FOLDER) or in_core(name)]
+
+
+def named(project: Project) -> list[str]:
+    """The files of the owner's package by their paths relative to it, and those of the library, from samebits/.
+
+    Raises:
+        UserError: as `files`; the project's copy of the library lies elsewhere; or the package has a folder samebits.
+    """
+    own, vendored = files(project.package), project.root.resolve() / VENDORED
+    if clash := [name for name in own if name.startswith(FOLDER)]:
+        raise UserError(f"{project.package / clash[0]}: {FOLDER} is the library's name. Call the folder otherwise")
+    if project.library == project.root / VENDORED and project.library.resolve() != vendored:
+        raise UserError(f"{vendored}: a link to a folder, whose changes DVC would not see. Copy it here")
+    return sorted([*own, *(f"{FOLDER}{name}" for name in files(project.library))])
+
+
+def in_core(name: str) -> bool:
+    """Whether a file of the library, named from samebits/ or from inside it, is of its core."""
+    return name.removeprefix(FOLDER).startswith(CORE)
+
+
+def is_read(name: str) -> bool:
+    """Whether a run may read a file of this name: all but those of the library that no run imports."""
+    return not name.startswith(FOLDER) or not name.removeprefix(FOLDER).startswith(OUTSIDE_THE_RUN)
+
+
+def core(code: Mapping[str, str]) -> dict[str, str]:
+    """Of the digests of files, by their names, those of core, by their paths relative to core."""
+    return {name.removeprefix(FOLDER + CORE): sha256 for name, sha256 in code.items() if name.startswith(FOLDER + CORE)}
+
+
+def files(folder: Path) -> list[str]:
+    """The files below `folder` by their names, sorted, without those that editors and Python leave behind.
+
+    Raises:
+        UserError: a folder in it is a link: Python imports from there, but DVC does not look inside.
+    """
+    found, folders = [], [""] if folder.is_dir() else []
+    while folders:
+        inside = folders.pop()
+        with os.scandir(f"{folder}/{inside}") as listed:
+            for each in listed:
+                name = f"{inside}{each.name}"
+                if Path(each).is_file() and not LEFT_BEHIND.search(name):
+                    found.append(name)
+                elif Path(each).is_dir() and not LEFT_BEHIND.search(f"{name}/"):
+                    if each.is_symlink():
+                        raise UserError(
+                            f"{each.path}: a link to a folder, whose changes DVC would not see. Copy it here"
+                        )
+                    folders.append(f"{name}/")
+    return sorted(found)
+
+
+def locks(project: Project) -> dict[str, str]:
+    """SHA-256 of the requirements in each lock of what a training loads, by file name."""
+    paths = [path for name in TRAIN if (path := project.root / LOCKS / name).is_file()]
+    return {path.name: requirements(read_text(path, "Restore it from git, or: make lock")) for path in paths}
+
+
+def requirements(lock: str) -> str:
+    """SHA-256 of the requirements in a lock's text; comments carry names and change nothing."""
+    lines = (line.split(" #")[0].strip() for line in lock.splitlines())
+    pins = "\n".join(line for line in lines if line and not line.startswith("#"))
+    return hashlib.sha256(pins.encode()).hexdigest()
+
+
+def content_address(project: Project, config: Settings, data: dict[str, Any], world_size: int) -> ContentAddress:
+    """What `config` asks for in `project`, given the data's manifest.
+
+    `world_size` enters only with `parallel.reduce: ddp`, where the bits depend on it.
+    """
+    digests = code(project)
+    sources = {name: project.file(name).read_bytes() for name in digests if name.endswith(".py")}
+    preimage = {
+        "config": config.addressed(),
+        "code": {name: sha256 for name, sha256 in digests.items() if not name.startswith(FOLDER)},
+        "core": core(digests),
+        "data": data,
+        "lock": pins(project.root, sources, config.unhashed.modules),
+        "seed": config.seed,
+    }
+    if config.parallel.reduce == "ddp":
+        preimage["world_size"] = world_size
+    return ContentAddress(preimage, digests)

@@ -1,0 +1,194 @@
+"""Making of a recorded run again, from its commit, its data and its config, and the comparison of both."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from ..address import hashing, manifest, pull
+from ..address.judged import judged
+from ..address.release import library
+from ..base.project import VENDORED, Project
+from ..base.text import differences, flatten, some
+from ..config.params import PARAMS
+from ..core.errors import RunError, UserError
+from ..record.classes import promises
+from ..record.names import RUN, TRACE
+from ..record.receipt import Receipt, read
+from ..record.view import other_metrics
+from ..start import trainings
+from . import diff, results
+from .trust import Trust, require_trusted
+from .workcopy import work_copy
+
+Report = Callable[[str], None]
+ENVIRONMENT_KEYS = ("device", "determinism.cpu", "determinism.relax")
+
+
+def replay(project: Project, source: Path, out: Path, ranks: int | None, report: Report, trust: Trust) -> bool:
+    """Make the run of a receipt (or of the run directory with it) again in `out`; say whether it is reproduced.
+
+    Raises:
+        UserError: its commit or its data cannot be had here, `ranks` is not the world size in its address, it brings
+            code along that nobody allowed, or `out` is its own folder.
+        RunError: a step of it failed.
+    """
+    _require_elsewhere(source, out)
+    receipt = read(source)
+    stated = receipt.stated
+    portable = stated["preimage"].get("world_size")
+    if portable and ranks not in (None, portable):
+        raise UserError(f"world size {ranks} asked for, {portable} wanted: with parallel.reduce=ddp it decides bits")
+    report("\n".join(judged(project, stated.get("library"))))
+    patch = receipt.patch
+    require_trusted(project, receipt.path, patch, trust, report)
+    with remade(project, receipt.name, stated, patch, report) as (tree, keys):
+        here = json.loads(trainings.run(tree, trainings.command(tree, "", keys, "env")))
+        for field in differences(stated["environment"]["preimage"], here["preimage"]):
+            report(f"environment: {field.field}: {field.one} there, {field.other} here")
+        size = portable or ranks or 1
+        report(f"training on {size} rank{'s' * (size > 1)} into {out}")
+        keys |= {"tracking.enabled": False, "trace.level": "step" if stated["trace"] else "off"}
+        keys["receipt.key"] = ""  # the reader's key is none of the record's business
+        trainings.run(tree, trainings.command(tree, ".train", keys, "--out", out.absolute(), ranks=size))
+    again = read(out)
+    requested = differences(stated["preimage"], again.stated["preimage"])
+    if requested:
+        raise RunError(
+            f"another content address: {requested[0].field}: {requested[0].one} there, {requested[0].other} here"
+        )
+    return _compare(project, receipt, again, source, report)
+
+
+def _require_elsewhere(source: Path, out: Path) -> None:
+    """Refuse to make a run in the folder of the one that it is compared with, by whatever name, or around it."""
+    here, there = out.resolve(), (source if source.is_dir() else source.parent).resolve()
+    nested = (there / RUN).is_file() and (there in here.parents or here in there.parents)
+    if nested or here == there:
+        raise UserError(
+            f"--out {out}: the run that is compared with, or a folder in or above it, another place wanted: choose one "
+            f"with --out"
+        )
+
+
+@contextmanager
+def remade(
+    project: Project, name: str, run: Mapping[str, Any], patch: Path | None, report: Report
+) -> Iterator[tuple[Project, dict[str, Any]]]:
+    """The project that a run had, in a worktree that is gone afterwards, and the keys that may change bits.
+
+    `run` holds its `code`, `config`, `preimage` and `parts`, in the form `Made`. The library is that of its commit.
+    The user's own work tree is left alone.
+
+    Raises:
+        UserError: its commit or its data cannot be had, or its config names a key that is not in the content address.
+    """
+    commit = run["code"]["commit"]
+    if not commit:
+        raise UserError(f"run {name[:12]}: made outside git, so that nobody knows its code")
+    folder = project.root / "build" / f"replay-{name[:12]}"
+    with work_copy(project, folder, "which has the code of the run; run this in a clone", commit) as copy:
+        if patch:
+            copy.git("apply", "--whitespace=nowarn", str(patch.absolute()))
+        tree = _with_library(project, copy.root, run)
+        keys = _keys(tree, run)
+        keys["data.raw"] = str(_raw(project, run["config"], keys["data.sha256"], tree, report))
+        keys["data.prepared"] = str(tree.root / "data" / "prepared")
+        trainings.run(tree, trainings.command(tree, ".prepare", keys))
+        _require_same_data(run["preimage"]["data"], manifest.require_complete(Path(keys["data.prepared"])))
+        yield tree, keys
+
+
+def _require_same_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Refuse prepared data whose manifest is not the recorded one, by the files that differ."""
+    if there != here:
+        named = [{**data, "files": {each["path"]: each["sha256"] for each in data["files"]}} for data in (there, here)]
+        found = [f"{d.field}: {d.one} recorded, {d.other} prepared here" for d in differences(*named)]
+        raise RunError(f"other prepared data than those of the record: {some(found)}")
+
+
+def _keys(tree: Project, run: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a run that may change bits. No other is taken from a record: others may have written it."""
+    preimage, config = run["preimage"], run["config"]
+    keys = flatten(preimage["config"])
+    known = flatten(trainings.config_of(tree)["addressed"])
+    strange = sorted(keys.keys() ^ known.keys()) + [key for key in ENVIRONMENT_KEYS if key not in config]
+    if strange:
+        raise UserError(
+            f"the config in the record and the content address of its code differ in the key {strange[0]!r}: no run of "
+            f"that code wrote the record; ask for the whole one"
+        )
+    return keys | {"seed": preimage["seed"]} | {key: config[key] for key in ENVIRONMENT_KEYS}
+
+
+def _with_library(project: Project, root: Path, run: Mapping[str, Any]) -> Project:
+    """The project in a worktree, with the library of that commit; where it holds none, with this one if core is its.
+
+    Raises:
+        UserError: the commit has no copy of the library, and the core of the run is another than this project's.
+    """
+    if (root / VENDORED).is_dir():
+        return Project.at(root)
+    here, wanted = library(project).core, run["parts"].get("core")
+    if wanted != here:
+        release = run.get("library", {}).get("template", "unknown")
+        raise UserError(
+            f"commit {run['code']['commit'][:12]} holds no copy of the library, and the run's core "
+            f"({str(wanted)[:16]}) is not this project's ({here[:16]}): release {release} of the template can replay it"
+        )
+    tree = Project(root / "src" / project.name)
+    shutil.copytree(project.library, root / VENDORED)
+    return tree
+
+
+def _raw(project: Project, config: Mapping[str, Any], wanted: str, tree: Project, report: Report) -> Path:
+    """The dataset, a file or a folder, as the run had it: the user's, or in the worktree, from DVC.
+
+    A record names only what lies in the project; elsewhere, it must be what the user's params.yaml names.
+    """
+    named = str(config.get("data.raw"))
+    parts = Path(named).parts
+    if Path(named).is_absolute() or not parts or ".." in parts or named.startswith("-") or not named.isprintable():
+        own = project.root / YAML(typ="safe").load((project.root / PARAMS).read_text())["data"]["raw"]
+        remedy = f"The record names {named!r}, nothing in this project: write where yours lies into {PARAMS}: data.raw"
+        manifest.require(own, wanted, remedy)
+        return own
+    own, raw = project.root / named, tree.root / named
+    if manifest.digest(hashing.entries(own, {})) == wanted:
+        return own
+    report(f"{named}: missing or other data here; asking DVC for it")
+    why = pull.bring(raw, tree.root, owner=project.root)
+    manifest.require(raw, wanted, why or "DVC has other data than the record names; put them back, then replay again")
+    return raw
+
+
+def _compare(project: Project, receipt: Receipt, again: Receipt, source: Path, report: Report) -> bool:
+    there, here = receipt.stated, again.stated
+    classes = there["environment"]["class"], here["environment"]["class"]
+    measured = other_metrics(there["metrics"], here["metrics"], "there", "here")
+    if (equal := receipt.weights == again.weights and there["trace"] in (None, here["trace"])) and not measured:
+        root = f", trace root {there['trace']}" if there["trace"] else ""
+        report(f"REPRODUCED: weights {again.weights}{root}")
+        return True
+    if classes[0] != classes[1] or not promises(classes[0]):
+        holds, verdict = results.within_tolerance(project, here["metrics"], there["metrics"])
+        same = f"NOT COMPARABLE: class {classes[0]} there and here, in which flags are off or environments mixed"
+        said = same if classes[0] == classes[1] else f"ENVIRONMENT DIFFERS: {classes[0]} there, {classes[1]} here"
+        report(f"{said}; equal bits are not guaranteed. {verdict}")
+        return holds
+    if equal:
+        why = "the evaluation does not repeat, or the receipt was altered"
+        report(f"DIFFERS: weights {again.weights} as there, but other metrics: {measured}: {why}")
+        return False
+    if source.is_dir() and (source / TRACE).is_dir() and (again.path.parent / TRACE).is_dir():
+        equal, lines = diff.report(diff.load(source), diff.load(again.path.parent))
+        if not equal:
+            report("\n".join(["DIFFERS", *lines]))
+            return False
+    roots = f"trace root {there['trace']} there, {here['trace']} here"
+    report(f"DIFFERS: weights {receipt.weights} there, {again.weights} here; {roots}")
+    return False

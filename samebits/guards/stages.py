@@ -1,0 +1,260 @@
+"""What a stage uses must be known to DVC, which runs it again after a change, and to the content address.
+
+dvc.yaml lists files and keys by hand. A stage is held to that list, and to the modules that it has really loaded:
+before it begins, and again when it ends.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from ..address import release
+from ..address.address import CORE, FOLDER, OUTSIDE_THE_RUN, addressed, code, locks
+from ..address.loaded import require_kept, require_unchanged
+from ..address.locks import LOCKS, require_installed
+from ..base.forms import ABSENT, Form
+from ..base.project import VENDORED, Project
+from ..base.text import differences, flatten, some
+from ..config.params import PARAMS
+from ..config.yaml_file import read_yaml
+from ..core.errors import UserError
+from . import opened
+
+STAGES = "dvc.yaml"
+REMEDY = f"Mend it, or restore it: git checkout {STAGES}"
+VARIABLE = "DVC_STAGE"  # DVC sets it for the commands that it runs
+COMMAND = "cli.py"  # `repro train` loads it
+KEY = re.compile(r"\$\{([\w.]+)\}")  # of params.yaml, in a path
+Items = list[str | dict[str, Any]]
+ASIDE = ("tests/", f"{LOCKS}/")  # a test may run a stage in its own process, which has loaded these
+
+
+class Entry(Form):
+    """What a stage reads and writes."""
+
+    params: Items = ABSENT
+    deps: Items = ABSENT
+    outs: Items = ABSENT
+    metrics: Items = ABSENT
+    plots: Items = ABSENT
+
+
+class Repeated(Entry):
+    """A stage, or one that is made for each of several values."""
+
+    do: Entry = ABSENT
+
+
+class Stages(Form):
+    """What dvc.yaml holds."""
+
+    stages: dict[str, Repeated]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of dvc.yaml: its name, and the keys and paths that it depends on."""
+
+    name: str
+    params: tuple[str, ...]
+    deps: tuple[str, ...]
+
+    def lists(self, path: str) -> bool:
+        """Whether a path, named from the project's root, is a dependency or lies in one."""
+        return any(path == listed or path.startswith(f"{listed}/") for listed in self.deps)
+
+    def require(self, part: str, missing: Sequence[str]) -> None:
+        """Refuse the stage where a part of its entry lacks something."""
+        if missing:
+            raise UserError(
+                f"{STAGES}: {part} of stage {self.name} lack {some(missing)}: a change there would not run it again. "
+                f"Add {'them' if len(missing) > 1 else 'it'} and repeat: dvc repro"
+            )
+
+
+_files: list[Callable[[], None]] = []  # of the stage that runs
+_left_out: set[Path] = set()  # files of modules
+
+
+@contextmanager
+def watched(project: Project, sections: Sequence[str], whole: bool, unhashed: Sequence[str] = ()) -> Iterator[None]:
+    """Hold the stage that runs inside to what it says that it uses.
+
+    `sections` are the top-level keys that it is given; `whole` says that this is the whole config. Then it is a run
+    or reads one, and must list the whole package and the locks of what a training loads. `unhashed` top-level modules
+    may come from anywhere.
+
+    Raises:
+        UserError: it loaded a module or opened a file of the project that the content address lacks, or loaded a module
+            from elsewhere; or a file of the package that is no source changed while it ran. Or, under DVC, its entry
+            in dvc.yaml lacks something, or something that the entry lists changed while the stage ran.
+    """
+    stage = _running(project)
+    if stage:
+        require_own(project, f"stage {stage.name} runs")
+        stage.require("params", [section for section in sections if section not in stage.params])
+    files = partial(_require_files, project, stage, whole, unhashed)
+    files()
+    require_unchanged(project)
+    before = _state(project, stage)
+
+    def still() -> None:
+        files()
+        require_kept(project)
+
+    place = len(_files)
+    _files.append(still)
+    try:
+        yield
+        require_still()
+    finally:
+        del _files[place:]
+    changed = [difference.field for difference in differences(before, _state(project, stage))]
+    if stage and changed:
+        raise UserError(
+            f"{some(changed)}: changed while stage {stage.name} ran. DVC would take that for the state that was used. "
+            f"Undo it and record the outcome with: dvc commit {stage.name}. Or repeat: dvc repro"
+        )
+
+
+def hold(check: Callable[[], None]) -> None:
+    """Have the stage that runs, if any, do this check as well when it ends."""
+    if _files:
+        _files.append(check)
+
+
+def require_still() -> None:
+    """Re-check the dependencies of the stage that runs, if any, before a run's results are written."""
+    for files in _files:
+        files()
+
+
+def outputs(project: Project) -> list[Path]:
+    """The paths that the stages of dvc.yaml write, and those that its plots draw."""
+    written, pipeline = [], _pipeline(project)
+    for entry in (stage.get("do", stage) for stage in pipeline["stages"].values()):
+        for item in [item for part in ("outs", "metrics", "plots") for item in entry.get(part, ())]:
+            written.append(item if isinstance(item, str) else next(iter(item), ""))
+    plots = pipeline.get("plots")
+    for plot in [each for each in (plots if isinstance(plots, list) else []) if isinstance(each, dict)]:
+        axes = [drawn.get("y") for drawn in plot.values() if isinstance(drawn, dict)]
+        written += [str(name) for axis in axes if isinstance(axis, dict) for name in axis]
+    return [project.root / name for name in written]
+
+
+def require_own(project: Project, doing: str) -> None:
+    """Refuse to work in one folder with the code of another, as where two projects are installed in one venv."""
+    if Path.cwd().resolve() != project.root.resolve():
+        raise UserError(
+            f"{doing} in {Path.cwd()}, but with the code in {project.package}: that is another project's, or a link to "
+            f"it. Name your own with PYTHONPATH=src:vendor, copy what is a link, or go to {project.root}"
+        )
+
+
+def leave_out(folder: Path) -> None:
+    """The modules in a folder that are loaded by now are those of who watches the stage, which does without them."""
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__dict__", {}).get("__file__")  # a lazy module would load what it stands for
+        if file and folder in Path(file).parents:
+            _left_out.add(Path(file))
+
+
+def _require_files(project: Project, stage: Stage | None, whole: bool, unhashed: Sequence[str]) -> None:
+    """Refuse loaded modules and opened files that the content address lacks; under DVC, also those not listed."""
+    require_installed(project, unhashed)
+    package, loaded = _package(project), _loaded(project)
+    known = [project.shown(name) for name in addressed(project)]
+    ours = release.released(project)  # of the library; empty where the list is lost, as a receipt says
+    unknown = sorted(path for path in loaded - {*known} if not _of_library(path, ours))
+    if unknown:
+        raise UserError(
+            f"{some(unknown)}: loaded, but not in the content address: a change there would go unseen. "
+            f"Move it into {package}"
+        )
+    # nobody sees which of the files that are not Python a stage reads: it is to list them all
+    used = [name for name in known if name in loaded or not name.endswith(".py")]
+    if whole:
+        opened.require_known()
+    if stage:
+        locked = [f"{LOCKS}/{name}" for name in locks(project)]
+        core = project.shown(f"{FOLDER}{CORE}").rstrip("/")
+        used = [package, *([] if core.startswith("/") else [core]), *locked] if whole else [*used, *opened.unknown()]
+        stage.require("deps", [name for name in used if not stage.lists(name)])
+
+
+def _of_library(path: str, released: Collection[str]) -> bool:
+    """Whether a file, named from the root, is the library's own, which a run loads although it decides no bit.
+
+    A file that somebody has added to the library is not: nobody knows what it decides.
+    """
+    folder = f"{VENDORED.as_posix()}/"
+    if not path.startswith(folder):
+        return False
+    name = path.removeprefix(folder)
+    return name == COMMAND or (not name.startswith(OUTSIDE_THE_RUN) and (not released or name in released))
+
+
+def _loaded(project: Project) -> set[str]:
+    """The files below the project's root that modules came from, named from there."""
+    named = {
+        os.path.split(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))
+    }
+    root, environment = project.root.resolve(), Path(sys.prefix).resolve()
+    folders = {folder: _resolved(folder) for folder in {folder for folder, _ in named}}  # few, for many modules
+    ours = {
+        folder: place.relative_to(root).as_posix()
+        for folder, place in folders.items()
+        if place.is_relative_to(root) and not place.is_relative_to(environment)
+    }
+    # a file that is a link keeps its name; torch names files that do not exist
+    files = [(folder, name) for folder, name in named if folder in ours and Path(folder, name).is_file()]
+    names = {Path(ours[folder], name).as_posix() for folder, name in files if Path(folder, name) not in _left_out}
+    return {name for name in names if not name.startswith(ASIDE)}
+
+
+@cache  # per process: it has loaded modules from there, so that no folder becomes a link
+def _resolved(folder: str) -> Path:
+    return Path(folder).resolve()
+
+
+def _state(project: Project, stage: Stage | None) -> dict[str, Any]:
+    """The files and keys that a stage lists, as they are now; of files their digests."""
+    if stage is None:
+        return {}
+    files = {project.shown(name): sha256 for name, sha256 in code(project).items()}
+    files |= {f"{LOCKS}/{name}": sha256 for name, sha256 in locks(project).items()}
+    keys = flatten({name: value for name, value in _params(project).items() if name in stage.params})
+    return {name: sha256 for name, sha256 in files.items() if stage.lists(name)} | keys
+
+
+def _package(project: Project) -> str:
+    return project.package.relative_to(project.root).as_posix()
+
+
+def _running(project: Project) -> Stage | None:
+    """The stage of dvc.yaml that DVC runs now; None without DVC."""
+    name = os.environ.get(VARIABLE, "").partition("@")[0].rpartition(":")[2]  # of file:stage@item
+    entry = _pipeline(project)["stages"].get(name) if name else None
+    if entry is None:
+        return None
+    entry = entry.get("do", entry)  # of `foreach`
+    params, deps = ([item for item in entry.get(part, ()) if isinstance(item, str)] for part in ("params", "deps"))
+    keys = flatten(_params(project))
+    deps = [KEY.sub(lambda key: str(keys.get(key[1], key[0])), path) for path in deps]
+    return Stage(name, tuple(params), tuple(map(os.path.normpath, deps)))
+
+
+def _pipeline(project: Project) -> dict[str, Any]:
+    """What dvc.yaml holds; no stage without that file."""
+    path = project.root / STAGES
+    return read_yaml(path, Stages, REMEDY) if path.is_file() else {"stages": {}}
+
+
+def _params(project: Project) -> dict[str, Any]:
+    return read_yaml(project.root / PARAMS, dict, "It changed while the stage ran: restore it and repeat: dvc repro")
