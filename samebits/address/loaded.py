@@ -19,25 +19,34 @@ _said: set[str] = set()  # lines, each once
 
 
 def remember(project: Project) -> None:
-    """A stage begins: its code is that of now, before it is imported, also where a module is imported late.
-
-    Raises:
-        UserError: the library that runs is not the project's.
-    """
-    if project.library.resolve() != LIBRARY:
-        raise UserError(
-            f"the library that runs lies in {LIBRARY}, the project's in {project.library}: "
-            f"name yours with PYTHONPATH=src:vendor, or make setup"
-        )
+    """A stage begins: its code is that of now, before it is imported, also where a module is imported late."""
     names = [name for name in named(project) if name.endswith(".py")]
     sources = {name: project.file(name).read_bytes() for name in names}
     loader.pin(project.name, {name: source for name, source in sources.items() if not name.startswith(FOLDER)})
-    ours = {name.removeprefix(FOLDER): source for name, source in sources.items() if name.startswith(FOLDER)}
-    loader.pin(loader.LIBRARY, ours)
+    if _is_own(project):
+        ours = {name.removeprefix(FOLDER): source for name, source in sources.items() if name.startswith(FOLDER)}
+        loader.pin(loader.LIBRARY, ours)
     begun = code(project)
     _begun[project] = begun | {
         name: hashlib.sha256(source).hexdigest() for name, source in sources.items() if name in begun
     }
+
+
+def require_own_library(project: Project) -> None:
+    """Refuse to run with a library that is not the project's own copy, where it has one.
+
+    Raises:
+        UserError: another one was found first.
+    """
+    if not _is_own(project):
+        raise UserError(
+            f"the library that runs lies in {LIBRARY}, this project's in {project.library}: no hash covers that one. "
+            f"Name your own with PYTHONPATH=src:vendor, or: make setup"
+        )
+
+
+def _is_own(project: Project) -> bool:
+    return project.library.resolve() == LIBRARY
 
 
 def begun() -> dict[Project, dict[str, str]]:

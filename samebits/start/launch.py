@@ -72,6 +72,7 @@ def begin(project: Project, schema: type[S], trains: bool = False) -> tuple[S, P
             sys.exit(parsed)
         overrides, out, ranks = parsed
         work_for(project)
+        loaded.require_own_library(project)
         loaded.remember(project)
         if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank of torchrun
             from .ranks import end_with_launcher

@@ -87,12 +87,12 @@ class Forked:
         relaxed = any(word.startswith("determinism.") and word != "determinism.relax=[]" for word in words)
         if place is None or relaxed:
             return COLD(project, words, ends, environ)
-        module, before, script = words[place].removeprefix(f"{PACKAGE}."), [], None
-        if (project.root, module) != (PROJECT, "train"):
+        module, before, script = words[place], [], None
+        if (project.root, module) != (PROJECT, f"{PACKAGE}.train"):
             before, script = [str(project.root), PACKAGE, module], Path(__file__).with_name("elsewhere.py")
         ranks = [int(word.partition("=")[2]) for word in words if word.startswith("--nproc-per-node=")]
         self._files["err"].write_text("")
-        self.trained += module == "train"
+        self.trained += module == f"{PACKAGE}.train"
         forked = Warm(*before, *words[place + 1 :], **self._files, ranks=ranks[0] if ranks else None, script=script)
         if (code := forked.wait()) not in ends:
             raise trainings.Ended(words, code, self._files["err"].read_text().splitlines()[-trainings.LINES :])

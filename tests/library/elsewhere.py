@@ -1,4 +1,4 @@
-"""A module of the project in another folder, in a process that has this project's modules loaded.
+"""A module of the project in another folder, or of its library, in a process that has this project's modules loaded.
 
 tests/elsewhere.py ROOT <package> MODULE ARGUMENTS
 """
@@ -18,4 +18,4 @@ if __name__ == "__main__":
     os.environ["PYTHONPATH"] = os.pathsep.join(here)
     sys.argv = [module, *arguments]
     forget_tests()
-    runpy.run_module(f"{package}.{module}", run_name="__main__", alter_sys=True)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -47,9 +47,9 @@ def variable(package: str) -> None:
 
 def code(package: str) -> None:
     """The project in the folder that OTHER names."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in (package, "samebits")]:
         del sys.modules[name]
-    sys.path.insert(0, str(Path(os.environ["OTHER"], "src")))
+    sys.path[:0] = [str(Path(os.environ["OTHER"], name)) for name in ("src", "vendor")]
 
 
 def arguments(package: str) -> None:

@@ -331,7 +331,7 @@ def locked(tmp_path: Path) -> Project:
     return Project(tmp_path / "src" / "package")
 
 
-SOURCES = {name: (OURS.package / name).read_bytes() for name in address.addressed(OURS) if name.endswith(".py")}
+SOURCES = {name: OURS.file(name).read_bytes() for name in address.addressed(OURS) if name.endswith(".py")}
 
 
 def pinned(project: Project, **added: str) -> dict[str, str]:

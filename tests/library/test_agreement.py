@@ -229,7 +229,7 @@ def test_what_one_rank_alone_is_refused_stops_all_with_its_words(run: Run):
 
 
 def test_rank_with_other_code_lock_config_and_data_stops_all(run: Run, config: Config, tmp_path: Path):
-    other = copied(tmp_path / "other", ("src", "requirements"), ())
+    other = copied(tmp_path / "other", ("src", "vendor", "requirements"), ())
     with (other / "src" / PACKAGE / "model.py").open("a") as source:
         source.write("# another comment\n")
     for name in ("train-cpu.txt", "train-cuda.txt"):  # run.txt still has the version that is loaded
@@ -262,7 +262,9 @@ def test_rank_with_other_initial_weights_is_named(run: Run):
 
 
 def test_ranks_in_other_folders_agree(run: Run, tmp_path: Path):
-    other = copied(tmp_path / "elsewhere", ("src", "requirements"), ())  # the same code, but not the same path
+    other = copied(
+        tmp_path / "elsewhere", ("src", "vendor", "requirements"), ()
+    )  # the same code, but not the same path
     ran = run("code", 1, 2, OTHER=str(other))
     assert (ran.code, ran.codes) == (0, {0: "0", 1: "0"}), ran.message
     assert (ran.out / "model.safetensors").is_file()

@@ -77,7 +77,7 @@ class Audited:
 
 def shipped(folder: Path) -> Path:
     """This project's files, with the weights of a run."""
-    copied(folder, ("src", "requirements"), ("params.yaml", "dvc.yaml", "pyproject.toml"))
+    copied(folder, ("src", "vendor", "requirements"), ("params.yaml", "dvc.yaml", "pyproject.toml"))
     (folder / "artifacts").mkdir()
     (folder / "artifacts" / "model.safetensors").write_text("the weights of a run\n")
     return folder

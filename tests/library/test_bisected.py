@@ -197,7 +197,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     """Five commits: one of them changes bits, and uncommitted work lies on top."""
     root = tmp_path_factory.mktemp("repository") / "project"
     files = "params.yaml", "dvc.yaml", "pyproject.toml", ".gitignore"
-    copied(root, ("src", "requirements", "data/raw"), files)
+    copied(root, ("src", "vendor", "requirements", "data/raw"), files)
     package, commits = root / "src" / PACKAGE, dict[str, str]()
     for name, file, old, new in (
         ("start", "model.py", "", ""),

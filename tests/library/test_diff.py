@@ -211,7 +211,7 @@ def test_one_sample_altered(clean: Path, train: Train, config: Config, prepared:
 
 def test_changed_optimizer_epsilon(clean: Path, prepared: Path, tmp_path: Path):
     other = tmp_path / "other"
-    for part in ("src", "requirements"):
+    for part in ("src", "vendor", "requirements"):
         shutil.copytree(PROJECT / part, other / part)
     source = other / "src" / PACKAGE / "train.py"
     source.write_text(source.read_text().replace("fused=True)", "fused=True, eps=1e-6)"))

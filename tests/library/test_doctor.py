@@ -77,7 +77,7 @@ def appended(name: str) -> Plant:
     """A line more in a file of the package."""
 
     def plant(context: Context, patch: pytest.MonkeyPatch) -> None:
-        with (context.project.package / name).open("a") as file:
+        with context.project.file(name).open("a") as file:
             file.write("\n")
 
     return plant

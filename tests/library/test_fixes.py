@@ -37,7 +37,7 @@ def plant(project: Path, core: bool) -> list[str]:
 def fixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with a finished run and one that has stopped after step 7; then each module around core is fixed."""
     folder = tmp_path_factory.mktemp("fixed")
-    copied(folder, ("src", "requirements", "data/raw"), ("params.yaml", "pyproject.toml"))
+    copied(folder, ("src", "vendor", "requirements", "data/raw"), ("params.yaml", "pyproject.toml"))
     assert command(folder, f"{PACKAGE}.prepare").returncode == 0
     train(folder, "finished")
     train(folder, "unfinished", STOPPED)

@@ -60,7 +60,7 @@ def project(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This project with the folder for a dataset, committed, and prepared through DVC."""
     folder = tmp_path_factory.mktemp("clone")
     files = "params.yaml", "results.lock", "dvc.yaml", "pyproject.toml", ".gitignore", ".dvcignore"
-    copied(folder, ("src", "requirements", ".dvc"), files)
+    copied(folder, ("src", "vendor", "requirements", ".dvc"), files)
     images, labels = parse(PROJECT / config.data.raw)
     for number in range(200):
         place = folder / RAW / str(labels[number])

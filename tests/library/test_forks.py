@@ -70,7 +70,7 @@ globals()[sys.argv[1]]()
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A project whose package holds that module."""
-    return project_in(copied(tmp_path_factory.mktemp("project"), ("src",), ()))
+    return project_in(copied(tmp_path_factory.mktemp("project"), ("src", "vendor"), ()))
 
 
 @pytest.fixture(scope="module")

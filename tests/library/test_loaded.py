@@ -27,6 +27,7 @@ def other(tmp_path: Path) -> Project:
     package = tmp_path / "src" / "sealed"
     ignored = shutil.ignore_patterns("__pycache__", "analysis")
     shutil.copytree(OURS.library, tmp_path / "vendor" / "samebits", ignore=ignored)
+    package.mkdir(parents=True)
     first = "from . import early\n" + (OURS.package / "__init__.py").read_text()
     for name, text in {"__init__": first, "early": "", "rates": "def rate(): return RATE\n"}.items():
         (package / f"{name}.py").write_text(text)
@@ -174,9 +175,9 @@ def test_module_loaded_from_another_source_than_the_address_states_is_refused():
     """As in a notebook whose module was edited after its import, or in a worker that was started anew."""
     now = code(OURS)
     loaded.require_unchanged(OURS, now)
-    loaded.require_same({OURS.package: now})
+    loaded.require_same({OURS: now})
     other = now | {"samebits/core/errors.py": "0" * 64}
     with pytest.raises(UserError, match=r"^samebits/core/errors\.py: changed while the stage started"):
         loaded.require_unchanged(OURS, other)
     with pytest.raises(UserError, match=r"^samebits/core/errors\.py: changed before a worker loaded it"):
-        _begin_worker(None, partial(loaded.require_same, {OURS.package: other}), 0)  # type: ignore[arg-type]
+        _begin_worker(None, partial(loaded.require_same, {OURS: other}), 0)  # type: ignore[arg-type]

@@ -134,6 +134,9 @@ def test_code_goes_without_what_git_ignores_and_what_looks_like_a_secret(tmp_pat
     for name in ("model.py", "tokens.py", "notes.txt", "sub/ignored.py", "sub/kept.py"):
         (package / name).parent.mkdir(exist_ok=True)
         (package / name).write_text("x = 1\n")
+    library = tmp_path / "own" / "vendor" / "samebits"
+    library.mkdir(parents=True)
+    (library / "run.py").touch()
     (package / "tokens.py").write_text(f"TOKEN = 'ghp_{'a1B2' * 9}'\n")
     (tmp_path / "own" / ".gitignore").write_text("ignored.py\n")
 
@@ -142,7 +145,7 @@ def test_code_goes_without_what_git_ignores_and_what_looks_like_a_secret(tmp_pat
         with zipfile.ZipFile(tmp_path / "code.zip") as archive:
             return set(archive.namelist())
 
-    public = {"own/model.py", "own/notes.txt", "own/sub/kept.py"}
+    public = {"own/model.py", "own/notes.txt", "own/sub/kept.py", "samebits/run.py"}
     assert packed() == public | {"own/sub/ignored.py"}  # no repository: nothing is ignored
     git(tmp_path / "own", "init", "--quiet")
     assert packed() == public

@@ -253,7 +253,7 @@ def fault(read: Read, place: Place) -> str:
 def clean(config: Config, prepared: Path, untracked: Trained, tmp_path_factory: pytest.TempPathFactory) -> Place:
     """A project without git, and a run of it at the level `tensor`, whose files are whole."""
     root = tmp_path_factory.mktemp("mutated") / "project"
-    cloned(root, ("src", "requirements"), (*OWNERS, "pyproject.toml"))
+    cloned(root, ("src", "vendor", "requirements"), (*OWNERS, "pyproject.toml"))
     run, data = root.parent / "run", root.parent / "data"
     shutil.copytree(untracked.out, run, ignore=shutil.ignore_patterns(names.CHECKPOINTS))
     shutil.copytree(prepared, data)

@@ -231,7 +231,7 @@ class Measured:
 def planted(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Measured:
     """That of a project whose relaxed runs differ."""
     project = tmp_path_factory.mktemp("planted")
-    copied(project, ("src", "requirements"), ("params.yaml", "dvc.yaml", "pyproject.toml"))
+    copied(project, ("src", "vendor", "requirements"), ("params.yaml", "dvc.yaml", "pyproject.toml"))
     edit(project_in(project).package / "model.py", *((place, place + added) for place, added in PLANTED))
     words = trainings.sets([*SMALL, f"data.prepared={prepared}"])
     with pytest.MonkeyPatch.context() as patched:

@@ -122,6 +122,7 @@ def test_what_changes_no_file_of_the_library_is_no_modification(copy: Project, t
     (copy.library / "__pycache__").mkdir()
     append(copy.library / "__pycache__" / "gone.pyc")
     append(copy.library / "analysis" / "verify.py~")
+    copy.package.mkdir(parents=True)
     append(copy.package / "model.py")
     listing = copy.library / LIST
     listing.write_bytes(listing.read_bytes().replace(b"\n", b"\r\n"))

@@ -78,11 +78,12 @@ def test_run_is_not_made_over_the_one_that_it_is_compared_with(out: str, in_a_fo
 def test_library_is_that_of_the_commit_or_this_one_where_core_is_that_of_the_run(tmp_path: Path):
     tree, core = Project(tmp_path / "src" / PACKAGE), library(OURS).core
     tree.package.mkdir(parents=True)
+    shutil.copy(OURS.root / "pyproject.toml", tmp_path)
     run = {"code": {"commit": "c" * 40}, "parts": {"core": "d" * 64}, "library": {"template": "0.0.7"}}
     said = r"^commit c{12} holds no copy of the library, and the run's core \(d{16}\) is not this project's \("
     with pytest.raises(UserError, match=said + r"\w{16}\): release 0\.0\.7 of the template can replay it$"):
         replay_module._with_library(OURS, tmp_path, run)
-    assert not tree.library.exists()
+    assert not (tmp_path / "vendor").exists()
     assert replay_module._with_library(OURS, tmp_path, run | {"parts": {"core": core}}) == tree
     assert library(tree).core == core
     assert replay_module._with_library(OURS, tmp_path, {}) == tree  # the commit holds it, whatever core the run had

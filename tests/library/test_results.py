@@ -126,7 +126,7 @@ class Case:
 def case(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     """A run that gave exactly what is expected."""
     root = tmp_path / "project"
-    copied(root, (f"src/{PACKAGE}", "requirements"), ["params.yaml"])
+    copied(root, (f"src/{PACKAGE}", "vendor", "requirements"), ["params.yaml"])
     shutil.copytree(prepared, root / config.data.prepared)
     case = Case(project_in(root), config)
     monkeypatch.chdir(root)
@@ -254,7 +254,7 @@ def another_pin(case: Case) -> None:
 
 def a_remark(case: Case, name: str = "model.py") -> None:
     """A line more in a file of the package, or a new file."""
-    with (case.project.package / name).open("a") as file:
+    with case.project.file(name).open("a") as file:
         file.write("# a remark\n")
 
 

@@ -37,10 +37,10 @@ def test_missing_key_is_named(case: Case):
     case.run("")
 
 
-@pytest.mark.parametrize("lost", ["src/tides", "requirements/train-cpu.txt"])
+@pytest.mark.parametrize("lost", ["src/tides", "vendor/samebits/core", "requirements/train-cpu.txt"])
 def test_run_must_list_the_whole_package_and_the_locks_of_what_it_loads(case: Case, lost: str):
     case.write("requirements/dev.txt", "ruff==1\n")
-    listed = "/prepared, ./requirements/train-cpu.txt, src/tides]"
+    listed = "/prepared, ./requirements/train-cpu.txt, src/tides, vendor/samebits/core]"
     case.edit("dvc.yaml", listed, listed.replace(lost, f"{lost}/x"))
     assert f"dvc.yaml: deps of stage train lack {lost}: a change" in case.refusal("train")
     case.run("")

@@ -84,18 +84,8 @@ def test_what_is_not_to_be_had_is_refused(root: Path, tmp_path: Path):
 # ---- the config of another release
 
 
-@pytest.mark.parametrize("verb", ["config", "gone"])
-def test_config_is_read_by_the_commits_own_code(verb: str, tmp_path: Path):
-    """Also where that release lacks the verb."""
+def test_config_is_read_by_the_commits_own_code(tmp_path: Path):
     copied(tmp_path, ["src", "vendor"], ["params.yaml"])
-    cli = tmp_path / "vendor" / "samebits" / "cli.py"
-    text = cli.read_text()
-    assert "def config(" in text and '"config", ' in text
-    cli.write_text(text.replace("def config(", f"def {verb}(").replace('"config", ', f'"{verb}", '))
-    if verb == "gone":  # such a release has the reader of params.yaml elsewhere, too
-        old = cli.parent / "asked" / "params.py"
-        old.parent.mkdir()
-        old.write_text("from ..config.params import load as load\n")
     config = load(Config, PROJECT / "params.yaml", ["seed=7"])
     read = trainings.config_of(project_in(tmp_path), ["seed=7"])
     assert read["config"] == config.flat() and read["config"]["seed"] == 7
