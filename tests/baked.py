@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from bake import ROOT, VENV, command
 
 PROJECT = "{{cookiecutter.project}}"
+LINK = Path(PROJECT, "vendor", "samebits")  # to the library, whose files lie at the root
 
 Answers = Mapping[str, str]
 Environment = Mapping[str, str]
@@ -79,7 +80,7 @@ class Bake(Protocol):
 def tracked() -> list[str]:
     """Return the names of the files that the template's next commit holds."""
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).stdout
-    return [name for name in listed.split("\0") if (ROOT / name).is_file() or (ROOT / name).is_symlink()]
+    return [name for name in listed.split("\0") if (ROOT / name).is_file()]
 
 
 def weights(out: Path) -> str:
@@ -98,7 +99,9 @@ def copy_template(target: Path, env: Environment) -> Path:
     """Copy the template's tracked files into a git repository of one commit."""
     for name in tracked():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
+        shutil.copy2(ROOT / name, target / name)
+    (target / LINK).parent.mkdir()
+    (target / LINK).symlink_to((ROOT / LINK).readlink())
     run("git", "init", "--initial-branch=main", target, env=env)
     commit_all(target, env)
     return target
