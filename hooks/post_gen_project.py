@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 ANSWERS: dict[str, str] = json.loads(r'''{{ cookiecutter | tojson }}''')  # fmt: skip
@@ -20,6 +19,10 @@ NAMELESS = not NAME.strip(" .,:;<>\"'\\")  # git drops these around a name, and 
 AUTHOR = os.fsdecode((TEMPLATE if NAMELESS else NAME).encode())  # UTF-8 under any locale
 VENDORED = Path("vendor", "samebits")
 BY_HAND = "The project is whole, but DVC needs git; run in it: git init && git add -A && git commit -m start"
+
+BY_COPY = (
+    "Put the template's folder samebits there; then, in the project: git init && git add -A && git commit -m start"
+)
 
 DATES = ("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE")
 ENVIRONMENT = {
@@ -53,24 +56,22 @@ def is_inside_repository(project: Path) -> bool:
     return False
 
 
-def take_library() -> None:
-    """Have the library there as a real folder, as whoever wrote it left it.
+def take_library() -> bool:
+    """Have the library there as a real folder, without what Python left in it; say whether it is there.
 
     An archive of the template, and a clone without symbolic links, bring the link as a text file of its target.
     """
     if VENDORED.is_file():
-        named = Path(ANSWERS.get("_repo_dir", os.devnull))
+        named = Path(ANSWERS.get("_repo_dir", os.devnull))  # cruft does not say where the template lies
         places = [Path(os.environ.get("PWD", os.curdir), named), Path(os.pardir, named)]  # it may be relative
         found = [place / VENDORED.name for place in places if (place / VENDORED.name / "__init__.py").is_file()]
         if not found:
-            sys.exit(
-                f"{VENDORED}: the template came without symbolic links, so the library is missing; take a clone of it "
-                f"with them: git clone -c core.symlinks=true"
-            )
+            return False
         VENDORED.unlink()
         shutil.copytree(found[0], VENDORED)
     for left in [*VENDORED.rglob("__pycache__")]:
         shutil.rmtree(left)
+    return True
 
 
 def share_data() -> None:
@@ -85,14 +86,16 @@ def share_data() -> None:
 
 def main() -> None:
     """Leave a whole project behind, whatever git can do here."""
-    take_library()
     share_data()
+    complete = take_library()
     for folder in (".github/workflows", ".github"):  # made even when no file in it was wanted
         with contextlib.suppress(OSError):
             Path(folder).rmdir()
 
     project = Path.cwd()
-    if is_inside_repository(project):
+    if not complete:
+        print(f"{VENDORED} is no folder, for the template came without symbolic links. {BY_COPY}")
+    elif is_inside_repository(project):
         print(f"{project.name} lies inside a git repository: commit it there")
     elif shutil.which("git") is None:
         print(f"git not found. {BY_HAND}")

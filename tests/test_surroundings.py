@@ -1,6 +1,7 @@
 """Generation is fast, offline, and the same from any source, in any surroundings, with or without git."""
 
 import json
+import os
 import resource
 import shutil
 import socket
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from bake import TOOLS
 from baked import (
+    LINK,
     PROJECT,
     Bake,
     BakedProject,
@@ -112,12 +114,17 @@ def test_generation_takes_less_than_a_second_and_no_network(
     assert min(seconds) < 1
 
 
-def test_a_zip_and_a_git_url_give_the_same_as_a_folder(bake: Bake, template: Path, tmp_path: Path) -> None:
+def test_any_form_of_the_template_gives_the_same(bake: Bake, template: Path, tmp_path: Path) -> None:
+    """A folder, a git URL; a zip and a clone without symbolic links, where the link to the library is a text file."""
     archive = tmp_path / "template.zip"
     run("git", "-C", template, "archive", "--prefix=repro-template/", f"--output={archive}", "HEAD")
     here = bake().files()
     assert bake(archive).files() == here
     assert bake(f"git+file://{template}").files() == here
+    run("git", "clone", "--quiet", "-c", "core.symlinks=false", template, tmp_path / "without")
+    assert (tmp_path / "without" / LINK).is_file()
+    assert bake(tmp_path / "without").files() == here
+    assert bake(os.path.relpath(tmp_path / "without")).files() == here
 
 
 def test_questions_are_sentences_and_their_defaults_work(
@@ -162,6 +169,22 @@ def test_cruft_creates_the_same_and_updates_it(bake: Bake, env: Environment, tmp
     assert changed == {"README.md", ".cruft.json"}
     assert updated["README.md"][1] == created["README.md"][1] + b"New for followed.\n"
     assert project.run("git", "rev-list", "--count", "HEAD") == "2\n"
+
+
+def test_cruft_without_symbolic_links_says_where_the_library_goes(
+    template: Path, env: Environment, tmp_path: Path
+) -> None:
+    """It does not tell the hook where the template lies."""
+    without = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.symlinks", "GIT_CONFIG_VALUE_0": "false"}
+    words = (TOOLS / "cruft", "create", template, "--no-input")
+    printed = run(*words, cwd=tmp_path, env={**env, **without}).stdout
+    said, next_one = printed.splitlines()
+    assert said.startswith(
+        "vendor/samebits is no folder, for the template came without symbolic links. Put the template's"
+    )
+    assert next_one == "cruft writes .cruft.json next: commit it too"
+    project = tmp_path / "repro-project"
+    assert (project / "vendor" / "samebits").is_file() and not (project / ".git").exists()
 
 
 BY_HAND = "The project is whole, but DVC needs git; run in it: git init && git add -A && git commit -m start\n"
