@@ -296,6 +296,23 @@ def test_folder_that_is_a_link_is_refused(renamed: Project, tmp_path: Path):
         code(renamed)
 
 
+@pytest.mark.parametrize("name", ["samebits", "samebits/core", ""])
+def test_library_behind_a_link_is_refused(renamed: Project, tmp_path: Path, name: str):
+    place = renamed.root / "vendor" / name
+    shutil.move(place, tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=f"vendor/{name or 'samebits'}: a link to a folder"):
+        code(renamed)
+
+
+def test_folder_of_the_package_that_is_called_as_the_library_is_refused(renamed: Project):
+    """Its files would have the names of the library's."""
+    (renamed.package / "samebits").mkdir()
+    (renamed.package / "samebits" / "a.py").touch()
+    with pytest.raises(UserError, match=r"renamed/samebits/a\.py: samebits/ is the library's name"):
+        code(renamed)
+
+
 def test_link_that_leads_nowhere_or_in_a_circle_is_no_file(renamed: Project):
     before = code(renamed)
     (renamed.package / "nowhere.py").symlink_to("gone.py")

@@ -110,6 +110,22 @@ def test_bytecode_without_its_source_is_not_loaded(other: Project):
     assert run(other, script)[-1] == message
 
 
+def test_library_of_another_project_is_refused(other: Project):
+    """Which is found first, as by PYTHONPATH: the address is made of the project's own."""
+    script = """
+import sealed
+from samebits.address import loaded
+from samebits.core.errors import UserError
+try:
+    loaded.require_own_library(sealed.PROJECT)
+except UserError as refused:
+    print(refused)
+"""
+    assert run(other, script)[-1] == "sealed"
+    said = run(other, script, PYTHONPATH=os.pathsep.join(OURS.path[1:] + other.path))[-1]
+    assert said.startswith(f"the library that runs lies in {OURS.library}, this project's in {other.library}: no hash")
+
+
 # ---- what changes while a stage runs
 
 LATE = """

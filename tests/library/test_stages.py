@@ -82,7 +82,8 @@ def test_many_missing_files_are_counted(case: Case):
 
 
 @pytest.mark.parametrize(
-    "name", ["common.py", "src/other/loss.py", "vendor/samebits/analysis/diff.py", "src/tides/.x/a.py"]
+    "name",
+    ["common.py", "src/other/loss.py", "vendor/loss.py", "vendor/samebits/analysis/diff.py", "src/tides/.x/a.py"],
 )
 @pytest.mark.parametrize("stage", ["train", ""])
 def test_module_outside_the_address_is_refused_with_dvc_and_without(case: Case, name: str, stage: str):

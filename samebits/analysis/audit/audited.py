@@ -1,6 +1,6 @@
 """A training that ends after its first step, in which each call of the owner's is compared with torch's catalogue.
 
-    python -m samebits.analysis.audit.audited REPORT ARGUMENTS
+    python -m samebits.analysis.audit.audited PACKAGE REPORT ARGUMENTS
 
 `repro audit` starts it; ARGUMENTS are those of `train`. It is the owner's own training with all its flags. Only the
 watch that every run keeps of its first step is another one. An operation that raises because it has no deterministic
@@ -21,7 +21,6 @@ import torch
 from torch import nn
 
 from ...base.files import write_json
-from ...base.project import Project
 from ...core.flags import FLAGS
 from ...environment import watch as operations
 from ...environment.watch import Operations, Place
@@ -197,4 +196,4 @@ def _run(package: str, report: str, *arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    _run(Project.at(Path.cwd()).name, *sys.argv[1:])
+    _run(*sys.argv[1:])

@@ -178,7 +178,7 @@ def train(project: Project, settings: Settings, overrides: Sequence[str], folder
         RunError: it failed.
     """
     folder.mkdir(parents=True)
-    own, given = (folder, folder.name, str(at)), trainings.sets(overrides)
+    own, given = (project.name, folder, folder.name, str(at)), trainings.sets(overrides)
     words = trainings.command(project, trainings.PERTURBED, ALONE, *own, "--out", folder / "run", *given)
     environ = trainings.environment(project, flags=False)
     try:

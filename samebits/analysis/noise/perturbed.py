@@ -1,6 +1,6 @@
 """A training in which one number is changed by one ULP at a step, and whose weights are kept at some steps.
 
-    python -m samebits.analysis.noise.perturbed FOLDER KIND AT ARGUMENTS
+    python -m samebits.analysis.noise.perturbed PACKAGE FOLDER KIND AT ARGUMENTS
 
 `repro noise --perturb` starts it; ARGUMENTS are those of `train`. It is the owner's own training with all its flags.
 KIND `none` changes nothing: then the weights are those of the honest training. FOLDER gets the weights and a report.
@@ -19,7 +19,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ...base.files import write_json
-from ...base.project import Project
 from ...core.batch import tensors_of
 from ...core.errors import UserError
 from ...core.loop import Tamper
@@ -156,4 +155,4 @@ def _run(package: str, folder: str, kind: str, at: str, *arguments: str) -> None
 
 
 if __name__ == "__main__":
-    _run(Project.at(Path.cwd()).name, *sys.argv[1:])
+    _run(*sys.argv[1:])
