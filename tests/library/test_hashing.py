@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import PROJECT, python
+from conftest import PACKAGE, PROJECT, python
 
 from samebits.address import hashing, manifest
 from samebits.config.settings import Data
@@ -108,7 +108,7 @@ def hexadecimal(content: bytes) -> bytes:
 
 
 def test_command_prints_the_hash_that_params_yaml_wants(raw: Path):
-    words = "-m", f"{hashing.__name__.partition('.')[0]}", "hash-data", "--set", f"data.raw={raw}"
+    words = "-m", PACKAGE, "hash-data", "--set", f"data.raw={raw}"
     one, all_of_them = (python(*words, *more) for more in ([], ["--files"]))
     assert one.stdout.strip() == requested(raw).sha256 == hashlib.sha256(all_of_them.stdout.encode()).hexdigest()
     assert len(all_of_them.stdout.splitlines()) == len(FILES)
