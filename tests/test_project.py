@@ -75,7 +75,8 @@ def test_names_and_servers_change_no_hash(baked: BakedProject, project: Installe
 def reproduced(bake: Bake) -> BakedProject:
     """The whole way, under other names and on two processes, from generation to the verdict, which `log` holds."""
     baked = bake(**ANSWERS["everything else"])
-    printed = run("make", "repro", f"VENV={VENV}", cwd=baked.path, env={**baked.env, "NPROC": "2"}).stdout
+    env = in_venv(baked.path, baked.env) | {"NPROC": "2"}  # another project may have been installed there since
+    printed = run("make", "repro", f"VENV={VENV}", cwd=baked.path, env=env).stdout
     return BakedProject(baked.path, printed, baked.env)
 
 
