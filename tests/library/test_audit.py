@@ -207,7 +207,7 @@ def test_audit_leaves_the_project_as_it_is(clean: Audited):
 @pytest.mark.long
 def test_watch_changes_no_bit(bare: Path, prepared: Path, tmp_path: Path, untracked: Trained):
     out = tmp_path / "run"
-    own = tmp_path / "step.json", *training(out, prepared, "tracking.enabled=false")
+    own = PACKAGE, tmp_path / "step.json", *training(out, prepared, "tracking.enabled=false")
     Forked(tmp_path)(project_in(bare), trainings.command(project_in(bare), trainings.AUDITED, {}, *own))
     assert read_json(tmp_path / "step.json")["operations"] == []
     assert sha256_file(out / "model.safetensors") == untracked.weights
