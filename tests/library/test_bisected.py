@@ -28,7 +28,7 @@ from samebits.analysis.bisect.suspects import Setup, side, split
 from samebits.analysis.series import Made, Requested
 from samebits.base.project import Project
 from samebits.config.params import load
-from samebits.core.errors import UserError
+from samebits.core.errors import RunError, UserError
 from samebits.core.flags import FLAGS
 from samebits.record.receipt import read
 from samebits.start import trainings
@@ -318,6 +318,22 @@ def test_two_bisects_at_once_are_refused(folder: Path):
     assert f"{folder / 'bisect'}: another bisect works there" in str(no.value)
     with requested(OURS, Config, words, str) as (_, question):
         assert question.a.config["seed"] == 1
+
+
+def test_commit_without_a_library_leaves_the_one_that_runs_alone(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file that the other commit lacks is removed in the work copy, and nowhere else."""
+    root = folder / "project"
+    (root / "src" / PACKAGE).mkdir(parents=True)
+    (root / "src" / PACKAGE / "model.py").touch()
+    commit(root)
+    running = folder / "running" / "samebits" / "core" / "step.py"
+    running.parent.mkdir(parents=True)
+    running.touch()
+    monkeypatch.setattr("samebits.base.project.LIBRARY", folder / "running" / "samebits")
+    said = pytest.raises(RunError, match=r"^commit HEAD: it has no vendor/samebits$")
+    with cloned(project_in(root), folder / "kept", {}) as clone, said:
+        clone.check_out("HEAD", ["samebits/core/step.py"], "HEAD")
+    assert running.exists()
 
 
 def test_commits_outside_git_are_refused(folder: Path):

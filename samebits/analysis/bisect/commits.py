@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...address.address import FOLDER, LEFT_BEHIND, digest, is_read, named
+from ...address.address import FOLDER, LEFT_BEHIND, digest, is_read, project_files
 from ...address.locks import LOCKS
 from ...address.manifest import sha256_file
 from ...base.files import write_json
@@ -86,14 +86,14 @@ class Clone:
         """
         self._copy.check_out(commit)
         self._prepared = ""
+        if not (self.project.root / VENDORED).is_dir():  # what is removed below would be the library's that runs
+            raise RunError(f"commit {commit[:12]}: it has no {self._at[FOLDER].rstrip('/')}")
         for name in files:
             path = self._path(name)
             if self._copy.holds("cat-file", "-e", f"{of}:{path}"):
                 self._copy.git("checkout", "--quiet", of, "--", f":(literal){path}")
             else:
                 self.project.file(name).unlink(missing_ok=True)
-        if not (self.project.root / VENDORED).is_dir():
-            raise RunError(f"commit {commit[:12]}: it has no {self._at[FOLDER].rstrip('/')}")
 
     def _path(self, name: str) -> str:
         """Where git has a file."""
@@ -109,7 +109,7 @@ class Clone:
 
     def _read(self) -> dict[str, str]:
         """SHA-256 of what a run of the commit may read, whatever its own release counts: its code, its locks."""
-        paths = [self.project.file(name) for name in named(self.project) if is_read(name)]
+        paths = [self.project.file(name) for name in project_files(self.project) if is_read(name)]
         paths += sorted((self.project.root / LOCKS).glob("*.txt"))
         return {path.relative_to(self.project.root).as_posix(): sha256_file(path) for path in paths}
 
