@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from bake import VENV
+from bake import VENV, python_path
 from baked import Answers, Bake, BakedProject, Environment, InstalledProject, weights
 from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob as TrainJob
 from machine import free_port
@@ -256,7 +256,7 @@ def start(project: InstalledProject, image: Path, tmp_path: Path) -> Iterator[St
     started = []
     short = ["--set", "device=cpu", "--set", "train.epochs=1", "--set", "tracking.enabled=false"]
     path = f"{VENV}/bin:{project.env['PATH']}"
-    common = {**project.env, "PATH": path, "PYTHONPATH": f"{image}/src:{image}/vendor", "PYTHONDONTWRITEBYTECODE": "1"}
+    common = {**project.env, "PATH": path, "PYTHONPATH": python_path(image), "PYTHONDONTWRITEBYTECODE": "1"}
     shutil.copytree(project.path / "data" / "prepared", tmp_path / "volume" / "data" / "prepared")
 
     def start(command: list[str], env: Environment) -> subprocess.Popen[str]:

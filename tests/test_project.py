@@ -12,7 +12,7 @@ from pathlib import Path
 import mlcroissant
 import pytest
 import yaml
-from bake import VENV, in_venv
+from bake import VENV, in_venv, python_path
 from baked import Bake, BakedProject, InstalledProject, run
 
 # Answers that could leak into a hash: names shorter and longer than DVC's line, other servers, no CI.
@@ -200,7 +200,7 @@ def test_missing_data_are_brought_by_dvc_or_stop_make_before_it_begins(
     raw.unlink()
     if remote == "gone":
         shutil.rmtree(path / "data" / "remote")
-    env = {**in_venv(path, project.env), "PYTHONPATH": f"{path}/src:{path}/vendor"}
+    env = {**in_venv(path, project.env), "PYTHONPATH": python_path(path)}
     target = "repro" if remote == "gone" else "smoke"
     done = run("make", "--assume-old=environment", target, f"VENV={VENV}", cwd=path, env=env, check=False)
     assert done.stdout.count("digits.csv.gz: missing; DVC brings it") == 1 and "Traceback" not in done.stdout

@@ -13,7 +13,7 @@ from pathlib import Path
 import networks
 import pytest
 import recipe as tool
-from bake import MORE, ROOT, VENV, in_venv
+from bake import MORE, ROOT, VENV, in_venv, python_path
 from baked import Bake, InstalledProject, commit_all, run
 
 WAYS = "3 ranks, 1 worker", "killed and resumed on 2 ranks", "neutral keys varied"
@@ -63,7 +63,7 @@ def laid(
         sha256 = hashlib.sha256((path / BASE).read_bytes()).hexdigest()
         replaced(path / "params.yaml", r"(?<=base_sha256: )\w+", sha256)
     commit_all(path, project.env)
-    env = {**project.env, "PATH": f"{venv}/bin:{project.env['PATH']}", "PYTHONPATH": f"{path}/src:{path}/vendor"}
+    env = {**project.env, "PATH": f"{venv}/bin:{project.env['PATH']}", "PYTHONPATH": python_path(path)}
     laid = replace(project, path=path, env=env, python=venv / "bin" / "python")
     laid.run("python", "-m", laid.package, "prepare")
     return laid

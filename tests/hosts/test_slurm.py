@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from bake import VENV
+from bake import VENV, python_path
 from baked import InstalledProject, weights
 from cluster import Slurm
 from machine import sh, until
@@ -126,7 +126,7 @@ def site(project: InstalledProject, tmp_path_factory: pytest.TempPathFactory) ->
     code = path / "vendor" / "samebits" / "checkpoint" / "checkpoint.py"
     assert SLOWER[0] in code.read_text()
     code.write_text(code.read_text().replace(*SLOWER))
-    project = replace(project, path=path, env={**project.env, "PYTHONPATH": f"{path}/src:{path}/vendor"})
+    project = replace(project, path=path, env={**project.env, "PYTHONPATH": python_path(path)})
     slurm = Slurm(tmp_path_factory.mktemp("slurm"))
     yield Site(slurm, project)
     slurm.stop()

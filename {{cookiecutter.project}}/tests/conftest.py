@@ -21,13 +21,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join([*HERE, *filter(None, [os.environ.get
 
 
 def ours(name: str) -> Any:
-    """A module of the package: `ours("model").build` is the `build` of model.py; or one of the library, samebits."""
-    return import_module(name if name.startswith("samebits.") else f"{PACKAGE}.{name}")
+    """A module of the package: `ours("model").build` is the `build` of model.py."""
+    return import_module(f"{PACKAGE}.{name}")
 
 
 def params(*overrides: str) -> Any:
     """The config that params.yaml asks for, with overrides as those of --set."""
-    return ours("samebits.config.params").load(ours("config").Config, ROOT / "params.yaml", overrides)
+    return import_module("samebits.config.params").load(ours("config").Config, ROOT / "params.yaml", overrides)
 
 
 def pytest_configure() -> None:
@@ -36,9 +36,9 @@ def pytest_configure() -> None:
     Then have the dataset there: DVC brings it to a clone. What is wrong with it is said once, before any test.
     """
     try:
-        ours("samebits.core.flags").set_environment(params().determinism)
-        ours("samebits.address.manifest").require_raw(data_in(params()))
-    except ours("samebits.core.errors").UserError as refused:
+        import_module("samebits.core.flags").set_environment(params().determinism)
+        import_module("samebits.address.manifest").require_raw(data_in(params()))
+    except import_module("samebits.core.errors").UserError as refused:
         pytest.exit(str(refused), returncode=2)
 
 
@@ -58,20 +58,22 @@ def data_in(config: Any, **places: str) -> Any:
 
 def prepare(config: Any) -> None:
     """Prepare the data as `repro prepare` does."""
-    ours("samebits.start.launch").call(ours("__init__").PROJECT, ours("prepare").prepare, config, Path(), only="data")
+    import_module("samebits.start.launch").call(
+        ours("__init__").PROJECT, ours("prepare").prepare, config, Path(), only="data"
+    )
 
 
 @pytest.fixture(scope="session")
 def world(config: Any) -> Any:
     """One process, with its device, and with the flags of a run set."""
-    return ours("samebits.run").alone(config)
+    return import_module("samebits.run").alone(config)
 
 
 def micro_batches(config: Any, world: Any, steps: int = 1, workers: int = 0) -> list[Any]:
     """The batches of the first steps, one for each micro-batch, as the loss function of train.py is given them."""
-    sampling = ours("samebits.core.sampling")
+    sampling = import_module("samebits.core.sampling")
     config = config.model_copy(update={"loader": config.loader.model_copy(update={"workers": workers})})
     train_set, _ = ours("data").load(config)
     plan = sampling.Plan(len(train_set), config.parallel.global_batch, config.parallel.micro_batches, config.seed)
     loader = sampling.loader(train_set, plan, config.options, world, range(plan.micro_batches), 0, steps)
-    return [ours("samebits.core.batch").on_device(batch, world.device) for batch in loader]
+    return [import_module("samebits.core.batch").on_device(batch, world.device) for batch in loader]

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import ROOT, ours, params
+from conftest import ROOT, params
 from ruamel.yaml import YAML
 
-UserError = ours("samebits.core.errors").UserError
+from samebits.core.errors import UserError
 
 
 def leaves(tree: Any, *sections: str) -> Iterator[tuple[str, int]]:

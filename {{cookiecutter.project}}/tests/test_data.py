@@ -7,9 +7,9 @@ import pytest
 import torch
 from conftest import micro_batches, ours, prepare
 
-manifest = ours("samebits.address.manifest")
-batches = ours("samebits.core.batch")
-sampling = ours("samebits.core.sampling")
+from samebits.address import manifest
+from samebits.core import batch as batches
+from samebits.core import sampling
 
 
 def equal(one: Any, other: Any) -> bool:

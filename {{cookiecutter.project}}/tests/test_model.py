@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import micro_batches, ours
 
-seeds = ours("samebits.core.seeds")
+from samebits.core import seeds
 
 
 @pytest.fixture(scope="module")
