@@ -17,12 +17,11 @@ ADDRESSED = re.fullmatch(r"([^<]*) <([\w.+-]+@[\w.-]+)>", ANSWERS["author"], re.
 NAME, EMAIL = ADDRESSED.groups() if ADDRESSED else (ANSWERS["author"], "noreply@example.invalid")
 NAMELESS = not NAME.strip(" .,:;<>\"'\\")  # git drops these around a name, and refuses one of nothing else
 AUTHOR = os.fsdecode((TEMPLATE if NAMELESS else NAME).encode())  # UTF-8 under any locale
-VENDORED = Path("vendor", "samebits")
 BY_HAND = "The project is whole, but DVC needs git; run in it: git init && git add -A && git commit -m start"
-
 BY_COPY = (
     "Put the template's folder samebits there; then, in the project: git init && git add -A && git commit -m start"
 )
+VENDORED = Path("vendor", "samebits")
 
 DATES = ("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE")
 ENVIRONMENT = {

@@ -15,7 +15,7 @@ from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder, Sou
 from importlib.util import decode_source, spec_from_file_location
 from types import CodeType, FrameType, ModuleType
 
-LIBRARY = __name__.partition(".")[0]
+NAME = __name__.partition(".")[0]  # of the library
 
 
 class Source(SourceFileLoader):
@@ -125,7 +125,7 @@ def cover(package: str) -> None:
     if stale:
         for name in ours:
             del sys.modules[name]
-        import_module(__name__ if package == LIBRARY else package)
+        import_module(__name__ if package == NAME else package)
 
 
-cover(LIBRARY)
+cover(NAME)

@@ -80,10 +80,10 @@ def code(project: Project) -> dict[str, str]:
 
 def addressed(project: Project) -> list[str]:
     """The files that enter the address, by their names: the owner's package, and the library's core."""
-    return [name for name in named(project) if not name.startswith(FOLDER) or in_core(name)]
+    return [name for name in project_files(project) if not name.startswith(FOLDER) or in_core(name)]
 
 
-def named(project: Project) -> list[str]:
+def project_files(project: Project) -> list[str]:
     """The files of the owner's package by their paths relative to it, and those of the library, from samebits/.
 
     Raises:

@@ -12,7 +12,7 @@ from .. import loader
 from ..base.project import LIBRARY, Project
 from ..base.text import some
 from ..core.errors import RunError, UserError
-from .address import FOLDER, code, named
+from .address import FOLDER, code, project_files
 
 _begun: dict[Project, dict[str, str]] = {}
 _said: set[str] = set()  # lines, each once
@@ -20,12 +20,12 @@ _said: set[str] = set()  # lines, each once
 
 def remember(project: Project) -> None:
     """A stage begins: its code is that of now, before it is imported, also where a module is imported late."""
-    names = [name for name in named(project) if name.endswith(".py")]
+    names = [name for name in project_files(project) if name.endswith(".py")]
     sources = {name: project.file(name).read_bytes() for name in names}
     loader.pin(project.name, {name: source for name, source in sources.items() if not name.startswith(FOLDER)})
     if _is_own(project):
         ours = {name.removeprefix(FOLDER): source for name, source in sources.items() if name.startswith(FOLDER)}
-        loader.pin(loader.LIBRARY, ours)
+        loader.pin(loader.NAME, ours)
     begun = code(project)
     _begun[project] = begun | {
         name: hashlib.sha256(source).hexdigest() for name, source in sources.items() if name in begun
@@ -40,8 +40,8 @@ def require_own_library(project: Project) -> None:
     """
     if not _is_own(project):
         raise UserError(
-            f"the library that runs lies in {LIBRARY}, this project's in {project.library}: no hash covers that one. "
-            f"Name your own with PYTHONPATH=src:vendor, or: make setup"
+            f"the library that runs lies in {LIBRARY}, and no hash covers it; this project's lies in "
+            f"{project.library}. Put that one first: PYTHONPATH=src:vendor"
         )
 
 

@@ -183,8 +183,7 @@ def _require_files(project: Project, stage: Stage | None, whole: bool, unhashed:
         opened.require_known()
     if stage:
         locked = [f"{LOCKS}/{name}" for name in locks(project)]
-        core = project.shown(f"{FOLDER}{CORE}").rstrip("/")
-        used = [package, *([] if core.startswith("/") else [core]), *locked] if whole else [*used, *opened.unknown()]
+        used = [package, project.shown(f"{FOLDER}{CORE}"), *locked] if whole else [*used, *opened.unknown()]
         stage.require("deps", [name for name in used if not stage.lists(name)])
 
 

@@ -111,7 +111,7 @@ def write_code(project: Project, path: Path) -> None:
     Files that git ignores, and those that look like secrets, stay here.
     """
     with durable(path) as beside, zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in public_files(project, address.named(project)):
+        for name, content in public_files(project, address.project_files(project)):
             inside = name if name.startswith(address.FOLDER) else f"{project.name}/{name}"
             member = zipfile.ZipInfo(inside)  # with a date that never changes
             member.external_attr = 0o644 << 16

@@ -123,7 +123,8 @@ except UserError as refused:
 """
     assert run(other, script)[-1] == "sealed"
     said = run(other, script, PYTHONPATH=os.pathsep.join(OURS.path[1:] + other.path))[-1]
-    assert said.startswith(f"the library that runs lies in {OURS.library}, this project's in {other.library}: no hash")
+    message = "the library that runs lies in {}, and no hash covers it; this project's lies in {}. Put that one first"
+    assert said.startswith(message.format(OURS.library, other.library))
 
 
 # ---- what changes while a stage runs
