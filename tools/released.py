@@ -4,8 +4,8 @@
     python tools/released.py --list       # the list of the library's files alone, after a change of one
 
 Bakes a project with the default answers, runs its `make repro` (in VENV, if one is named), and takes over
-dvc.lock, results.lock, the metrics and the digest that the README prints. Before, it lists the library's files with
-their digests, so that a project can say which of them were modified. Run it after every change of the
+dvc.lock, results.lock, the metrics and the digest that the README and a page of the library print. Before and after, it
+lists the library's files with their digests, so that a project can say which of them were modified. Run it after every change of the
 template that enters the content address, on any x86-64 CPU with AVX2: they all give the same bytes.
 """
 
@@ -26,6 +26,7 @@ JINJA = "{{ cookiecutter.package }}"
 FOLD = r"""{{ " \n      " if cookiecutter.package | length > 35 else " " }}"""
 LIBRARY = ROOT / "samebits"
 LIST = "library.sha256"
+SHOWN = TEMPLATE / "README.md", LIBRARY / "docs" / "resume.md"  # where a reader sees the digest
 
 ROW = """\
   - source: the digest this template was released with
@@ -49,6 +50,7 @@ def main() -> None:
         project = bake(Path(folder))
         subprocess.run(["make", "repro", venv], cwd=project)  # its verdict is what we are here to renew
         take_over(project)
+    list_library()  # a page of it has the new digest
 
 
 def list_library() -> None:
@@ -84,8 +86,8 @@ def take_over(project: Path) -> None:
     for name in ("metrics.json", "evaluation.json", "confusion.csv"):
         shutil.copyfile(run / name, TEMPLATE / "artifacts" / name)
 
-    readme = TEMPLATE / "README.md"
-    readme.write_text(readme.read_text().replace(before, weights))
+    for shown in SHOWN:
+        shown.write_text(shown.read_text().replace(before, weights))
     print(f"released: weights {weights}, content address {address['address']}")
 
 

@@ -27,7 +27,7 @@ FOLDER = f"{NAME}/"  # with it the names of the library's files begin, those of 
 CORE = "core/"  # in the library; its files are named from there, so that a move changes nothing
 LIST = "library.sha256"  # of the digests of the library's files, as released
 # Of the library: no run imports these; a stage that has loaded one is refused.
-OUTSIDE_THE_RUN = ("analysis/", "cli.py", LIST)
+OUTSIDE_THE_RUN = ("analysis/", "cli.py", "docs/", LIST)
 # Files that editors and Python leave behind.
 LEFT_BEHIND = re.compile(r"(^|/)(\.|__pycache__/)|~$")
 

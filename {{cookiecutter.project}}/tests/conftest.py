@@ -1,6 +1,6 @@
 """What the tests share: the package, whatever its name is; the environment of a run; the config, with data prepared.
 
-The tests are yours, and ask nothing of your model and your data but the few names that the README lists.
+The tests are yours, and ask nothing of your model and your data but the few names that `repro docs your-model` lists.
 """
 
 import os
