@@ -21,7 +21,7 @@ Folder = click.Path(file_okay=False, path_type=Path)
 # What a person wants -> the verbs that do it, in the order of `repro --help`.
 GROUPS = {
     "Train": ("prepare", "train", "evaluate"),
-    "Ask": ("config", "address", "env", "diff"),
+    "Ask": ("docs", "config", "address", "env", "diff"),
     "Prove": ("doctor", "smoke", "hash-data", "check-data", "check", "verify", "verify-receipt"),
     "Measure": ("audit", "bisect", "compare", "cost", "noise", "trial"),
     "Hand on": ("accept", "bundle", "replay", "report", "sync"),

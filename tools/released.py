@@ -4,9 +4,9 @@
     python tools/released.py --list       # the list of the library's files alone, after a change of one
 
 Bakes a project with the default answers, runs its `make repro` (in VENV, if one is named), and takes over
-dvc.lock, results.lock, the metrics and the digest that the README and a page of the library print. Before and after, it
-lists the library's files with their digests, so that a project can say which of them were modified. Run it after every change of the
-template that enters the content address, on any x86-64 CPU with AVX2: they all give the same bytes.
+dvc.lock, results.lock, the metrics and the digests that the README and the library's pages print. Before and after, it
+lists the library's files with their digests, so that a project can say which of them were modified. Run it after every
+change of the template that enters the content address, on any x86-64 CPU with AVX2: they all give the same bytes.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ JINJA = "{{ cookiecutter.package }}"
 FOLD = r"""{{ " \n      " if cookiecutter.package | length > 35 else " " }}"""
 LIBRARY = ROOT / "samebits"
 LIST = "library.sha256"
-SHOWN = TEMPLATE / "README.md", LIBRARY / "docs" / "resume.md"  # where a reader sees the digest
+SHOWN = [TEMPLATE / "README.md", *sorted((LIBRARY / "docs").glob("*.md"))]  # where a reader sees digests
 
 ROW = """\
   - source: the digest this template was released with
@@ -50,7 +50,7 @@ def main() -> None:
         project = bake(Path(folder))
         subprocess.run(["make", "repro", venv], cwd=project)  # its verdict is what we are here to renew
         take_over(project)
-    list_library()  # a page of it has the new digest
+    list_library()  # its pages have the new digests
 
 
 def list_library() -> None:
@@ -75,6 +75,7 @@ def take_over(project: Path) -> None:
     results = TEMPLATE / "results.lock"
     opening, key, rows = results.read_text().partition("results:\n")
     (before,) = re.findall(r"^    weights: (.*)$", rows, re.MULTILINE)
+    (core,) = re.findall(r"^      core: (.*)$", rows, re.MULTILINE)
     row = ROW.format(
         address=address["address"],
         parts=listed(address["parts"]),
@@ -87,7 +88,8 @@ def take_over(project: Path) -> None:
         shutil.copyfile(run / name, TEMPLATE / "artifacts" / name)
 
     for shown in SHOWN:
-        shown.write_text(shown.read_text().replace(before, weights))
+        text = shown.read_text().replace(before, weights).replace(core[:16], address["parts"]["core"][:16])
+        shown.write_text(text)
     print(f"released: weights {weights}, content address {address['address']}")
 
 

@@ -258,7 +258,14 @@ def bundle(ours: Ours, runs: tuple[Path, ...], out: Path, weights: bool) -> None
     click.echo(f"{plain(str(out))}: {out.stat().st_size / 1000:.0f} kB on {len(runs)} run{'s' * (len(runs) > 1)}")
 
 
-VERBS: dict[str, click.Command] = {
-    str(verb.name): verb
-    for verb in (accept, bundle, check, diff, doctor, replay, report, smoke, verify, verify_receipt, *measure.VERBS)
-}
+@click.command()
+@click.argument("word", required=False)
+def docs(word: str | None) -> None:
+    """List the pages of the library, by task; show the one of a name, or find those that have a WORD."""
+    from . import pages
+
+    click.echo_via_pager(pages.about(word) if word else pages.listing())
+
+
+HERE = accept, bundle, check, diff, docs, doctor, replay, report, smoke, verify, verify_receipt
+VERBS: dict[str, click.Command] = {str(verb.name): verb for verb in (*HERE, *measure.VERBS)}

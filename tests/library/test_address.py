@@ -197,8 +197,8 @@ def test_neutral_key_that_the_file_lacks_is_overridden_all_the_same(key: str, tm
     assert load(Config, path, [value]).flat()[key] == load(Config, PROJECT / "params.yaml", [value]).flat()[key]
 
 
-def test_readme_has_the_keys_that_the_file_lacks_with_their_defaults(config: Config):
-    rows = re.findall(r"(?m)^\| `([a-z_]+\.[a-z_]+)` \| `(.*?)` \| ", (PROJECT / "README.md").read_text())
+def test_page_has_the_keys_that_the_file_lacks_with_their_defaults(config: Config):
+    rows = re.findall(r"(?m)^\| `([a-z_]+\.[a-z_]+)` \| `(.*?)` \| ", (OURS.library / "docs/config.md").read_text())
     lacking = config.flat().keys() - standing(yaml_of(PROJECT / "params.yaml"))
     message = {key: YAML(typ="safe").load(default) for key, default in rows if key in config.flat()}
     assert lacking and message == {key: config.flat()[key] for key in lacking}

@@ -16,6 +16,7 @@ from project.data import parse
 
 from samebits.address import hashing, manifest
 from samebits.address.manifest import sha256_file
+from samebits.base.project import LIBRARY
 from samebits.record.receipt import read
 
 RAW = "data/raw/digits"
@@ -147,8 +148,8 @@ def test_altered_file_is_refused_by_name_everywhere(copy: Path):
     assert not (copy / "again").exists()
 
 
-def test_readme_shows_this_preparation():
-    shown = (PROJECT / "README.md").read_text()
+def test_page_on_data_shows_this_preparation():
+    shown = (LIBRARY / "docs" / "data.md").read_text()
     assert "\n".join(line for line in PREPARE.splitlines() if "(" in line) in shown
 
 
