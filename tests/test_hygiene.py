@@ -95,6 +95,28 @@ def test_no_file_of_the_template_is_executable() -> None:
     assert not [name for name in names if os.access(ROOT / name, os.X_OK)]
 
 
+@pytest.mark.parametrize("name", ["README.md", f"{PROJECT}/README.md"])
+def test_readme_is_short(name: str, bake: Bake) -> None:
+    """What it holds beyond that is a page's: of the library where a user needs it, else of docs."""
+    text = bake().text("README.md") if name.startswith(PROJECT) else (ROOT / name).read_text()
+    assert 2000 < len(text.encode()) <= 8192
+
+
+def dead(folder: Path) -> list[str]:
+    """The links of Markdown files below a folder that lead nowhere."""
+    pages = [path for path in folder.rglob("*.md") if not {"build", ".venv"} & {*path.relative_to(folder).parts}]
+    links = [(path, link) for path in pages for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text())]
+    inside = [(path, link) for path, link in links if not re.match("https?://|#", link)]
+    return [f"{path}: {link}" for path, link in inside if not (path.parent / link.partition("#")[0]).exists()]
+
+
+def test_links_lead_somewhere(bake: Bake, tmp_path: Path) -> None:
+    """In the template, and in a generated project, whose pages travel with the library."""
+    assert dead(ROOT) == [] and dead(bake().path) == []
+    (tmp_path / "page.md").write_text("[here](page.md#a), [there](https://a.example), [planted](pages.md)")
+    assert dead(tmp_path) == [f"{tmp_path}/page.md: pages.md"]
+
+
 def test_line_ends_are_unix_ones(texts: dict[str, str]) -> None:
     """Every text ends in one, too."""
     assert not [name for name, text in texts.items() if "\r" in text or text[-1:] not in ("", "\n")]
