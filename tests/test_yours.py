@@ -1,4 +1,4 @@
-"""A generated project whose files were replaced as its README says, "Make it yours": another network, other data.
+"""A generated project whose files were replaced as the page "Make it yours" says: another network, other data.
 
 The files lie in `yours/`: gauges of tides in place of digits, items that are mappings, a regression, another metric, a
 training of so many steps, another section of keys.

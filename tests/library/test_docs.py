@@ -22,6 +22,8 @@ from samebits.core.errors import RunError
 from samebits.record import names
 
 PAGES = {path.stem: path.read_text() for path in sorted((LIBRARY / "docs").glob("*.md"))}
+# The project's README, as a page would have it.
+README = (PROJECT / "README.md").read_text().replace(PACKAGE, "<package>").replace("vendor/samebits/docs/", "")
 (COMMAND,) = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["scripts"]
 MAKE = set(re.findall(r"(?m)^([a-z-]+):", (PROJECT / "Makefile").read_text()))
 CONTEXT = click.Context(main)
@@ -118,9 +120,14 @@ def wrong(text: str) -> Iterator[str]:
     yield from (link for link in links if link not in {f"{name}.md" for name in PAGES})
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, "README"])
 def test_page_shows_what_exists(name: str):
-    assert [*wrong(PAGES[name])] == []
+    assert [*wrong(PAGES.get(name, README))] == []
+
+
+def test_readme_shows_lines_of_the_page_on_verify():
+    rows = re.findall(r"(?m)^.* EQUAL$|^EQUAL: .*$", README)
+    assert len(rows) > 4 and {*rows} <= {*PAGES["verify"].splitlines()}
 
 
 @pytest.mark.parametrize(

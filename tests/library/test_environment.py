@@ -122,7 +122,7 @@ def test_c_library_that_computes_otherwise_is_another_class():
     message, differing = (done.stdout.splitlines() for done in (clean, other))
     assert message[0].startswith("cpu-portable/") and differing[0].startswith("cpu/"), clean.stderr + other.stderr
     assert message[0].endswith(f" {platform.libc_ver()[0]} {platform.libc_ver()[1]}")
-    assert message[1] == differing[1]  # the draws that the README calls the same on every CPU
+    assert message[1] == differing[1]  # the draws that your-model.md calls the same on every CPU
     assert message[2] != differing[2]
 
 
