@@ -20,9 +20,9 @@ def ours(package: str) -> None:
     """Train as the arguments ask."""
     if several := int(os.environ.get("WORLD_SIZE", 1)) > 1:
         os.environ["LOCAL_RANK"] = "0"  # which card a rank takes
-    launch = import_module("samebits.start.launch")
-    project = import_module(package).PROJECT
-    config, out = launch.begin(project, import_module(f"{package}.config").Config)  # before torch is imported
+    front = import_module("samebits.front")
+    project, given = front.Ours().project, front.train.make_context("train", sys.argv[1:]).params
+    config, out = front.begin(project, given["overrides"], given["out"], trains=True), given["out"]  # before torch
 
     import torch.distributed as dist
 
@@ -33,7 +33,7 @@ def ours(package: str) -> None:
 
     if several:
         dist.init_process_group = through_gloo
-    launch.call(project, import_module(f"{package}.train").train, config, out)
+    front.call(project, front.STAGES["train"](project, import_module(f"{package}.train").train), config, out)
     write_peak(out)
 
 

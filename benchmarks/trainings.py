@@ -57,7 +57,7 @@ class Trainer:
     def prepare(self) -> None:
         """Make the splits of the dataset, where they are not there yet."""
         if not (PROJECT / "data" / "prepared").is_dir():
-            self._ended(self._logged("prepare", ["-m", f"{PACKAGE}.prepare", "--set", ANYWHERE]), "prepare")
+            self._ended(self._logged("prepare", ["-m", "samebits", "prepare", "--set", ANYWHERE]), "prepare")
 
     def train(self, name: str, *settings: str, **how: Any) -> Path:
         """Train, and return the run directory; `how` is what else `_training` takes."""
@@ -78,7 +78,7 @@ class Trainer:
 
     def lines(self, *words: str) -> Iterator[str]:
         """Yield what `python -m <package> words…` prints, as it comes; its exit code does not matter."""
-        process = self._start(["-m", PACKAGE, *words], subprocess.PIPE)
+        process = self._start(["-m", "samebits", *words], subprocess.PIPE)
         assert process.stdout
         for line in process.stdout:
             yield line.rstrip()

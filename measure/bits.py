@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import peers
-from rounds import PACKAGE, PEERS_VENV, ROOT, VENV, harness, make_peers_venv
+from rounds import PEERS_VENV, ROOT, VENV, harness, make_peers_venv
 
 RESULT = ROOT / "docs" / "stock.md"
 EPOCHS, GLOBAL_BATCH, STOP = 2, 64, 30  # it is killed after STOP steps, in the middle of the second epoch
@@ -114,7 +114,7 @@ def rows(project: Path, requested: Namespace) -> Iterator[list[str]]:
     make_peers_venv()
     first = {kind: trained(project, kind, 1, 0, 0, {}) for kind in KINDS}
     ways = [word for *_, way in ROWS if way for word in ("--only", way)]
-    printed = harness.printed(project, "-m", PACKAGE, "verify", *ways)
+    printed = harness.printed(project, "-m", "samebits", "verify", *ways)
     ours = {line[:30].strip(): line.split()[-1].lower() for line in printed.splitlines()} | {"": "refused by name"}
     for name, *options, way in ROWS:
         equal = [trained(project, kind, *options) == first[kind] for kind in KINDS]

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 Config = Any  # the project's, which is not there before the project is generated
 PLAIN, ONE_BATCH = "plain", "one-batch"
@@ -199,18 +199,12 @@ class Peer:
     def __init__(self, make: Make, config: Config, pace: Any) -> None:
         import torch
 
-        self._make, self._pace = make, pace
+        self._make, self._pace, self.config = make, pace, config
         self.share = config.parallel.micro_batches // world()[1]  # micro-batches of this process
         self._batch, self._micro_batches = config.parallel.global_batch, config.parallel.micro_batches
         self.bfloat16 = config.compute.precision == "bfloat16"
         on_card = config.device != "cpu" and torch.cuda.is_available()
-        self.world = SimpleNamespace(device=torch.device("cuda" if on_card else "cpu"))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing is left to do."""
+        self.device = torch.device("cuda" if on_card else "cpu")
 
     def steps(
         self, model: Any, optimizer: Any, dataset: Any, epochs: int = 0, steps: int = 0, **more: Any
@@ -243,7 +237,7 @@ class Step:
         """Leave the mean gradient of the global batch; the loss of the last micro-batch."""
         import torch
 
-        run, parts, device = self._run, self._run.parts, self._run.world.device
+        run, parts, device = self._run, self._run.parts, self._run.device
         run.optimizer.zero_grad()
         for micro in range(run.share):
             batch = moved(next(run.batches), device)
@@ -264,7 +258,7 @@ class Step:
 def train_by(make: Make, config: Config, pace: Any, project: Any) -> None:
     """Run the project's own loop, its module `train`, with these parts in each step."""
     peer = Peer(make, config, pace)
-    project.Run = lambda *given: peer
-    project.clip_grad_norm_ = lambda parameters, longest: peer.parts.clip(longest)
+    # what its loop takes of the library
+    project.sb = SimpleNamespace(clip_grad_norm_=lambda parameters, longest: peer.parts.clip(longest), NonFinite=Ended)
     with suppress(Ended):
-        project.train(config, Path("build", "nowhere"))
+        project.train(peer)

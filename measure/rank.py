@@ -73,25 +73,26 @@ def peer(name: str, settings: list[str], slower: float) -> None:
 
 def ours(slower: float) -> None:
     """The project's own training, from its command line on; only the beginning of each step is seen."""
-    from repro_project import PROJECT
-    from repro_project.config import Config
+    from samebits import front
 
-    from samebits.start import launch
-
-    config, out = launch.begin(PROJECT, Config, trains=True)
+    project, given = front.Ours().project, front.train.make_context("train", sys.argv[1:]).params
+    config = front.begin(project, given["overrides"], given["out"], trains=True)  # before torch is imported
     pace = Pace(slower)
-    from repro_project import train
+    from repro_project.train import train
 
-    class Paced(train.Run):
-        """A run whose steps wait for the pace."""
+    from samebits.core.observer import Observer
+    from samebits.run import ADDED, Added
 
-        def steps(self, *words, **named):
-            for step in super().steps(*words, **named):
-                pace.begins()
-                yield step
+    class Paced(Observer):
+        """Has each step wait for the pace."""
 
-    train.Run = Paced
-    launch.call(PROJECT, train.train, config, out)
+        name = "pace"
+
+        def begin_step(self, view):
+            pace.begins()
+
+    ADDED.set(Added([Paced()]))
+    front.call(project, front.STAGES["train"](project, train), config, given["out"])
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from rounds import PACKAGE, ROOT, bake, harness
+from rounds import ROOT, bake, harness
 
 RESULT = ROOT / "docs" / "times.md"
 ROUNDS = 5
@@ -40,10 +40,10 @@ class Wait:
 
 def verb(*words: str) -> tuple[str, ...]:
     """Of `repro`."""
-    return ("-m", PACKAGE, *words)
+    return ("-m", "samebits", *words)
 
 
-TRAIN = ("-m", f"{PACKAGE}.train", "--out", NEW, *EPOCH)
+TRAIN = ("-m", "samebits", "train", "--out", NEW, *EPOCH)
 WAITS = (
     Wait("Python alone that imports torch, as a measure", ("-c", "import torch")),
     Wait("generation: `cookiecutter --no-input`", (), goal=0.5),
@@ -134,7 +134,7 @@ def row(title: str, goal: float, taken: list[float]) -> list[object]:
 
 def rows(project: Path, requested: Namespace) -> Iterator[list[object]]:
     """Prepare two equal runs, and two that are long and differ in their last step; the lines of the table."""
-    train = partial(harness.printed, project, "-m", f"{PACKAGE}.train", *EPOCH, "--out")
+    train = partial(harness.printed, project, "-m", "samebits", "train", *EPOCH, "--out")
     for out in (RUN, OTHER):
         train(out, *UNTRACKED)
     train("build/first", *THERE)

@@ -1,20 +1,18 @@
 """The `repro` command: `repro --help` lists the verbs, grouped by what a person wants."""
 
 import json
-import runpy
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
+from . import front
 from .base.output import outlive_readers
-from .base.project import Project, work_for
 from .config.params import load
-from .config.settings import Settings
 from .core.errors import RunError, of_system
 from .core.place import rank_and_size
-from .start.launch import overriding
+from .front import Ours, overriding
 
 Folder = click.Path(file_okay=False, path_type=Path)
 
@@ -28,28 +26,18 @@ GROUPS = {
 }
 
 
-class Ours(NamedTuple):
-    """The project that the command is about, and the schema of its params.yaml."""
-
-    project: Project
-    schema: type[Settings]
-
-    def tracking_uri(self) -> str:
-        """Where MLflow keeps this project's runs."""
-        from .tracking.tracking import address_of
-
-        return address_of(load(self.schema).tracking.uri)
-
-
 class Grouped(click.Group):
     """Verbs in groups, each with its whole line; a failure that a user can cause ends in a line and an exit code."""
 
     def invoke(self, context: click.Context) -> Any:
         """Run the verb."""
         outlive_readers()
-        work_for(context.obj.project)
+        context.obj = context.obj or Ours()
         try:
             return super().invoke(context)
+        except click.UsageError as error:
+            click.echo(error.format_message(), err=True)
+            sys.exit(error.exit_code)
         except (RunError, OSError) as error:
             failure = of_system(error) if isinstance(error, OSError) else error
             if not failure:
@@ -82,23 +70,11 @@ class Grouped(click.Group):
 
 @click.group(cls=Grouped, context_settings={"max_content_width": 120})
 def main() -> None:
-    """Train this project, and prove that its runs repeat bit for bit. `repro VERB --help` tells more of a verb."""
+    """Train the project in this folder, and prove that its runs repeat bit for bit. `repro VERB --help` says more."""
 
 
-def _stage(name: str, line: str) -> None:
-    """Make a stage a verb. Its module runs as by `python -m`, because it sets its own environment."""
-
-    @main.command(name, help=line, add_help_option=False, context_settings={"ignore_unknown_options": True})
-    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-    @click.pass_obj
-    def stage(ours: Ours, arguments: tuple[str, ...]) -> None:
-        sys.argv = [name, *arguments]
-        runpy.run_module(f"{ours.project.name}.{name}", run_name="__main__", alter_sys=True)
-
-
-_stage("prepare", "Write the training and test sets from the dataset.")
-_stage("train", "Train; --ranks N trains on N processes, to the same bits.")
-_stage("evaluate", "Measure a run's weights on the test set.")
+for stage in (front.prepare, front.train, front.evaluate):
+    main.add_command(stage)
 
 
 @main.command()

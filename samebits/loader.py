@@ -3,11 +3,13 @@
 So the code that runs is that of a source whose SHA-256 is known, whatever lies in __pycache__. A stage `pin`s the
 sources when it begins: a module that is imported later is that of then. Other packages load as ever.
 
-The library is covered when it is imported, the owner's package by the first lines of its own `__init__.py`.
+The library is covered when it is imported, the owner's package when the command begins, and in processes that it
+starts, such as loader workers, before the package is imported.
 """
 
 import hashlib
 import linecache
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -16,6 +18,7 @@ from importlib.util import decode_source, spec_from_file_location
 from types import CodeType, FrameType, ModuleType
 
 NAME = __name__.partition(".")[0]  # of the library
+VARIABLE = "SAMEBITS_PACKAGE"  # names the owner's package to processes that this one starts
 
 
 class Source(SourceFileLoader):
@@ -107,6 +110,8 @@ def cover(package: str) -> None:
 
     The file that calls this and the packages above it are running: of these the code can be looked at.
     """
+    if package != NAME:
+        os.environ[VARIABLE] = package
     sys.meta_path[:] = [each for each in sys.meta_path if getattr(each, "package", None) != package]
     before = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else 0
     sys.meta_path.insert(before, Finder(package))
@@ -129,3 +134,5 @@ def cover(package: str) -> None:
 
 
 cover(NAME)
+if (package := os.environ.get(VARIABLE)) and package not in sys.modules:
+    cover(package)

@@ -1,13 +1,14 @@
-"""One run as `train.py` holds it: from the flags to the receipt."""
+"""One run as `train.py` holds it, from the flags to the receipt; and the stages that are no run."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from .checkpoint import checkpoint
 from .checkpoint.keeper import Keeper
 from .checkpoint.saver import Saver, seen_by_all
 from .config.settings import Settings
-from .core import flags, plan, ranks, sampling, shards, weights
+from .core import evaluation, flags, plan, ranks, sampling, shards, weights
 from .core.alike import once_per_host, together
 from .core.errors import Preempted, RunError, UserError
 from .core.loop import Loop, Tamper
@@ -69,16 +70,40 @@ class Added:
 ADDED = ContextVar("ADDED", default=Added())  # noqa: B039 - it is frozen
 
 
-class Run:
-    """Entering sets the flags, joins the ranks and seeds the generators; leaving closes the record.
+C = TypeVar("C", bound=Settings)
+
+
+class Stage(Generic[C]):
+    """What the function of a stage is given.
 
     Attributes:
+        config: the checked config, an instance of the owner's `Config`.
+        out: the run directory.
         world: this process's rank, the world size and the device.
+    """
+
+    world: World
+
+    def __init__(self, project: Project, config: C, out: Path, world: World | None = None) -> None:
+        self.project, self.config, self.out = project, config, out
+        if world:
+            self.world = world
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        return self.world.device
+
+
+class Run(Stage[C]):
+    """A training. Entering sets the flags, joins the ranks and seeds the generators; leaving closes the record.
+
+    Attributes:
         address: the content address.
     """
 
-    def __init__(self, project: Project, config: Settings, out: Path) -> None:
-        self.project, self.config, self.out = project, config, out
+    def __init__(self, project: Project, config: C, out: Path) -> None:
+        super().__init__(project, config, out)
         self._added = ADDED.get()
         self._metrics = Metrics(self._write)
         self._folder: Folder | None = None
@@ -345,6 +370,37 @@ class Run:
         width = max(map(len, lines))
         for name, value in lines.items():
             print(f"{name:{width}}  {value}", flush=True)
+
+
+def evaluating(
+    model: nn.Module, dataset: Indexed, stage: Stage[Any], *, batch: int
+) -> AbstractContextManager[Iterator[tuple[int, Any]]]:
+    """Give this rank's part of `dataset`: pairs of a batch's number and the batch, of at most `batch` samples.
+
+    The dataset is cut into the same batches on any world size, and the ranks take turns: `sums` adds up over them. The
+    model is in evaluation mode and without gradients inside. Transforms and modules may draw: each sample and each
+    batch is seeded. After it every module is in the mode that it had, and the generators go on where they were.
+    """
+    return evaluation.evaluating(model, dataset, batch, stage.config.seed, stage.world)
+
+
+def sums(
+    measure: Callable[[nn.Module, Any], Mapping[str, torch.Tensor]],
+    model: nn.Module,
+    dataset: Indexed,
+    stage: Stage[Any],
+    *,
+    batch: int,
+) -> dict[str, torch.Tensor]:
+    """The sums over `dataset` of what `measure(model, batch)` returns for each batch: tensors by their names.
+
+    Every rank gets those of all batches, of at most `batch` samples each, the same on any world size. Whole numbers and
+    truths are added as int64, floating-point numbers as float64. Modes and seeds are those of `evaluating`.
+
+    Raises:
+        UserError: `measure` returns something else, or tensors of another shape than before; or there is no sample.
+    """
+    return evaluation.sums(measure, model, dataset, batch, stage.config.seed, stage.world)
 
 
 def alone(config: Settings) -> World:

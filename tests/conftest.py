@@ -57,7 +57,7 @@ def project(bake: Bake) -> InstalledProject:
     env = {**baked.env, "PYTHONPATH": python_path(baked.path)}  # not another project that was installed since
     project = InstalledProject(baked.path, baked.log, env, python, "repro_project")
     project.make("setup")
-    project.run(python, "-m", "repro_project.prepare")
+    project.run(python, "-m", "samebits", "prepare")
     return project
 
 

@@ -124,7 +124,7 @@ def test_a_project_knows_what_the_parts_ask_for(project: InstalledProject, monke
     ]
     words = [word for setting in dict.fromkeys(chain(*requested)) for word in ("--set", setting)]
     assert "model.width=1024" in words
-    project.run(project.python, "-m", project.package, "address", *words)
+    project.run(project.python, "-m", "samebits", "address", *words)
 
 
 def test_a_cpu_never_writes_the_table_of_gpus(tmp_path: Path) -> None:

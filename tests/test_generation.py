@@ -1,5 +1,6 @@
 """A project is generated whole, whatever the answers."""
 
+import ast
 import json
 import os
 import re
@@ -15,8 +16,8 @@ from typing import Any
 
 import pytest
 import yaml
-from bake import TOOLS
-from baked import Answers, Bake, BakedProject, run
+from bake import ROOT, TOOLS
+from baked import PROJECT, Answers, Bake, BakedProject, run
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import escapeHtml
 
@@ -277,3 +278,39 @@ def test_change_of_a_default_is_tried_where_it_is_asked_for(bake: Bake, tmp_path
         assert step["if"] == "inputs.trial" and step["env"] == {"TRIAL": "${{ inputs.trial }}"}
     else:
         assert tried("") == (0, "")
+
+
+def test_owners_files_and_recipes_import_the_public_names_of_the_library_alone() -> None:
+    """As `import samebits as sb`, and no other module of it."""
+    names = ast.parse((ROOT / "samebits" / "__init__.py").read_text())
+    (table,) = [node.value for node in names.body if isinstance(node, ast.Assign) and node.targets[0].id == "PUBLIC"]
+    public = {name for listed in ast.literal_eval(table).values() for name in listed}
+    files = [
+        *(ROOT / PROJECT / "src").rglob("*.py"),
+        *(ROOT / "recipes").rglob("*.py"),
+        *(ROOT / "tests/yours").glob("*.py"),
+    ]
+    used = set[str]()
+    for tree in (ast.parse(file.read_text()) for file in files):
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        assert not [
+            node.module for node in imports if isinstance(node, ast.ImportFrom) and "samebits" in (node.module or "")
+        ]
+        aliases = [(alias.name, alias.asname) for node in imports for alias in node.names if "samebits" in alias.name]
+        assert set(aliases) <= {("samebits", "sb")}
+        used |= {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sb"
+        }
+    assert {"Run", "Stage", "main"} <= used <= public
+
+
+def test_released_files_of_the_owner_are_short() -> None:
+    """And prepare, train and evaluate begin with their imports."""
+    source = ROOT / PROJECT / "src" / "{{cookiecutter.package}}"
+    for name, most in {"train": 60, "evaluate": 40, "prepare": 25}.items():
+        text = (source / f"{name}.py").read_text()
+        assert len(text.splitlines()) <= most, name
+        first = next(node for node in ast.parse(text).body[1:] if not isinstance(node, ast.Import | ast.ImportFrom))
+        assert not isinstance(first, ast.If), name

@@ -190,10 +190,9 @@ def test_variables_of_torchrun_are_left_to_the_runtime(job: dict[str, Any]) -> N
 def test_names_come_from_the_answers(baked: tuple[Answers, BakedProject], job: dict[str, Any]) -> None:
     """The same as everywhere else in the project."""
     answers, project = baked
-    (package,) = (path.name for path in (project.path / "src").iterdir())
     trainer, name = job["spec"]["trainer"], project.path.name
     assert trainer["image"].startswith(f"REGISTRY/{name}@")
-    assert trainer["command"] == ["torchrun", "-m", f"{package}.train"]
+    assert trainer["command"] == ["torchrun", "-m", "samebits", "train"]
     assert name.startswith(job["metadata"]["name"])
     uri = answers.get("mlflow_tracking_uri", "")
     shared = bool(uri) and not uri.startswith("sqlite")  # a file is no other pod's

@@ -242,7 +242,7 @@ def test_checks_of_data_are_measured(
 ) -> None:
     """Of a folder whose hash is known; of another one, the check fails."""
     (tmp_path / "0.bin").write_bytes(b"0")
-    known = project.run(project.python, "-m", "repro_project", "hash-data", "--set", f"data.raw={tmp_path}").strip()
+    known = project.run(project.python, "-m", "samebits", "hash-data", "--set", f"data.raw={tmp_path}").strip()
     for way in hashing.WAYS:
         assert within(project.path, hashing.seconds, way, str(tmp_path), known) > 0
     with pytest.raises(SystemExit, match="seconds"):

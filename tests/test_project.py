@@ -155,10 +155,10 @@ def test_other_arithmetic_is_told_and_compared_by_its_metrics(bake: Bake, projec
     baked = bake()
     env = {**in_venv(baked.path, baked.env), "OMP_NUM_THREADS": "1"}  # native: allowed, and quicker beside other tests
     shutil.copytree(project.path / "data" / "prepared", baked.path / "data" / "prepared")
-    run("python", "-m", "repro_project.train", "--set", "determinism.cpu=native",
+    run("python", "-m", "samebits", "train", "--set", "determinism.cpu=native",
         "--set", "tracking.enabled=false", cwd=baked.path, env=env)  # fmt: skip
-    run("python", "-m", "repro_project.evaluate", "--set", "determinism.cpu=native", cwd=baked.path, env=env)
-    check = ("python", "-m", "repro_project", "check")
+    run("python", "-m", "samebits", "evaluate", "--set", "determinism.cpu=native", cwd=baked.path, env=env)
+    check = ("python", "-m", "samebits", "check")
     assert "(determinism.cpu: native then, portable now)" in run(*check, cwd=baked.path, env=env, check=False).stdout
     printed = run(*check, "--set", "determinism.cpu=native", cwd=baked.path, env=env).stdout
     assert printed.startswith("metrics within tolerance: accuracy ")
@@ -171,7 +171,7 @@ def test_transformer_learns_as_shipped(project: InstalledProject, tmp_path: Path
     python = str(project.python)
     launcher = (python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     settings = ("--set", "model.name=transformer", "--set", "tracking.enabled=false", "--out", str(tmp_path))
-    run(*launcher, "-m", f"{project.package}.train", *settings, cwd=project.path, env=project.env)
+    run(*launcher, "-m", "samebits", "train", *settings, cwd=project.path, env=project.env)
     assert json.loads((tmp_path / "metrics.json").read_text())["accuracy"] >= 0.97
 
 

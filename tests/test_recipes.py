@@ -65,14 +65,14 @@ def laid(
     commit_all(path, project.env)
     env = {**project.env, "PATH": f"{venv}/bin:{project.env['PATH']}", "PYTHONPATH": python_path(path)}
     laid = replace(project, path=path, env=env, python=venv / "bin" / "python")
-    laid.run("python", "-m", laid.package, "prepare")
+    laid.run("python", "-m", "samebits", "prepare")
     return laid
 
 
 def pretrained(project: InstalledProject, out: Path) -> Path:
     """The weights of a short training of the project as it is generated."""
     settings = "--set", "train.epochs=1", "--set", "tracking.enabled=false", "--out", out
-    project.run(project.python, "-m", f"{project.package}.train", *settings)
+    project.run(project.python, "-m", "samebits", "train", *settings)
     return out / "model.safetensors"
 
 
@@ -84,7 +84,7 @@ def make(laid: InstalledProject, *words: str) -> str:
 def verify(laid: InstalledProject, *ways: str) -> str:
     """Run `repro verify` with these ways only; return what it prints, whatever the outcome."""
     only = [word for way in ways for word in ("--only", way)]
-    return run("python", "-m", laid.package, "verify", *only, cwd=laid.path, env=laid.env, check=False).stdout
+    return run("python", "-m", "samebits", "verify", *only, cwd=laid.path, env=laid.env, check=False).stdout
 
 
 @pytest.mark.long
@@ -115,7 +115,7 @@ def test_ways_to_train_change_no_bit(laid: InstalledProject, request: pytest.Fix
 def test_weights_are_evaluated_as_at_the_end_of_the_run(laid: InstalledProject) -> None:
     """The stage that reads them back finds the same metrics."""
     verify(laid, "once more") if not (laid.path / ONCE).is_dir() else None
-    laid.run("python", "-m", f"{laid.package}.evaluate", "--out", ONCE)
+    laid.run("python", "-m", "samebits", "evaluate", "--out", ONCE)
     metrics, evaluation = (json.loads(laid.text(ONCE / name)) for name in ("metrics.json", "evaluation.json"))
     assert evaluation.items() >= {name: value for name, value in metrics.items() if name != "steps"}.items()
 
@@ -129,7 +129,7 @@ def test_other_weights_to_start_from_are_refused(laid: InstalledProject) -> None
     """By name, before anything is written: the content address holds the SHA-256 that was asked for."""
     whole = (laid.path / BASE).read_bytes()
     (laid.path / BASE).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    done = run("python", "-m", laid.package, "prepare", cwd=laid.path, env=laid.env, check=False)
+    done = run("python", "-m", "samebits", "prepare", cwd=laid.path, env=laid.env, check=False)
     (laid.path / BASE).write_bytes(whole)
     assert done.returncode == 2 and done.stdout.startswith(f"{BASE}: SHA-256 "), done.stdout
 
@@ -168,7 +168,7 @@ def strangers(bake: Bake, project: InstalledProject, more: Path) -> InstalledPro
     networks.lay(path)
     commit_all(path, project.env)
     laid = replace(project, path=path, env=in_venv(path, project.env, more), python=more / "bin" / "python")
-    laid.run("python", "-m", laid.package, "prepare")
+    laid.run("python", "-m", "samebits", "prepare")
     return laid
 
 
@@ -240,4 +240,4 @@ def test_slip_is_refused_in_a_line(tmp_path: Path) -> None:
     ]
     assert [done.returncode for done in tried] == [2, 2, 2]
     assert ["NAME PROJECT wanted; names: " in done.stdout for done in tried] == [True, False, True]
-    assert tried[1].stdout.startswith(f"{tmp_path}: no src/PACKAGE/__main__.py seen")
+    assert tried[1].stdout.startswith(f"{tmp_path}: no src/PACKAGE/train.py seen")

@@ -40,7 +40,7 @@ class Pipeline:
 
     def check(self) -> tuple[int, str]:
         """The exit code of `repro check`, and what it says."""
-        done = run("python", "-m", PACKAGE, "check", cwd=self.path, env=self.env, check=False)
+        done = run("python", "-m", "samebits", "check", cwd=self.path, env=self.env, check=False)
         return done.returncode, done.stdout
 
     def edit(self, name: str, old: str, new: str) -> None:

@@ -96,9 +96,9 @@ def test_pipeline_runs_once_and_its_result_is_accepted(yours: InstalledProject) 
     assert json.loads(yours.text("artifacts/evaluation.json")) == {"mean_error": metrics["mean_error"]}
     assert "Data and pipelines are up to date." in yours.run("dvc", "repro")
 
-    yours.run("python", "-m", yours.package, "accept", "artifacts", "--source", "the first run on tides")
+    yours.run("python", "-m", "samebits", "accept", "artifacts", "--source", "the first run on tides")
     commit(yours)
-    printed = yours.run("python", "-m", yours.package, "check")
+    printed = yours.run("python", "-m", "samebits", "check")
     assert "reproduced bit for bit: the first run on tides" in printed
     assert "the outputs are those of the committed dvc.lock" in printed
 
@@ -110,7 +110,7 @@ def test_clone_has_the_data_that_the_owner_has_pushed(yours: InstalledProject, t
     commit(yours)
     yours.run("git", "clone", "--quiet", ".", tmp_path / "clone")
     clone = replace(yours, path=tmp_path / "clone", env=in_venv(tmp_path / "clone", yours.env))
-    clone.run("python", "-m", yours.package, "check-data")
+    clone.run("python", "-m", "samebits", "check-data")
     assert clone.text(str(RAW)) == table()
 
 

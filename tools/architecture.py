@@ -18,7 +18,7 @@ from bake import ROOT
 
 DOCUMENT = ROOT / "docs" / "architecture.md"
 LIBRARY = ROOT / "samebits"
-TRAINING = "run", "start.launch"  # the modules that a training imports, with all that these import
+TRAINING = "run", "front"  # the modules that a training imports, with all that these import
 NAMED = {"the model": {"model", "_model", "module", "network"}, "a batch": {"batch"}}  # by these names code knows it
 
 HEAD = """\

@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bake import NAME, PACKAGE, ROOT, bake, make_venv
+from bake import NAME, ROOT, bake, make_venv
 from chaos_calls import MISSED, section
 from harness import about, arguments, printed, table, within, write
 
@@ -181,7 +181,7 @@ def main() -> int:
         print("strace: missing; kills at system calls need it: apt-get install strace", file=sys.stderr)
         return 2
     make_venv(bake(PROJECT.parent))
-    printed(PROJECT, "-m", f"{PACKAGE}.prepare")
+    printed(PROJECT, "-m", "samebits", "prepare")
     place, began = about(), time.monotonic()
     variables = {"REPRO_PROJECT": str(PROJECT), "MLFLOW_TRACKING_URI": f"sqlite:///{PROJECT}/chaos.db"}
     result = within(PROJECT, both, given.kills, given.seed, variables=variables)

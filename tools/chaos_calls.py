@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from bake import PACKAGE
 from harness import table
 
 ON_NAMES = "openat", "mkdir", "mkdirat", "rmdir", "rename", "renameat", "renameat2", "unlink", "unlinkat", "link"
@@ -77,7 +76,7 @@ def named(call: str, rest: str) -> Iterator[str]:
 
 def strace(out: Path, *options: str) -> int:
     """The exit code of a training under strace."""
-    command = ["strace", "-f", "-y", "-qq", *options, sys.executable, "-m", f"{PACKAGE}.train"]
+    command = ["strace", "-f", "-y", "-qq", *options, sys.executable, "-m", "samebits", "train"]
     with out.with_suffix(".log").open("a") as log:
         return subprocess.run(
             [*command, *ARGUMENTS, "--out", str(out)], stdout=log, stderr=log, cwd=out.parent

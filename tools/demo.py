@@ -7,7 +7,7 @@ import hashlib
 import subprocess
 import sys
 
-from bake import NAME, PACKAGE, ROOT, VENV, bake, in_venv
+from bake import NAME, ROOT, VENV, bake, in_venv
 
 PROJECT = ROOT / "build" / "demo" / NAME
 
@@ -28,7 +28,7 @@ def main() -> int:
     print(f"$ cookiecutter --no-input {ROOT.name}", flush=True)
     bake(PROJECT.parent)
     released = run("make", "--no-print-directory", "repro", f"VENV={VENV}")
-    again = ("python", "-m", f"{PACKAGE}.train", "--ranks", "2")
+    again = ("python", "-m", "samebits", "train", "--ranks", "2")
     if run(*again, "--set", "loader.workers=1", "--out", "artifacts-2") != 0:
         return 1  # it has said why
     first, second = weights("artifacts"), weights("artifacts-2")

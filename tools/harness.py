@@ -68,7 +68,7 @@ def prepared(change: str | Callable[[Path], object] = "") -> Iterator[Path]:
         elif callable(change):
             change(project)
         make_venv(project, venv := MORE if change else VENV)
-        printed(project, "-m", f"{PACKAGE}.prepare", venv=venv)
+        printed(project, "-m", "samebits", "prepare", venv=venv)
         yield project
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import harness
-from bake import PACKAGE, ROOT
+from bake import ROOT
 from harness import in_turn, printed, two_digits, within
 
 RESULT = ROOT / "docs" / "hashing.md"
@@ -55,7 +55,7 @@ def fill(project: Path, files: int, size: int) -> tuple[str, str]:
             file.write(number.to_bytes(8, "big"))
             file.truncate(size)
     time.sleep(OLD)
-    return str(place), printed(project, "-m", PACKAGE, "hash-data", "--set", f"data.raw={place}").strip()
+    return str(place), printed(project, "-m", "samebits", "hash-data", "--set", f"data.raw={place}").strip()
 
 
 def rows(project: Path, requested: Namespace) -> Iterator[list[str]]:

@@ -62,7 +62,7 @@ def lay(project: Path) -> None:
 def prove(name: str, project: Path) -> None:
     """Run `repro verify` on a network; keep what it prints, and how much of it was sharded."""
     only = [word for way in WAYS for word in ("--only", way)]
-    words = "-m", PACKAGE, "verify", *only, "--set", f"model.name={name}"
+    words = "-m", "samebits", "verify", *only, "--set", f"model.name={name}"
     message = printed(project, *words, ends=range(256), venv=MORE)
     log = project / "build" / "verify" / "weights-sharded-on-2-ranks.log"
     share = [line for line in log.read_text().splitlines() if line.startswith(SHARDED)] if log.is_file() else []

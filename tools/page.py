@@ -6,7 +6,7 @@ python tools/page.py
 import re
 import subprocess
 
-from bake import PACKAGE, ROOT
+from bake import ROOT
 from chromium import ARGUMENTS
 from harness import prepared, printed
 
@@ -34,8 +34,8 @@ def main() -> None:
     with prepared() as project:
         for out, settings in RUNS.items():
             requested = [word for key, value in (COMMON | settings).items() for word in ("--set", f"{key}={value}")]
-            printed(project, "-m", f"{PACKAGE}.train", *requested, "--out", out)
-        printed(project, "-m", PACKAGE, "report", *RUNS)
+            printed(project, "-m", "samebits", "train", *requested, "--out", out)
+        printed(project, "-m", "samebits", "report", *RUNS)
         page = project / "build" / "report.html"
         page.write_text(shortened(page.read_text()))
         looking = [f"--user-data-dir={project}/profile", f"--window-size={SIZE}", f"--screenshot={RESULT}"]

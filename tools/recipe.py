@@ -91,7 +91,7 @@ def add_packages(name: str, project: Path) -> None:
 def lay(name: str, project: Path) -> None:
     """Lay a recipe over the project in this folder."""
     recipe = RECIPES / name
-    (package,) = (path.parent for path in project.glob("src/*/__main__.py"))
+    (package,) = (path.parent for path in project.glob("src/*/train.py"))
     files = [path.relative_to(recipe) for path in recipe.rglob("*") if path.is_file()]
     for file in (file for file in files if str(file) not in APART and file.suffix != ".pyc"):
         shutil.copy(recipe / file, (package if file.suffix == ".py" else project) / file)
@@ -115,8 +115,8 @@ def main(words: list[str]) -> int:
         )
         return 2
     name, project = words[0], Path(words[1])
-    if not [*project.glob("src/*/__main__.py")]:
-        print(f"{project}: no src/PACKAGE/__main__.py seen, the folder of a generated project wanted", file=sys.stderr)
+    if not [*project.glob("src/*/train.py")]:
+        print(f"{project}: no src/PACKAGE/train.py seen, the folder of a generated project wanted", file=sys.stderr)
         return 2
     lay(name, project)
     print(f"{name} laid over {project}; next, there: git diff, make verify, make repro")

@@ -22,8 +22,6 @@ from bake import PACKAGE, ROOT, bake
 
 TEMPLATE = ROOT / "{{cookiecutter.project}}"
 JINJA = "{{ cookiecutter.package }}"
-# DVC folds a line of dvc.lock at 80 columns, which one does reach where the package has a long name.
-FOLD = r"""{{ " \n      " if cookiecutter.package | length > 35 else " " }}"""
 LIBRARY = ROOT / "samebits"
 LIST = "library.sha256"
 SHOWN = [TEMPLATE / "README.md", *sorted((LIBRARY / "docs").glob("*.md"))]  # where a reader sees digests
@@ -66,8 +64,7 @@ def list_library() -> None:
 
 def take_over(project: Path) -> None:
     """Write the outcome of the finished run in `project` into the template."""
-    lock = (project / "dvc.lock").read_text().replace(PACKAGE, JINJA)
-    (TEMPLATE / "dvc.lock").write_text(lock.replace(f"{JINJA}.train --ranks", f"{JINJA}.train{FOLD}--ranks"))
+    (TEMPLATE / "dvc.lock").write_text((project / "dvc.lock").read_text().replace(PACKAGE, JINJA))
 
     run = project / "artifacts"
     address = json.loads((run / "address.json").read_text())

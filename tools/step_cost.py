@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bake import PACKAGE, ROOT
+from bake import ROOT
 from harness import about, arguments, configured, in_turn, prepared, printed, spread, table, within, write
 
 RESULT = ROOT / "docs" / "cost.md"
@@ -178,7 +178,7 @@ def main() -> None:
         place, cases = about(), itertools.product(requested.only, SIZES)
         measured = ((*case, within(project, measure, case[0], requested.seconds, ranks=case[1])) for case in cases)
         steps = table(HEAD, itertools.chain.from_iterable(rows(*found) for found in measured))
-        printed(project, "-m", f"{PACKAGE}.train", "--set", "train.epochs=1", "--set", "tracking.enabled=false")
+        printed(project, "-m", "samebits", "train", "--set", "train.epochs=1", "--set", "tracking.enabled=false")
         took, fields, text = within(project, thousand_ranks)
     write(requested.out, place, steps, "## The table of 1024 ranks", REPORTS.format(fields, took, text))
 

@@ -4,15 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from samebits.config import settings
-from samebits.config.settings import NEUTRAL, Section, Settings
+import samebits as sb
 
 BASE = "base.safetensors"  # the name of the weights to start from, among the prepared data
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
-class Model(Section):
+class Model(sb.Section):
     """The base and its adapters; see model.py and lora.py."""
 
     width: PositiveInt
@@ -22,15 +21,15 @@ class Model(Section):
     scale: PositiveFloat
 
 
-class Data(settings.Data):
+class Data(sb.Data):
     """The weights to start from, and how the dataset is prepared; see prepare.py, which is given these keys alone."""
 
-    base: Annotated[str, NEUTRAL]
+    base: sb.Neutral[str]
     base_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     test_percent: Annotated[int, Field(gt=0, lt=100)]
 
 
-class Train(Section):
+class Train(sb.Section):
     """The optimisation and the augmentation; see train.py and data.py."""
 
     epochs: PositiveInt
@@ -41,11 +40,11 @@ class Train(Section):
     decay: Fraction
     clip_norm: PositiveFloat
     nonfinite: Literal["stop", "skip"]
-    evaluate_every: Annotated[PositiveInt, NEUTRAL]
+    evaluate_every: sb.Neutral[PositiveInt]
     evaluate_batch: PositiveInt
 
 
-class Config(Settings):
+class Config(sb.Settings):
     """All of params.yaml."""
 
     model: Model

@@ -4,13 +4,12 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from samebits.config import settings
-from samebits.config.settings import NEUTRAL, Section, Settings
+import samebits as sb
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Model(Section):
+class Model(sb.Section):
     """The residual network; see model.py."""
 
     width: PositiveInt
@@ -18,14 +17,14 @@ class Model(Section):
     stages: PositiveInt
 
 
-class Data(settings.Data):
+class Data(sb.Data):
     """How the images are made; see prepare.py, which is given these keys alone."""
 
     test_percent: Annotated[int, Field(gt=0, lt=100)]
     side: PositiveInt
 
 
-class Train(Section):
+class Train(sb.Section):
     """The optimisation and the augmentation; see train.py and data.py."""
 
     epochs: PositiveInt
@@ -38,11 +37,11 @@ class Train(Section):
     warmup: Share
     smoothing: Share
     average: Share
-    evaluate_every: Annotated[PositiveInt, NEUTRAL]
+    evaluate_every: sb.Neutral[PositiveInt]
     evaluate_batch: PositiveInt
 
 
-class Config(Settings):
+class Config(sb.Settings):
     """All of params.yaml."""
 
     model: Model

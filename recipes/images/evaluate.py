@@ -1,54 +1,35 @@
-"""How many images are classified right.
+"""How many images are classified right."""
 
-python -m <package>.evaluate [--set KEY=VALUE ...] [--out DIR]
-"""
-
-from pathlib import Path
-
-from samebits.start import launch
-
-from . import PROJECT
-from .config import Config
-
-if __name__ == "__main__":
-    CONFIG, OUT = launch.begin(PROJECT, Config)
-
-import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from samebits.base.files import write_json
-from samebits.checkpoint.final import load_weights
-from samebits.core.evaluation import count_batches, evaluating
-from samebits.core.ranks import World
-from samebits.run import alone
+import samebits as sb
 
 from . import data
+from .config import Config
 from .model import build
 
 
-def evaluate(model: nn.Module, dataset: data.Folders, config: Config, world: World) -> dict[str, float]:
-    """The metrics by name, the same on every rank: each batch fills a slot of its own, and the slots are summed."""
-    size = config.train.evaluate_batch
-    sums = torch.zeros(count_batches(dataset, size), 2, dtype=torch.float64, device=world.device)
-    with evaluating(model, dataset, size, config.seed, world) as batches:
-        for number, (images, labels) in batches:
-            logits = model(images)
-            sums[number, 0] = (logits.argmax(1) == labels).sum()
-            sums[number, 1] = F.cross_entropy(logits, labels, reduction="sum")
-    world.sum(sums)
-    accuracy, loss = (sums.sum(0) / len(dataset)).tolist()
-    return {"accuracy": accuracy, "test_loss": loss}
+def measure(model: nn.Module, batch: list[Tensor]) -> dict[str, Tensor]:
+    """Sums over a batch: images that are classified right, and the loss."""
+    images, labels = batch
+    logits = model(images)
+    return {"hits": (logits.argmax(1) == labels).sum(), "loss": F.cross_entropy(logits, labels, reduction="sum")}
 
 
-def stage(config: Config, out: Path) -> None:
-    """Evaluate the weights in `out`."""
-    world = alone(config)
-    model = build(config).to(world.device)
-    weights = load_weights(model, out)
-    _, test_set = data.load(config)
-    write_json(out / "evaluation.json", evaluate(model, test_set, config, world) | {"weights": weights})
+def metrics(model: nn.Module, dataset: data.Folders, stage: sb.Stage[Config]) -> dict[str, float]:
+    """The metrics by name, the same on every rank."""
+    sums = sb.sums(measure, model, dataset, stage, batch=stage.config.train.evaluate_batch)
+    return {"accuracy": sums["hits"].item() / len(dataset), "test_loss": sums["loss"].item() / len(dataset)}
+
+
+def evaluate(stage: sb.Stage[Config]) -> None:
+    """Evaluate the weights in the run directory."""
+    model = build(stage.config).to(stage.device)
+    weights = sb.load_weights(model, stage.out)
+    _, test_set = data.load(stage.config)
+    sb.write_json(stage.out / "evaluation.json", metrics(model, test_set, stage) | {"weights": weights})
 
 
 if __name__ == "__main__":
-    launch.call(PROJECT, stage, CONFIG, OUT)
+    sb.main(evaluate)

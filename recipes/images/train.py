@@ -1,59 +1,47 @@
-"""The training loop: SGD with momentum, a cosine, and an average of the weights, which is the result.
-
-python -m <package>.train [--ranks N] [--set KEY=VALUE ...] [--out DIR]
-"""
+"""The training loop: SGD with momentum, a cosine, and an average of the weights, which is the result."""
 
 from functools import partial
-from pathlib import Path
-
-from samebits.start import launch
-
-from . import PROJECT
-from .config import Config
-
-if __name__ == "__main__":  # before torch is imported, because it reads its environment then
-    CONFIG, OUT = launch.begin(PROJECT, Config, trains=True)
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from samebits.run import Run
+import samebits as sb
 
 from . import data
-from .evaluate import evaluate
+from .config import Config
+from .evaluate import metrics
 from .model import build
 
 PI = 3.141592653589793
 
 
-def train(config: Config, out: Path) -> None:
+def train(run: sb.Run[Config]) -> None:
     """One run, from config to receipt."""
-    with Run(PROJECT, config, out) as run:
-        settings = config.train
-        train_set, test_set = data.load(config)
-        model = build(config).to(run.world.device)
-        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.average))
-        optimizer = torch.optim.SGD(
-            model.parameters(), momentum=settings.momentum, weight_decay=settings.weight_decay, nesterov=True
-        )
+    settings = run.config.train
+    train_set, test_set = data.load(run.config)
+    model = build(run.config).to(run.device)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.average))
+    optimizer = torch.optim.SGD(
+        model.parameters(), momentum=settings.momentum, weight_decay=settings.weight_decay, nesterov=True
+    )
 
-        # checkpoints hold the average, too
-        for step in run.steps(model, optimizer, train_set, epochs=settings.epochs, state={"average": average}):
-            loss = step.backward(partial(micro_batch_loss, smoothing=settings.smoothing))
-            rate = learning_rate(step.number, step.of, settings.learning_rate, settings.warmup)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            average.update_parameters(model)
-            step.log(loss=loss, learning_rate=rate)
+    # checkpoints hold the average, too
+    for step in run.steps(model, optimizer, train_set, epochs=settings.epochs, state={"average": average}):
+        loss = step.backward(partial(micro_batch_loss, smoothing=settings.smoothing))
+        rate = learning_rate(step.number, step.of, settings.learning_rate, settings.warmup)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        average.update_parameters(model)
+        step.log(loss=loss, learning_rate=rate)
 
-            if step.ends_epoch(settings.evaluate_every) and not step.is_last:
-                step.log(epoch=step.epochs, **evaluate(average, test_set, config, run.world))
+        if step.ends_epoch(settings.evaluate_every) and not step.is_last:
+            step.log(epoch=step.epochs, **metrics(average, test_set, run))
 
-        model.load_state_dict(average.module.state_dict())  # what `finish` writes
-        run.finish(**evaluate(model, test_set, config, run.world))
+    model.load_state_dict(average.module.state_dict())  # what `finish` writes
+    run.finish(**metrics(model, test_set, run))
 
 
 def micro_batch_loss(network: nn.Module, batch: list[Tensor], smoothing: float = 0.0) -> Tensor:
@@ -80,4 +68,4 @@ def cosine(x: float) -> float:
 
 
 if __name__ == "__main__":
-    launch.call(PROJECT, train, CONFIG, OUT)
+    sb.main(train)

@@ -4,29 +4,28 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from samebits.config import settings
-from samebits.config.settings import NEUTRAL, Section, Settings
+import samebits as sb
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
-class Model(Section):
+class Model(sb.Section):
     """The language model; see model.py."""
 
     width: PositiveInt
     layers: PositiveInt
     heads: PositiveInt
     context: PositiveInt
-    recompute: Annotated[bool, NEUTRAL]
+    recompute: sb.Neutral[bool]
 
 
-class Data(settings.Data):
+class Data(sb.Data):
     """How the text becomes tokens; see prepare.py, which is given these keys alone."""
 
     test_percent: Annotated[int, Field(gt=0, lt=100)]
 
 
-class Train(Section):
+class Train(sb.Section):
     """The optimisation; see train.py."""
 
     steps: PositiveInt
@@ -35,11 +34,11 @@ class Train(Section):
     warmup: Fraction
     decay: Fraction
     clip_norm: PositiveFloat
-    evaluate_every: Annotated[PositiveInt, NEUTRAL]
+    evaluate_every: sb.Neutral[PositiveInt]
     evaluate_batch: PositiveInt
 
 
-class Config(Settings):
+class Config(sb.Settings):
     """All of params.yaml."""
 
     model: Model

@@ -1,54 +1,41 @@
-"""The training loop: so many steps of AdamW on windows of tokens.
+"""The training loop: so many steps of AdamW on windows of tokens."""
 
-python -m <package>.train [--ranks N] [--set KEY=VALUE ...] [--out DIR]
-"""
-
-from pathlib import Path
 from typing import Any
-
-from samebits.start import launch
-
-from . import PROJECT
-from .config import Config
-
-if __name__ == "__main__":  # before torch is imported, because it reads its environment then
-    CONFIG, OUT = launch.begin(PROJECT, Config, trains=True)
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from samebits.core.exact import clip_grad_norm_
-from samebits.run import Run
+import samebits as sb
 
 from . import data
-from .evaluate import evaluate
+from .config import Config
+from .evaluate import metrics
 from .model import build
 
 
-def train(config: Config, out: Path) -> None:
+def train(run: sb.Run[Config]) -> None:
     """One run, from config to receipt."""
-    with Run(PROJECT, config, out) as run:
-        settings = config.train
-        train_set, test_set = data.load(config)
-        model = build(config).to(run.world.device)
-        # the unfused AdamW takes its square roots from a library whose last bit depends on the CPU
-        groups = parameter_groups(model, settings.weight_decay)
-        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+    settings = run.config.train
+    train_set, test_set = data.load(run.config)
+    model = build(run.config).to(run.device)
+    # the unfused AdamW takes its square roots from a library whose last bit depends on the CPU
+    groups = parameter_groups(model, settings.weight_decay)
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
 
-        for step in run.steps(model, optimizer, train_set, steps=settings.steps):
-            loss = step.backward(micro_batch_loss)
-            norm = clip_grad_norm_(model.parameters(), settings.clip_norm)
-            rate = learning_rate(step.number, step.of, settings.learning_rate, settings.warmup, settings.decay)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            step.log(loss=loss, gradient_norm=norm, learning_rate=rate)
+    for step in run.steps(model, optimizer, train_set, steps=settings.steps):
+        loss = step.backward(micro_batch_loss)
+        norm = sb.clip_grad_norm_(model.parameters(), settings.clip_norm)
+        rate = learning_rate(step.number, step.of, settings.learning_rate, settings.warmup, settings.decay)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        step.log(loss=loss, gradient_norm=norm, learning_rate=rate)
 
-            if (step.number + 1) % settings.evaluate_every == 0 and not step.is_last:
-                step.log(**evaluate(model, test_set, config, run.world))
+        if (step.number + 1) % settings.evaluate_every == 0 and not step.is_last:
+            step.log(**metrics(model, test_set, run))
 
-        run.finish(**evaluate(model, test_set, config, run.world))
+    run.finish(**metrics(model, test_set, run))
 
 
 def micro_batch_loss(network: nn.Module, batch: Tensor) -> Tensor:
@@ -71,4 +58,4 @@ def learning_rate(step: int, steps: int, peak: float, warmup: float, decay: floa
 
 
 if __name__ == "__main__":
-    launch.call(PROJECT, train, CONFIG, OUT)
+    sb.main(train)

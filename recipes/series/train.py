@@ -1,55 +1,41 @@
-"""The training loop, with several losses.
-
-python -m <package>.train [--ranks N] [--set KEY=VALUE ...] [--out DIR]
-"""
-
-from pathlib import Path
-
-from samebits.start import launch
-
-from . import PROJECT
-from .config import Config
-
-if __name__ == "__main__":  # before torch is imported, because it reads its environment then
-    CONFIG, OUT = launch.begin(PROJECT, Config, trains=True)
+"""The training loop, with several losses."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from samebits.core.exact import clip_grad_norm_
-from samebits.run import Run
+import samebits as sb
 
 from . import data
-from .evaluate import evaluate
+from .config import Config
+from .evaluate import metrics
 from .model import Output, build
 
 WEIGHTS = {"classify": 1.0, "foretell": 0.5, "steady": 0.01}  # of the losses
 
 
-def train(config: Config, out: Path) -> None:
+def train(run: sb.Run[Config]) -> None:
     """One run, from config to receipt."""
-    with Run(PROJECT, config, out) as run:
-        settings = config.train
-        train_set, test_set = data.load(config)
-        model = build(config).to(run.world.device)
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        # the unfused AdamW takes its square roots from a library whose last bit depends on the CPU
-        optimizer = torch.optim.AdamW(trained, weight_decay=settings.weight_decay, fused=True)
+    settings = run.config.train
+    train_set, test_set = data.load(run.config)
+    model = build(run.config).to(run.device)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # the unfused AdamW takes its square roots from a library whose last bit depends on the CPU
+    optimizer = torch.optim.AdamW(trained, weight_decay=settings.weight_decay, fused=True)
 
-        for step in run.steps(model, optimizer, train_set, epochs=settings.epochs):
-            loss = step.backward(micro_batch_loss)
-            norm = clip_grad_norm_(trained, settings.clip_norm)
-            rate = learning_rate(step.number, step.of, settings.learning_rate, settings.rise)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            step.log(loss=loss, gradient_norm=norm, learning_rate=rate)
+    for step in run.steps(model, optimizer, train_set, epochs=settings.epochs):
+        loss = step.backward(micro_batch_loss)
+        norm = sb.clip_grad_norm_(trained, settings.clip_norm)
+        rate = learning_rate(step.number, step.of, settings.learning_rate, settings.rise)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        step.log(loss=loss, gradient_norm=norm, learning_rate=rate)
 
-            if step.ends_epoch(settings.evaluate_every) and not step.is_last:
-                step.log(epoch=step.epochs, **evaluate(model, test_set, config, run.world))
+        if step.ends_epoch(settings.evaluate_every) and not step.is_last:
+            step.log(epoch=step.epochs, **metrics(model, test_set, run))
 
-        run.finish(**evaluate(model, test_set, config, run.world))
+    run.finish(**metrics(model, test_set, run))
 
 
 def micro_batch_loss(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -74,4 +60,4 @@ def learning_rate(step: int, steps: int, peak: float, rise: float) -> float:
 
 
 if __name__ == "__main__":
-    launch.call(PROJECT, train, CONFIG, OUT)
+    sb.main(train)

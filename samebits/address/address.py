@@ -15,7 +15,7 @@ from typing import Any
 import rfc8785
 
 from ..base.files import read_text
-from ..base.project import NAME, VENDORED, Project
+from ..base.project import NAME, Project
 from ..base.text import flatten
 from ..config.settings import Settings
 from ..core.errors import UserError
@@ -87,13 +87,17 @@ def project_files(project: Project) -> list[str]:
     """The files of the owner's package by their paths relative to it, and those of the library, from samebits/.
 
     Raises:
-        UserError: as `files`; the project's copy of the library lies elsewhere; or the package has a folder samebits.
+        UserError: as `files`; the package or the project's copy of the library lies elsewhere; or the package has a
+            folder samebits.
     """
-    own, vendored = files(project.package), project.root.resolve() / VENDORED
+    for folder in (project.package, project.library):
+        if folder.is_relative_to(project.root):
+            inside = project.root.resolve() / folder.relative_to(project.root)
+            if folder.resolve() != inside:
+                raise UserError(f"{inside}: a link to a folder, whose changes DVC would not see. Copy it here")
+    own = files(project.package)
     if clash := [name for name in own if name.startswith(FOLDER)]:
         raise UserError(f"{project.package / clash[0]}: {FOLDER} is the library's name. Call the folder otherwise")
-    if project.library == project.root / VENDORED and project.library.resolve() != vendored:
-        raise UserError(f"{vendored}: a link to a folder, whose changes DVC would not see. Copy it here")
     return sorted([*own, *(f"{FOLDER}{name}" for name in files(project.library))])
 
 

@@ -90,7 +90,7 @@ def require_raw(data: Data) -> None:
     """
     raw, why = _raw(data)
     remedy = f"Restore it: git checkout {raw}.dvc && dvc checkout --force {raw}.dvc (or dvc pull)"
-    require(raw, data.sha256, why or remedy, data.check)
+    require_sha256(raw, data.sha256, why or remedy, data.check)
 
 
 def _raw(data: Data) -> tuple[Path, str]:
@@ -105,7 +105,9 @@ def _raw(data: Data) -> tuple[Path, str]:
     return raw, bring(raw, project.root())
 
 
-def require(root: Path, sha256: str, remedy: str, check: Check | None = "every_byte", but: str | None = None) -> None:
+def require_sha256(
+    root: Path, sha256: str, remedy: str, check: Check | None = "every_byte", but: str | None = None
+) -> None:
     """Refuse a file that is missing or whose SHA-256 is not the one wanted; or a folder, whose listing's it is.
 
     Without `check`, each byte is read, and nothing remembered.
@@ -216,7 +218,7 @@ def require_complete(folder: Path, remedy: str = REMEDY, check: Check | None = N
     manifest = read(folder)
     wanted = {entry["path"]: entry["sha256"] for entry in manifest["files"]}
     if ALL in wanted:
-        require(folder, wanted[ALL], remedy, check or "every_byte", but=NAME)
+        require_sha256(folder, wanted[ALL], remedy, check or "every_byte", but=NAME)
         return manifest
     before, held = _look(folder, check, but=NAME)
     if check:

@@ -1,8 +1,6 @@
 """How a process of the analysis becomes a training of the owner's, which it watches from inside."""
 
-import runpy
-import sys
-
+from .. import front
 from ..base.project import LIBRARY
 from ..guards import stages
 from ..run import ADDED, Added
@@ -10,13 +8,12 @@ from ..run import ADDED, Added
 ANALYSIS = LIBRARY / "analysis"
 
 
-def train(package: str, added: Added, *arguments: str) -> None:
-    """Run the owner's training in this process, as `python -m <package>.train` does, with what is `added` to its run.
+def train(added: Added, *arguments: str) -> None:
+    """Run the owner's training in this process, as `samebits train` does, with what is `added` to its run.
 
     A run is refused whose content address lacks a module that it loaded. Those of the analysis that are loaded by now
     are none of the run's.
     """
     stages.leave_out(ANALYSIS)
     ADDED.set(added)
-    sys.argv = ["train", *arguments]
-    runpy.run_module(f"{package}.train", run_name="__main__", alter_sys=True)
+    front.train.main([*arguments], prog_name="samebits train", obj=front.Ours())

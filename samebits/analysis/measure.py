@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..core.errors import UserError
-from ..start.launch import overriding
+from ..front import overriding
 from .options import Folder, Ours, as_json_option
 
 SHARE, SEVERAL = click.FloatRange(0.5, 0.9999), click.IntRange(2, 1000)

@@ -1,24 +1,12 @@
-"""What the verbs of analysis share: the project that they are about, and options that several have."""
+"""What the verbs of analysis share."""
 
 from pathlib import Path
-from typing import Protocol
 
 import click
 
-from ..base.project import Project
-from ..config.settings import Settings
+from ..front import Ours as Ours
 
 Folder = click.Path(file_okay=False, path_type=Path)
-
-
-class Ours(Protocol):
-    """What these verbs ask of the project that the command is about."""
-
-    project: Project
-    schema: type[Settings]
-
-    def tracking_uri(self) -> str:
-        """Where MLflow keeps its runs."""
 
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print all facts as JSON.")

@@ -47,14 +47,14 @@ def replay(project: Project, source: Path, out: Path, ranks: int | None, report:
     patch = receipt.patch
     require_trusted(project, receipt.path, patch, trust, report)
     with remade(project, receipt.name, stated, patch, report) as (tree, keys):
-        here = json.loads(trainings.run(tree, trainings.command(tree, "", keys, "env")))
+        here = json.loads(trainings.run(tree, trainings.command("env", keys)))
         for field in differences(stated["environment"]["preimage"], here["preimage"]):
             report(f"environment: {field.field}: {field.one} there, {field.other} here")
         size = portable or ranks or 1
         report(f"training on {size} rank{'s' * (size > 1)} into {out}")
         keys |= {"tracking.enabled": False, "trace.level": "step" if stated["trace"] else "off"}
         keys["receipt.key"] = ""  # the reader's key is none of the record's business
-        trainings.run(tree, trainings.command(tree, ".train", keys, "--out", out.absolute(), ranks=size))
+        trainings.run(tree, trainings.command("train", keys, "--out", out.absolute(), ranks=size))
     again = read(out)
     requested = differences(stated["preimage"], again.stated["preimage"])
     if requested:
@@ -98,7 +98,7 @@ def remade(
         keys = _keys(tree, run)
         keys["data.raw"] = str(_raw(project, run["config"], keys["data.sha256"], tree, report))
         keys["data.prepared"] = str(tree.root / "data" / "prepared")
-        trainings.run(tree, trainings.command(tree, ".prepare", keys))
+        trainings.run(tree, trainings.command("prepare", keys))
         _require_same_data(run["preimage"]["data"], manifest.require_complete(Path(keys["data.prepared"])))
         yield tree, keys
 
@@ -155,14 +155,16 @@ def _raw(project: Project, config: Mapping[str, Any], wanted: str, tree: Project
     if Path(named).is_absolute() or not parts or ".." in parts or named.startswith("-") or not named.isprintable():
         own = project.root / YAML(typ="safe").load((project.root / PARAMS).read_text())["data"]["raw"]
         remedy = f"The record names {named!r}, nothing in this project: write where yours lies into {PARAMS}: data.raw"
-        manifest.require(own, wanted, remedy)
+        manifest.require_sha256(own, wanted, remedy)
         return own
     own, raw = project.root / named, tree.root / named
     if manifest.digest(hashing.entries(own, {})) == wanted:
         return own
     report(f"{named}: missing or other data here; asking DVC for it")
     why = pull.bring(raw, tree.root, owner=project.root)
-    manifest.require(raw, wanted, why or "DVC has other data than the record names; put them back, then replay again")
+    manifest.require_sha256(
+        raw, wanted, why or "DVC has other data than the record names; put them back, then replay again"
+    )
     return raw
 
 

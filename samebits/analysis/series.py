@@ -128,7 +128,7 @@ class Series:
 
         def train(run: Path) -> None:
             given = trainings.sets(self.overrides)
-            words = trainings.command(self.project, ".train", settings, "--out", run, *given, ranks=requested.ranks)
+            words = trainings.command("train", settings, "--out", run, *given, ranks=requested.ranks)
             trainings.run(self.project, words, environ=environment(self.project, requested))
 
         return kept(folder, requested, wanted, train)

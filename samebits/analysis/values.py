@@ -73,7 +73,7 @@ def at(project: Project, recorded: Recorded, step: int, report: Callable[[str], 
         keys |= {"tracking.enabled": False, "checkpoint.every": 10**9}
         report(f"making step {step} of {run} again, from the checkpoint after step {done}")
         ranks = made["preimage"].get("world_size", 1)
-        words = trainings.command(again, ".train", keys, "--out", out, ranks=ranks)
+        words = trainings.command("train", keys, "--out", out, ranks=ranks)
         trainings.run(again, words, ends=(0, Preempted.exit_code) if ranks == 1 else (0, 1))
         if not (out / VALUES).is_file():
             raise RunError(f"{run}: the re-run did not come to step {step}")

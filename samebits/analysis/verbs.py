@@ -16,7 +16,7 @@ from ..base.files import durable
 from ..base.shape import plain
 from ..config.params import load
 from ..core.errors import UserError
-from ..start.launch import overriding
+from ..front import overriding
 from . import measure
 from .options import Folder, Ours, as_json_option, run_patch_option, signers_option
 
@@ -62,7 +62,7 @@ def smoke(ours: Ours, overrides: tuple[str, ...]) -> None:
     out = ours.project.root / "build" / "smoke"
     shutil.rmtree(out, ignore_errors=True)
     for stage in ("train", "evaluate"):
-        words = trainings.command(ours.project, f".{stage}", {"tracking.enabled": False, **requested}, "--out", out)
+        words = trainings.command(stage, {"tracking.enabled": False, **requested}, "--out", out)
         said = trainings.run(ours.project, words).strip().splitlines()
         click.echo(f"{stage}: {said[-1].strip() if stage == 'evaluate' else f'weights {read(out).weights}'}")
 

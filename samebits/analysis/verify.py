@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..base.project import Project
+from ..base.project import NAME, Project
 from ..base.shape import plain
 from ..base.text import differences
 from ..config.params import PARAMS, load
@@ -168,8 +168,8 @@ def starting(project: Project, determinism: Determinism) -> Iterator[Start]:
         log = project.root / way.log
         # where no flag fixes the threads, torchrun gives a rank other ones, and a fork cannot change its own
         if way.cold or (way.ranks > 1 and "OMP_NUM_THREADS" not in environ):
-            return trainings.start(project, trainings.command(project, ".train", {}, *arguments, ranks=way.ranks), log)
-        return warm.start(f"{project.name}.train", arguments, log, way.ranks)
+            return trainings.start(project, trainings.command("train", {}, *arguments, ranks=way.ranks), log)
+        return warm.start(NAME, ["train", *arguments], log, way.ranks)
 
     with Warm(project, environ) as warm:
         yield start

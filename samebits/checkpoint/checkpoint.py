@@ -146,7 +146,7 @@ def read(path: Path, origin: Origin, share: tuple[int, int] = (0, 1)) -> Snapsho
         if odd := sorted(seen ^ wanted):
             raise RunError(f"{path}: {some(odd, 3)}: {'missing' if odd[0] in wanted else 'added later'}")
         for file in stated[share[0] :: share[1]]:
-            manifest.require(path / file["path"], file["sha256"], remedy="", check=None)
+            manifest.require_sha256(path / file["path"], file["sha256"], remedy="", check=None)
         state = json.loads((path / STATE).read_text())  # its bytes are known, so it may be as deep and long as it is
         if state["step"] != int(named[1]):
             raise RunError(f"{path}: holds step {state['step']}")

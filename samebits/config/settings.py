@@ -10,7 +10,7 @@ new one breaks no project. A key is one of three kinds, and only the first enter
 
 from collections.abc import Iterator
 from math import isfinite
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -32,6 +32,9 @@ class Kind:
 
 
 NEUTRAL, ENVIRONMENT = Kind(), Kind()
+T = TypeVar("T")
+Neutral = Annotated[T, NEUTRAL]
+Environment = Annotated[T, ENVIRONMENT]
 
 
 LARGEST = 2**53 - 1  # and its negative: canonical JSON (RFC 8785), of which receipts are, holds no larger whole number
@@ -67,9 +70,13 @@ Check = Literal["remembered", "every_byte"]
 
 
 class Data(Section):
-    """The dataset (a file or a folder), its SHA-256, how that is checked, and where the prepared splits lie."""
+    """The dataset (a file or a folder), its SHA-256, how that is checked, and where the prepared splits lie.
+
+    `read` says what a run reads: the prepared data alone, or the dataset itself as well, which is checked before each.
+    """
 
     raw: Annotated[str, NEUTRAL]
+    read: Literal["prepared", "both"]
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     check: Annotated[Check, NEUTRAL] = "remembered"
     prepared: Annotated[str, NEUTRAL] = "data/prepared"

@@ -174,7 +174,7 @@ class Scattered(Tensor):
     def __torch_dispatch__(cls, func: Any, *call: Any) -> Any:
         raise UserError(
             f"{func.overloadpacket.__name__} cannot take a gradient that is sharded over the ranks: to clip "
-            f"gradients, or for their norm, call clip_grad_norm_ of samebits/core/exact.py; for other uses set "
+            f"gradients, or for their norm, call samebits.clip_grad_norm_; for other uses set "
             f"parallel.shard=none"
         )
 

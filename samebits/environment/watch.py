@@ -31,7 +31,7 @@ OURS = str(LIBRARY)
 TORCH = str(Path(torch.__file__).parent)
 STANDARD, PACKAGES = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")  # one may hold the other
 OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
-EXACT = "samebits.core.exact.sqrt"
+EXACT = "samebits.sqrt"
 REPLACEMENTS = {
     "sqrt": f"{EXACT}(x)",
     "pow(0.5)": f"{EXACT}(x)",

@@ -1,7 +1,7 @@
 """The files of the project that its code opens, so that none is used which no hash covers.
 
-Python tells an audit hook of each file that it opens. Files that a library opens in C, such as safetensors', those of
-other programs, and those that are opened while `config.py` is imported, are not seen.
+Python tells an audit hook of each file that it opens, from before the owner's first module is imported. Files that a
+library opens in C, such as safetensors', and those of other programs are not seen.
 
 In the folder of its own run the code reads only what this run has written: what lies there from before, as after a
 kill, is no part of the checkpoint from which the run goes on.
@@ -155,9 +155,10 @@ def watch(project: Project, known: Sequence[Path], out: Path | None = None) -> N
 
 
 def know(path: Path) -> None:
-    """From now on, let the code read a file or folder that has been checked; a file that is a link, by its own name."""
+    """Let the code read a file or folder that has been checked, earlier, too; one that is a link, by its own name."""
     for watch in _watches:
         watch.known += [path.resolve(), path.parent.resolve() / path.name]
+        watch.read = {name: line for name, line in watch.read.items() if not watch._known(watch.root / name)}
 
 
 def unknown() -> dict[str, str]:

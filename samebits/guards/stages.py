@@ -29,7 +29,7 @@ from . import opened
 STAGES = "dvc.yaml"
 REMEDY = f"Mend it, or restore it: git checkout {STAGES}"
 VARIABLE = "DVC_STAGE"  # DVC sets it for the commands that it runs
-COMMAND = "cli.py"  # `repro train` loads it
+COMMAND = "cli.py"  # which starts each stage
 KEY = re.compile(r"\$\{([\w.]+)\}")  # of params.yaml, in a path
 Items = list[str | dict[str, Any]]
 ASIDE = ("tests/", f"{LOCKS}/")  # a test may run a stage in its own process, which has loaded these
@@ -97,7 +97,6 @@ def watched(project: Project, sections: Sequence[str], whole: bool, unhashed: Se
     """
     stage = _running(project)
     if stage:
-        require_own(project, f"stage {stage.name} runs")
         stage.require("params", [section for section in sections if section not in stage.params])
     files = partial(_require_files, project, stage, whole, unhashed)
     files()
@@ -146,15 +145,6 @@ def outputs(project: Project) -> list[Path]:
         axes = [drawn.get("y") for drawn in plot.values() if isinstance(drawn, dict)]
         written += [str(name) for axis in axes if isinstance(axis, dict) for name in axis]
     return [project.root / name for name in written]
-
-
-def require_own(project: Project, doing: str) -> None:
-    """Refuse to work in one folder with the code of another, as where two projects are installed in one venv."""
-    if Path.cwd().resolve() != project.root.resolve():
-        raise UserError(
-            f"{doing} in {Path.cwd()}, but with the code in {project.package}: that is another project's, or a link to "
-            f"it. Name your own with PYTHONPATH=src:vendor, copy what is a link, or go to {project.root}"
-        )
 
 
 def leave_out(folder: Path) -> None:

@@ -1,1 +1,1 @@
-"""How a process starts: arguments and environment before torch loads; ranks; trainings that other commands start."""
+"""How processes start: ranks, trainings that other commands start, and forks of a process that has torch loaded."""

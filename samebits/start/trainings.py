@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..address import manifest
-from ..base.project import Project
+from ..base.project import NAME, Project
 from ..config.params import load
 from ..config.settings import Settings
 from ..core.errors import RunError
@@ -40,7 +40,7 @@ class Ended(RunError):
         return "\n".join(self.said[-LAST:])
 
 
-# Trainings that are told to do more than train, by the module that a process runs in place of `.train`. Its first
+# Trainings that are told to do more than train, by the module that a process runs in place of `train`. Its first
 # arguments are that module's own; the others are those of `train`.
 PERTURBED, AUDITED = "samebits.analysis.noise.perturbed", "samebits.analysis.audit.audited"
 WARM = "samebits.start.warm"  # forks trainings
@@ -62,18 +62,13 @@ def overrides(settings: Mapping[str, Any]) -> list[str]:
     return sets(texts(settings))
 
 
-def command(
-    project: Project, module: str, settings: Mapping[str, Any], *arguments: str | Path, ranks: int = 1
-) -> list[str]:
-    """The command line of a module, under torchrun for more than one rank.
-
-    `module` begins with a dot in the project's package; that package itself is its command.
-    """
+def command(verb: str, settings: Mapping[str, Any], *arguments: str | Path, ranks: int = 1) -> list[str]:
+    """The command line of a verb of `samebits`, under torchrun for more than one rank; or of a module of analysis."""
     # torchrun would wait for ever where nothing resolves the host's name, as in a container without network
     torchrun = ["torch.distributed.run", "--standalone", "--local-addr=localhost", f"--nproc-per-node={ranks}", "-m"]
     launcher = torchrun if ranks > 1 else []
-    name = f"{project.name}{module}" if not module or module.startswith(".") else module
-    return [sys.executable, "-m", *launcher, name, *map(str, arguments), *overrides(settings)]
+    name = [verb] if verb.startswith(f"{NAME}.") else [NAME, verb]
+    return [sys.executable, "-m", *launcher, *name, *map(str, arguments), *overrides(settings)]
 
 
 def environment(project: Project, flags: bool = True) -> dict[str, str]:
@@ -131,7 +126,7 @@ def config_of(project: Project, overrides: Sequence[str] = ()) -> dict[str, dict
     Raises:
         Ended: it does not take these overrides.
     """
-    found: dict[str, dict[str, Any]] = json.loads(run(project, [*command(project, "", {}, "config"), *sets(overrides)]))
+    found: dict[str, dict[str, Any]] = json.loads(run(project, [*command("config", {}), *sets(overrides)]))
     return found
 
 
@@ -149,5 +144,5 @@ def prepared(project: Project, config: Settings, report: Callable[[str], None]) 
             raise
         report(f"{str(unprepared).partition('. ')[0]}. Preparing the data")
         manifest.require_raw(config.data)  # it says where DVC brings them
-        run(project, command(project, ".prepare", {}))
+        run(project, command("prepare", {}))
         return manifest.require_prepared(config.data)

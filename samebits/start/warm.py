@@ -41,7 +41,7 @@ class Warm:
 
     def __enter__(self) -> Self:
         # forks end as soon as this process does
-        words = trainings.command(self._project, trainings.WARM, {})
+        words = trainings.command(trainings.WARM, {})
         self._server = trainings.piped(self._project, words, self._environ)
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         return self

@@ -136,7 +136,7 @@ class Hosts:
         enter = ["ip", "netns", "exec", self.namespace(host), "unshare", "--uts", "sh", "-c", ENTER, f"host{host}"]
         nodes = [f"--nnodes={self.count}", "--nproc-per-node=1", *meeting.format(host=host).split()]
         torchrun = [str(self.project.python), "-m", "torch.distributed.run", *nodes]
-        command = [*enter, str(hosts), *torchrun, "-m", "repro_project.train", *words, "--out", RUN]
+        command = [*enter, str(hosts), *torchrun, "-m", "samebits", "train", *words, "--out", RUN]
         env = {**self.project.env, "PYTHONPATH": python_path(self.path(host)), "GLOO_SOCKET_IFNAME": "eth0"}
         with (self.folder / f"host{host}.log").open("w") as log:
             return subprocess.Popen(command, cwd=self.path(host), env=env, stdout=log, stderr=log)

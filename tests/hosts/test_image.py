@@ -137,9 +137,9 @@ def test_torchrun_in_the_image_gives_the_bits_of_one_process(image: Image, check
     """Three ranks without any network, with the code of the image."""
     short = "--set train.epochs=1 --set tracking.enabled=false"
     commands = (
-        "python -m repro_project.prepare >/dev/null",
-        f"python -m repro_project.train {short} --out /tmp/one >/dev/null",
-        f"torchrun --standalone --local-addr localhost --nproc-per-node 3 -m repro_project.train {short} "
+        "python -m samebits prepare >/dev/null",
+        f"python -m samebits train {short} --out /tmp/one >/dev/null",
+        f"torchrun --standalone --local-addr localhost --nproc-per-node 3 -m samebits train {short} "
         "--out /tmp/three >/dev/null",
         "repro diff /tmp/one /tmp/three",
     )

@@ -37,7 +37,7 @@ def alone(project: InstalledProject, tmp_path_factory: pytest.TempPathFactory) -
     @cache
     def train(*arguments: str) -> Path:
         out = folder / hashlib.sha256(" ".join(arguments).encode()).hexdigest()[:8]
-        project.run(project.python, "-m", "repro_project.train", *arguments, "--out", out)
+        project.run(project.python, "-m", "samebits", "train", *arguments, "--out", out)
         return out
 
     return lambda settings: train(*words(settings))
@@ -53,7 +53,7 @@ def hosts(project: InstalledProject, tmp_path: Path) -> Iterator[Hosts]:
 def require_same(project: InstalledProject, one: Path, other: Path) -> None:
     """Compare the weights and every step of two runs."""
     assert weights(one) == weights(other)
-    message = project.run(project.python, "-m", "repro_project", "diff", one, other)
+    message = project.run(project.python, "-m", "samebits", "diff", one, other)
     steps = (one / "trace" / "steps.bin").stat().st_size // 64
     assert message.startswith("EQUAL") and f"{steps} steps" in message, message
 

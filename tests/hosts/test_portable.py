@@ -75,8 +75,11 @@ draws += torch.randn(999).numpy(), torch.randn(7).numpy(), torch.randn(999, dtyp
 gammas = [numpy.random.rand(999).astype(kind) ** kind(2.2) for kind in (numpy.float32, numpy.float64)]
 print(hashlib.sha256(b"".join(numpy.asarray(numbers).tobytes() for numbers in (*draws, *gammas))).hexdigest())
 for arguments in {trainings}:
-    sys.argv = ["train", *arguments]
-    runpy.run_module("{package}.train", run_name="__main__", alter_sys=True)
+    sys.argv = ["samebits", "train", *arguments]
+    try:
+        runpy.run_module("samebits", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        assert not end.code
 """
 )
 MODELS = ("convnet", "transformer")
@@ -92,7 +95,7 @@ def few(project: Project, folder: Path) -> tuple[str, ...]:
     sha256 = hashlib.sha256(raw.read_bytes()).hexdigest()
     overrides = f"data.raw={raw}", f"data.sha256={sha256}", f"data.prepared={folder / 'prepared'}"
     words = [word for override in overrides for word in ("--set", override)]
-    python(project, HERE, "-m", f"{project.package}.prepare", *words, PYTHONPATH=python_path(project.path))
+    python(project, HERE, "-m", "samebits", "prepare", *words, PYTHONPATH=python_path(project.path))
     return overrides
 
 
@@ -107,7 +110,7 @@ class Played:
 
 def strict(project: Project, cpu: str = "portable", relax: tuple[str, ...] = (), **variables: str) -> dict[str, str]:
     """Return the variables of a strict process: with them, it need not start itself again, out of its disguise."""
-    program = VARIABLES.format(package=project.package, cpu=cpu, relax=relax)
+    program = VARIABLES.format(cpu=cpu, relax=relax)
     return variables | json.loads(python(project, HERE, "-c", program, **variables))
 
 
@@ -129,7 +132,7 @@ def play(
         [*(word for setting in settings[model] for word in ("--set", setting)), "--out", str(out / model)]
         for model in models
     ]
-    program = CANARY_AND_TRAININGS.format(package=project.package, cpu=cpu, relax=relax, trainings=trainings)
+    program = CANARY_AND_TRAININGS.format(cpu=cpu, relax=relax, trainings=trainings)
     printed = python(project, profile, "-c", program, **strict(project, cpu, relax, **variables))
     weights = {model: hashlib.sha256((out / model / "model.safetensors").read_bytes()) for model in models}
     canary, draws, *_ = printed.splitlines()
@@ -208,7 +211,7 @@ def test_portable_training_is_one_digest_on_every_cpu(model: str, portable: dict
 
 def test_training_that_leaves_its_disguise_is_found(project: Project, tmp_path: Path) -> None:
     """The planted fault: a variable is missing that a training sets by starting itself again."""
-    program = CANARY_AND_TRAININGS.format(package=project.package, cpu="portable", relax=(), trainings=[[]])
+    program = CANARY_AND_TRAININGS.format(cpu="portable", relax=(), trainings=[[]])
     variables = strict(project)
     kept = {name: value for name, value in variables.items() if not name.startswith("MALLOC_")}
     assert kept != variables

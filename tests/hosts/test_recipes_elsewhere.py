@@ -19,8 +19,8 @@ TRAINING = (
     DISGUISED
     + """
 import runpy, sys
-sys.argv = ["train", *{arguments}]
-runpy.run_module("{package}.train", run_name="__main__", alter_sys=True)
+sys.argv = ["samebits", "train", *{arguments}]
+runpy.run_module("samebits", run_name="__main__", alter_sys=True)
 """
 )
 
@@ -41,7 +41,7 @@ def test_short_training_is_one_digest_on_every_cpu(
     digests = {}
     for cpu in (HERE, *CPUS):
         arguments = [*settings, "--out", str(tmp_path / cpu)]
-        program = TRAINING.format(package=laid.package, cpu="portable", relax=(), arguments=arguments)
+        program = TRAINING.format(cpu="portable", relax=(), arguments=arguments)
         python(laid, cpu, "-c", program, **strict(laid, PYTHONPATH=laid.env["PYTHONPATH"]))
         digests[cpu] = weights(tmp_path / cpu)
     assert len(digests) >= 2 and len(set(digests.values())) == 1, digests

@@ -30,8 +30,8 @@ def report(project: InstalledProject, tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("report")
     hostile = project.run(project.python, HANDMADE, folder).rstrip("\n")
     words = ["--set", "train.epochs=1", "--set", "tracking.enabled=false", "--out", folder / "run"]
-    project.run(project.python, "-m", "repro_project.train", *words)
-    project.run(project.python, "-m", "repro_project", "report", folder / "run", hostile, "--out", folder / "page.html")
+    project.run(project.python, "-m", "samebits", "train", *words)
+    project.run(project.python, "-m", "samebits", "report", folder / "run", hostile, "--out", folder / "page.html")
     return folder / "page.html"
 
 

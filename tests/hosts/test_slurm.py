@@ -113,7 +113,7 @@ class Site:
         """Train in one process, without Slurm; return the run directory."""
         out = self.project.path / "runs" / "-".join(("alone", *settings))
         if not out.exists():
-            self.project.run(self.project.python, "-m", "repro_project.train", *words(*settings), "--out", out)
+            self.project.run(self.project.python, "-m", "samebits", "train", *words(*settings), "--out", out)
         return out
 
 
@@ -146,9 +146,7 @@ def test_two_nodes_train_to_the_bits_of_one_process(site: Site) -> None:
     job.ends()
     assert (job["NumNodes"], job["TresPerNode"]) == ("2", "gres:gpu:4")
     assert weights(job.out) == weights(site.alone())
-    assert site.project.run(site.project.python, "-m", site.project.package, "diff", site.alone(), job.out).startswith(
-        "EQUAL"
-    )
+    assert site.project.run(site.project.python, "-m", "samebits", "diff", site.alone(), job.out).startswith("EQUAL")
 
 
 def test_preempted_jobs_go_on_to_the_same_bits(site: Site) -> None:

@@ -20,7 +20,7 @@ from brought import CASES, STEPS, Numbers
 
 def main(package: str, mode: str, folder: Path, overrides: list[str]) -> None:
     """Train all cases."""
-    project = import_module(package).PROJECT
+    project = import_module("samebits.base.project").Project.at(Path.cwd())
     run_of, params, errors = (import_module(f"samebits.{name}") for name in ("run", "config.params", "core.errors"))
     config = params.load(import_module(f"{package}.config").Config, overrides=overrides)
     digests = {}

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
-from conftest import PACKAGE, PROJECT, python, training
-from project import PROJECT as OURS
+from conftest import OURS, PACKAGE, PROJECT, python, training
 from project.config import Config
 from warm import Warm
 
 from samebits.base.project import Project, work_for
-from samebits.cli import Ours, main
+from samebits.cli import main
+from samebits.front import Ours
 from samebits.start import trainings
 
 COLD = trainings.run  # which tests replace
@@ -65,9 +65,16 @@ def command(project: Path, module: str, *arguments: str | Path) -> subprocess.Co
     return python("-m", module, *arguments, cwd=project, env={"PYTHONPATH": os.pathsep.join(project_in(project).path)})
 
 
+def ours(project: Project) -> Ours:
+    """What a verb is about, where it runs in this process."""
+    ours = Ours()
+    ours.project, ours.schema = project, Config
+    return ours
+
+
 def verb(*words: str | Path, project: Project = OURS) -> Result:
     """What a verb says and how it ends, in this process, which is in the project's folder."""
-    done = CliRunner().invoke(main, [*map(str, words)], obj=Ours(project, Config))
+    done = CliRunner().invoke(main, [*map(str, words)], obj=ours(project))
     work_for(OURS)  # as before
     return done
 
@@ -83,17 +90,19 @@ class Forked:
         self.trained = 0
 
     def __call__(self, project: Project, words: Sequence[str], ends: Sequence[int] = (0,), environ: Any = None) -> str:
-        place = next((at for at, word in enumerate(words) if word.startswith((f"{PACKAGE}.", "samebits."))), None)
+        place = next((at for at, word in enumerate(words) if word.partition(".")[0] == "samebits"), None)
         relaxed = any(word.startswith("determinism.") and word != "determinism.relax=[]" for word in words)
         if place is None or relaxed:
             return COLD(project, words, ends, environ)
         module, before, script = words[place], [], None
-        if (project.root, module) != (PROJECT, f"{PACKAGE}.train"):
-            before, script = [str(project.root), PACKAGE, module], Path(__file__).with_name("elsewhere.py")
+        trains = words[place : place + 2] == ["samebits", "train"]
+        if project.root != PROJECT or not trains:
+            before, script = [str(project.root), module], Path(__file__).with_name("elsewhere.py")
         ranks = [int(word.partition("=")[2]) for word in words if word.startswith("--nproc-per-node=")]
         self._files["err"].write_text("")
-        self.trained += module == f"{PACKAGE}.train"
-        forked = Warm(*before, *words[place + 1 :], **self._files, ranks=ranks[0] if ranks else None, script=script)
+        self.trained += trains
+        rest = words[place + 1 :] if script else words[place + 2 :]  # Warm trains
+        forked = Warm(*before, *rest, **self._files, ranks=ranks[0] if ranks else None, script=script)
         if (code := forked.wait()) not in ends:
             raise trainings.Ended(words, code, self._files["err"].read_text().splitlines()[-trainings.LINES :])
         return ""
@@ -110,6 +119,6 @@ def clone(folder: Path) -> Path:
     (folder / "README.md").write_text("nothing that a run reads\n")
     forked, project = Forked(folder.parent), project_in(folder)
     arguments = training(folder / "artifacts", folder / "data" / "prepared", *SETTINGS)
-    for module, *words in ((".prepare",), (".train", *arguments)):
-        forked(project, trainings.command(project, module, {}, *words))
+    for module, *words in (("prepare",), ("train", *arguments)):
+        forked(project, trainings.command(module, {}, *words))
     return folder

@@ -34,6 +34,9 @@ pytest.register_assert_rewrite("server")  # it asserts too, and tells as much
 # This project is what is tested, installed or not, by this process and by those it starts.
 HERE = [str(PROJECT / "src"), str(PROJECT / "vendor")]
 sys.path[:0] = [*HERE, str(PROJECT / "requirements")]
+OURS = import_module("samebits.base.project").Project(PROJECT / "src" / PACKAGE)
+import_module("samebits.loader").cover(PACKAGE)  # as the command does
+del os.environ["SAMEBITS_PACKAGE"]  # processes that the tests start do it themselves
 sys.path.append(str(Path(__file__).parents[2] / "build" / "hypothesis"))  # where the template's Makefile puts it
 os.environ["PYTHONPATH"] = os.pathsep.join([*HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # dvc, and the python of its stages
@@ -67,8 +70,6 @@ def pytest_configure(config: pytest.Config) -> None:
     It must happen before torch is imported, and while standard output is the real one: pytest captures it
     when it imports this file, and again from the first test on, but not now.
     """
-    from project import PROJECT as OURS
-
     from samebits.base.project import work_for
     from samebits.config.settings import Determinism
     from samebits.core.errors import UserError
@@ -110,9 +111,11 @@ def prepared(config: "Config", tmp_path_factory: pytest.TempPathFactory) -> Path
     """The dataset as `prepare` writes it, in a folder of the tests' own."""
     from project.prepare import prepare
 
+    from samebits.front import STAGES
+
     folder = tmp_path_factory.mktemp("prepared")
     places = {"raw": str(PROJECT / config.data.raw), "prepared": str(folder)}
-    prepare(config.data.model_copy(update=places), folder)
+    STAGES["prepare"](OURS, prepare)(config.data.model_copy(update=places), folder)
     return folder
 
 

@@ -89,7 +89,7 @@ def missing_pass(repro: Callable[[str], Any]) -> None:
 
 def main(package: str, fault: str, folder: Path, overrides: list[str]) -> None:
     """Train."""
-    project = import_module(package).PROJECT
+    project = import_module("samebits.base.project").Project.at(Path.cwd())
     run_of, params, errors = (import_module(f"samebits.{name}") for name in ("run", "config.params", "core.errors"))
     config = params.load(import_module(f"{package}.config").Config, overrides=overrides)
     globals()[fault](lambda name: import_module(f"samebits.core.{name}"))

@@ -135,15 +135,15 @@ def shard(package: str) -> None:
 def evaluation(package: str) -> None:
     """An evaluation forgets to leave the running statistics alone."""
     module = import_module(f"{package}.evaluate")
-    evaluate = module.evaluate
+    metrics = module.metrics
 
-    def evaluated(model: Any, *arguments: Any) -> Any:
-        result = evaluate(model, *arguments)
+    def measured(model: Any, *arguments: Any) -> Any:
+        result = metrics(model, *arguments)
         for buffer in model.buffers():
             buffer.mul_(2)
         return result
 
-    module.evaluate = evaluated
+    module.metrics = measured
 
 
 def second_epoch(package: str) -> None:
@@ -264,13 +264,14 @@ class Faulty:
 if __name__ == "__main__":
     chosen, at, codes, package, *rest = sys.argv[1:]
     rank, code_left = os.environ.get("RANK", "0"), "0"
-    sys.argv = ["train", *rest]
+    import_module("samebits.loader").cover(package)  # as the command does, before anything is planted
     if rank == at:
         for fault in chosen.split("+"):
             globals()[fault](package)
     forget_tests()
     try:
-        runpy.run_module(f"{package}.train", run_name="__main__", alter_sys=True)
+        sys.argv = ["samebits", "train", *rest]
+        runpy.run_module("samebits", run_name="__main__", alter_sys=True)
     except SystemExit as left:
         code_left = str(left.code or 0)
         raise

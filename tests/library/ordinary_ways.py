@@ -49,7 +49,7 @@ def replaced(had: str, other: str) -> AbstractContextManager[Any]:
 
 def main(package: str, folder: Path, overrides: list[str]) -> None:
     """Train all loops in all ways."""
-    project = import_module(package).PROJECT
+    project = import_module("samebits.base.project").Project.at(Path.cwd())
     run_of, params, errors = (import_module(f"samebits.{name}") for name in ("run", "config.params", "core.errors"))
     config = params.load(import_module(f"{package}.config").Config, overrides=overrides)
     ways = ("whole",) if "RANK" in os.environ else ("whole", "stopped", "resumed", "as told")

@@ -9,10 +9,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 from click.testing import CliRunner
-from project import PROJECT as OURS
-from project.config import Config
+from clone import ours
+from conftest import OURS
 
-from samebits.cli import Ours, main
+from samebits.cli import main
 
 VOID = {"meta", "wbr", "img"}
 IMAGE = re.compile('<img src="data:image/svg\\+xml;base64,([^"]*)"([^>]*)>')
@@ -95,7 +95,7 @@ def _svg(code: str) -> str:
 
 def message(*words: str | Path, code: int = 0) -> str:
     """What `repro report` says, in this process."""
-    done = CliRunner().invoke(main, ["report", *map(str, words)], obj=Ours(OURS, Config))
+    done = CliRunner().invoke(main, ["report", *map(str, words)], obj=ours(OURS))
     assert done.exit_code == code, done.output
     return done.output
 

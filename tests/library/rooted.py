@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from samebits import run as run_module
+from samebits.base.project import Project
 from samebits.config import params
 from samebits.guards import stages
 
 PREPARED, OUT = map(Path, sys.argv[1:])
-(PACKAGE,) = [path.parent.name for path in Path("src").glob("*/__main__.py")]
-package, config = (import_module(f"{PACKAGE}{name}") for name in ("", ".config"))
+(PACKAGE,) = [path.parent.name for path in Path("src").glob("*/train.py")]
+config = import_module(f"{PACKAGE}.config")
 
 
 class Numbers(torch.utils.data.Dataset[Tensor]):
@@ -42,7 +43,7 @@ requested = params.load(
     config.Config, overrides=[f"data.prepared={PREPARED}", "tracking.enabled=false", "loader.workers=0"]
 )
 stages.require_installed = stages.require_still = lambda *_: None
-with run_module.Run(package.PROJECT, requested, OUT) as run:
+with run_module.Run(Project.at(Path.cwd()), requested, OUT) as run:
     RANK = run.world.rank
     model = nn.Sequential(nn.Linear(4, 4), Rooted())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

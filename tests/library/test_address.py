@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PACKAGE, PROJECT, python
-from project import PROJECT as OURS
+from conftest import OURS, PACKAGE, PROJECT, python
 from project.config import Config
 from ruamel.yaml import YAML
 
@@ -30,6 +29,7 @@ ADDRESSED = {
     "model.width": ("64", "8"),
     "model.depth": ("2", "4"),
     "model.dropout": ("0.2", "0.3"),
+    "data.read": ("both",),
     "data.sha256": ("0" * 64,),
     "data.test_percent": ("30", "10"),
     "train.epochs": ("31", "32"),
@@ -296,12 +296,12 @@ def test_folder_that_is_a_link_is_refused(renamed: Project, tmp_path: Path):
         code(renamed)
 
 
-@pytest.mark.parametrize("name", ["samebits", "samebits/core", ""])
-def test_library_behind_a_link_is_refused(renamed: Project, tmp_path: Path, name: str):
-    place = renamed.root / "vendor" / name
+@pytest.mark.parametrize("name", ["vendor/samebits", "vendor/samebits/core", "vendor", "src/renamed", "src"])
+def test_package_or_library_behind_a_link_is_refused(renamed: Project, tmp_path: Path, name: str):
+    place, inside = renamed.root / name, {"vendor": "vendor/samebits", "src": "src/renamed"}
     shutil.move(place, tmp_path / "elsewhere")
     place.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=f"vendor/{name or 'samebits'}: a link to a folder"):
+    with pytest.raises(UserError, match=f"{inside.get(name, name)}: a link to a folder"):
         code(renamed)
 
 
@@ -329,7 +329,7 @@ def test_file_that_is_a_link_counts_with_its_content(renamed: Project, tmp_path:
 
 
 def test_no_run_imports_what_is_left_out():
-    loaded = f"import sys, {PACKAGE}.train; print(*sorted(sys.modules))"
+    loaded = f"import sys, samebits.front, {PACKAGE}.train; print(*sorted(sys.modules))"
     names = python("-c", loaded).stdout.split()
     inside = {name.removeprefix("samebits.") for name in names if name.startswith("samebits.")}
     assert {"run", "core.accumulate"} <= inside
@@ -515,7 +515,9 @@ def test_renamed_project_has_the_same_address(renamed: Project, prepared: Path, 
     (elsewhere / "params.yaml").write_text(
         params.replace(f'"{config.tracking.experiment}"', '"another"').replace("# ", "# remark: ")
     )
-    words = "-m", renamed.name, "address", "--set", f"data.prepared={prepared}"
+    asked = (PROJECT / "pyproject.toml").read_text().replace(f'package = "{PACKAGE}"', 'package = "renamed"')
+    (elsewhere / "pyproject.toml").write_text(asked)
+    words = "-m", "samebits", "address", "--set", f"data.prepared={prepared}"
     done = python(*words, cwd=elsewhere, env={"PYTHONPATH": f"{elsewhere}/src:{elsewhere}/vendor"})
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == content_address(OURS, config, manifest.read(prepared), 1).record()

@@ -151,7 +151,7 @@ def test_operation_that_raises_here_is_told_and_the_step_goes_on(planted: Audite
 def test_operation_that_is_not_portable_is_found(planted: Audited):
     found = planted.found("portability", "sqrt float32")
     assert found | planted.line("blocks/model.py", "torch.sqrt(") == found
-    assert found["module"] == "planted (Planted)" and found["instead"] == "samebits.core.exact.sqrt(x)"
+    assert found["module"] == "planted (Planted)" and found["instead"] == "samebits.sqrt(x)"
 
 
 def test_comment_silences_an_operation(planted: Audited):
@@ -177,7 +177,7 @@ def test_source_of_cuda_verdicts_is_said(planted: Audited):
 @pytest.fixture(scope="module")
 def clean(bare: Path, prepared: Path) -> Audited:
     """As a user has it: the command, and the step in a process that it starts."""
-    return Audited(bare, command(bare, PACKAGE, "audit", "--set", f"data.prepared={prepared}"))
+    return Audited(bare, command(bare, "samebits", "audit", "--set", f"data.prepared={prepared}"))
 
 
 def test_shipped_project_has_no_finding(clean: Audited):
@@ -207,8 +207,8 @@ def test_audit_leaves_the_project_as_it_is(clean: Audited):
 @pytest.mark.long
 def test_watch_changes_no_bit(bare: Path, prepared: Path, tmp_path: Path, untracked: Trained):
     out = tmp_path / "run"
-    own = PACKAGE, tmp_path / "step.json", *training(out, prepared, "tracking.enabled=false")
-    Forked(tmp_path)(project_in(bare), trainings.command(project_in(bare), trainings.AUDITED, {}, *own))
+    own = tmp_path / "step.json", *training(out, prepared, "tracking.enabled=false")
+    Forked(tmp_path)(project_in(bare), trainings.command(trainings.AUDITED, {}, *own))
     assert read_json(tmp_path / "step.json")["operations"] == []
     assert sha256_file(out / "model.safetensors") == untracked.weights
 

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 from clone import Forked, commit, copied, edit, project_in, verb
-from conftest import PACKAGE, PROJECT
+from conftest import OURS, PACKAGE, PROJECT
 from handmade import traced, write
-from project import PROJECT as OURS
 from project.config import Config
 from test_replay import state
 
@@ -155,7 +154,7 @@ def test_recorded_runs_come_again_and_their_cause_is_named(bisect: Bisect, tmp_p
     """Two runs that differ in the seed, and in a neutral key; then the record of one that nobody can make again."""
     for name, words in (("a", ["seed=3"]), ("b", ["seed=4", "checkpoint.every=2"])):
         texts = [word for text in (*bisect.common, "tracking.enabled=false", *words) for word in ("--set", text)]
-        trainings.run(OURS, trainings.command(OURS, ".train", {}, "--out", tmp_path / name, *texts))
+        trainings.run(OURS, trainings.command("train", {}, "--out", tmp_path / name, *texts))
     runs = [str(tmp_path / name) for name in "ab"]
     answer = bisect(runs=runs)
     assert named(answer) == [("seed", 3, 4)] and answer.place and answer.place.startswith("step 0, batch")
@@ -245,9 +244,9 @@ def test_runs_recorded_at_two_commits_lead_to_the_commit(
     with cloned(project, tmp_path, {}) as clone:
         for name in ("start", "later"):
             clone.check_out(repository.commits[name])
-            for module, *out in ((".prepare",), (".train", "--out", tmp_path / name)):
+            for module, *out in (("prepare",), ("train", "--out", tmp_path / name)):
                 settings = texts if out else texts[:4]
-                trainings.run(clone.project, trainings.command(clone.project, module, {}, *out, *settings))
+                trainings.run(clone.project, trainings.command(module, {}, *out, *settings))
     answer = bisect(runs=[str(tmp_path / "later"), str(tmp_path / "start")], project=project)
     assert [each["suspect"] for each in answer.cause] == ["file model.py"], answer
     assert not answer.commits and "does not come before" in answer.notes[0]
@@ -263,7 +262,7 @@ def test_interrupted_bisect_of_commits_leaves_the_repository_as_it_was(repositor
     shutil.rmtree(root / "build", ignore_errors=True)
     (root / "src" / PACKAGE / "model.py").write_text("")  # the command itself must start
     before = state(root)
-    words = ["-m", PACKAGE, "bisect", "--commits", "HEAD~4", "HEAD", "--set", "train.epochs=1"]
+    words = ["-m", "samebits", "bisect", "--commits", "HEAD~4", "HEAD", "--set", "train.epochs=1"]
     process = trainings.start(project_in(root), [sys.executable, *words], tmp_path / "log")
     until(lambda: process.poll() is not None or list((root / "build").glob("bisect/tree/data/prepared/*")))
     assert process.poll() is None, "it ended by itself"

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from clone import verb
-from conftest import PACKAGE, python
+from conftest import OURS, python
 from handmade import write
-from project import PROJECT as OURS
 
 from samebits.record import names
 from samebits.tracking import tracking
@@ -190,7 +189,7 @@ def test_receipts_and_run_directories_say_the_same_and_their_order_nothing(low: 
 
 def test_command_takes_options_on_either_side_and_folders_with_spaces(low: list[Path], tmp_path: Path):
     spaced = group(tmp_path / "with spaces", HIGH)
-    done = python("-m", PACKAGE, "compare", *low, "--", *spaced, "--metric", "accuracy", "--json")
+    done = python("-m", "samebits", "compare", *low, "--", *spaced, "--metric", "accuracy", "--json")
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert done.stdout == message("--json", "--metric=accuracy", *low, "--", *spaced)
     assert json.loads(done.stdout)["compared"][0]["of_means"]["p"] == pytest.approx(2 / 252)
@@ -199,7 +198,7 @@ def test_command_takes_options_on_either_side_and_folders_with_spaces(low: list[
 def test_training_loads_nothing_of_the_lab():
     """A stage refuses modules that the content address lacks, and `repro train` is one of these verbs."""
     names = "[name for name in sys.modules if '.analysis' in name or 'scipy' in name]"
-    loaded = f"import sys, {PACKAGE}.__main__; print({names})"
+    loaded = f"import sys, samebits.cli; print({names})"
     assert python("-c", loaded).stdout == "[]\n"
 
 

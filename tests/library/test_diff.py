@@ -15,11 +15,10 @@ import pytest
 import torch
 from attempt import crash_after, inside
 from clone import verb
-from conftest import PACKAGE, PROJECT, Trained, python, trained, training
+from conftest import OURS, PACKAGE, PROJECT, Trained, python, trained, training
 from faulty import Faulty
 from handmade import HEX, write
 from pages import page
-from project import PROJECT as OURS
 from project import data as data_module
 from project import train as train_module
 from project.config import Config
@@ -243,7 +242,7 @@ def test_switch_left_off(flag: str, transformer: Path, prepared: Path, tmp_path:
     env, first, values, why = LEFT_OFF[flag]
     relax = f"determinism.relax=[{','.join(env)}]"
     words = training(tmp_path / "off", prepared, *SETTINGS, TRANSFORMER, relax)
-    assert python("-m", f"{PACKAGE}.train", *words, env=env).returncode == 0
+    assert python("-m", "samebits", "train", *words, env=env).returncode == 0
     place, found = compare(transformer, tmp_path / "off")
     assert place.step == 0 and place.phase in ("output", "gradient") and place.tensors
     assert any(text.startswith(f"flags.{flag}: {values}") and text.endswith(why) for text in found[:first])

@@ -309,7 +309,7 @@ def test_server_is_asked_for_its_version(
 def test_command_lists_all_and_ends_with_one_at_a_fault(prepared: Path, monkeypatch: pytest.MonkeyPatch):
     keys = f"data.prepared={prepared}", "tracking.enabled=false"
     sets = [word for key in keys for word in ("--set", key)]
-    done = python("-m", PACKAGE, "doctor", *sets, "--json")
+    done = python("-m", "samebits", "doctor", *sets, "--json")
     rows = json.loads(done.stdout)
     assert [row["name"] for row in rows] == [check.name for check in doctor.CHECKS]
     faults = [row for row in rows if row["state"] == "FAULT"]

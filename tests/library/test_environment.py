@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import PACKAGE, SECRETS, WORD, Trained, python
+from conftest import SECRETS, WORD, Trained, python
 from project.config import Config
 
 from samebits.address.address import digest
@@ -189,7 +189,7 @@ def test_the_search_finds_what_is_there(offline: Trained):
 
 
 def test_repro_env_prints_what_a_run_records_and_no_secret(offline: Trained):
-    done = python("-m", PACKAGE, "env", env=SECRETS)
+    done = python("-m", "samebits", "env", env=SECRETS)
     assert done.returncode == 0 and WORD not in done.stdout + done.stderr
     printed, recorded = json.loads(done.stdout), json.loads((offline.out / "environment.json").read_text())
     for name in ("environment", "class", "preimage"):

@@ -16,14 +16,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from attempt import inside
+from conftest import OURS as PROJECT
 from loops import STEPS, WHOLE, Loop, Parts, draws, each_step, good, plain
-from project import PROJECT
 from project.config import Config
 from slips import GAVE_NONE, SLIPS, backward_twice, bare_model, second_optimizer
 from states import parallel_of, state_of
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from samebits import front
 from samebits.base.files import read_json
 from samebits.checkpoint.final import load_weights
 from samebits.core import accumulate, flags
@@ -38,7 +39,6 @@ from samebits.core.summing import gradients_of
 from samebits.guards.unsaved import UnsavedState
 from samebits.record import names
 from samebits.run import Run, alone
-from samebits.start import launch
 
 pytestmark = pytest.mark.usefixtures("as_a_stage")
 REDUCERS = "tree", "ddp"
@@ -75,7 +75,7 @@ def attempt(config: Config, prepared: Path, tmp_path: Path, capsys: pytest.Captu
         capsys.readouterr()
         code = 0
         try:
-            launch.call(PROJECT, stage, requested, tmp_path / out)
+            front.call(PROJECT, stage, requested, tmp_path / out)
         except SystemExit as ended:
             code = ended.code
         return Ended(code, capsys.readouterr().err, tmp_path / out)
@@ -167,7 +167,7 @@ def test_model_made_before_the_run_follows_from_the_seed(config: Config, prepare
 
     for seed in (0, 0, 1):
         torch.manual_seed(len(made))
-        launch.call(PROJECT, stage, inside(config, prepared).model_copy(update={"seed": seed}), tmp_path)
+        front.call(PROJECT, stage, inside(config, prepared).model_copy(update={"seed": seed}), tmp_path)
     assert torch.equal(made[0], made[1]) and not torch.equal(made[0], made[2])
 
 
@@ -246,7 +246,7 @@ def test_evaluation_with_a_changed_switch_is_refused(
             change()
 
         try:
-            launch.call(PROJECT, stage, inside(config, prepared), tmp_path)
+            front.call(PROJECT, stage, inside(config, prepared), tmp_path)
         except SystemExit as ended:
             assert ended.code == code and "flag OMP_NUM_THREADS: 2 is effective" in capsys.readouterr().err
         else:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from clone import copied, project_in
+from conftest import OURS as PROJECT
 from conftest import PACKAGE
-from project import PROJECT
 from server import until, until_gone
 
 from samebits.analysis import verify
@@ -70,7 +70,7 @@ globals()[sys.argv[1]]()
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A project whose package holds that module."""
-    return project_in(copied(tmp_path_factory.mktemp("project"), ("src", "vendor"), ()))
+    return project_in(copied(tmp_path_factory.mktemp("project"), ("src", "vendor"), ["pyproject.toml"]))
 
 
 @pytest.fixture(scope="module")
@@ -145,9 +145,10 @@ def test_group_is_ended_at_once(warm: Warm, module: str, ranks: int, log: Path):
 PARENT = """
 import sys, time
 from pathlib import Path
-from {package} import PROJECT
+from samebits.base.project import Project
 from samebits.start import trainings
 from samebits.start.warm import Warm
+PROJECT = Project.at(Path.cwd())
 with Warm(PROJECT, trainings.environment(PROJECT)) as warm:
     warm.start("{package}.forked", ["wait"], log := Path(sys.argv[1]))
     while not log.read_text():
@@ -160,7 +161,9 @@ with Warm(PROJECT, trainings.environment(PROJECT)) as warm:
 def test_fork_ends_with_who_asked_for_it(then: str, module: str, project: Project, log: Path):
     code = PARENT.replace("{package}", PACKAGE).replace("{then}", then)
     environ = trainings.environment(project)
-    parent = subprocess.Popen([sys.executable, "-c", code, str(log)], env=environ, stderr=subprocess.DEVNULL)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, str(log)], env=environ, stderr=subprocess.DEVNULL, cwd=project.root
+    )
     pid = int(until(log.read_text))
     parent.send_signal(signal.SIGKILL) if "sleep" in then else None
     parent.wait()
@@ -173,7 +176,7 @@ def test_process_that_cannot_load_torch_is_told(tmp_path: Path, capfd: pytest.Ca
     environ["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environ["PYTHONPATH"]])
     message = r"^the process that loads torch ended with 1: see above$"
     with Warm(PROJECT, environ) as warm, pytest.raises(RunError, match=message):
-        warm.start(f"{PACKAGE}.train", [], tmp_path / "log")
+        warm.start("samebits", ["train"], tmp_path / "log")
     assert "no torch here" in capfd.readouterr().err
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import PACKAGE, Trained, python, trained, training
+from conftest import Trained, python, trained, training
 from states import ORIGIN, Training, silent
 from torch import nn
 
@@ -105,7 +105,7 @@ def test_run_that_meets_a_full_disk_is_told_and_finished_later(
 ):
     out = tmp_path / "run"
     settings = "tracking.enabled=false", "checkpoint.on_error=continue"
-    command = "-m", f"{PACKAGE}.train", *training(out, prepared, *settings)
+    command = "-m", "samebits", "train", *training(out, prepared, *settings)
     done = python(*command, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LIMITS[hit], -1)))
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     text = done.stderr.splitlines()[-1]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import PACKAGE, PROJECT, python
+from conftest import PROJECT, python
 
 from samebits.address import hashing, manifest
 from samebits.config.settings import Data
@@ -45,7 +45,7 @@ def fill(folder: Path) -> Path:
 def requested(raw: Path, check: str = "remembered", sha256: str = "") -> Data:
     """The keys that ask for a dataset; as it is now, unless told otherwise."""
     sha256 = sha256 or manifest.digest(hashing.entries(raw)) or "0" * 64
-    return Data(raw=str(raw), sha256=sha256, check=check, prepared=str(raw.parent / "prepared"))
+    return Data(raw=str(raw), read="prepared", sha256=sha256, check=check, prepared=str(raw.parent / "prepared"))
 
 
 def refusal(data: Data) -> str:
@@ -108,7 +108,7 @@ def hexadecimal(content: bytes) -> bytes:
 
 
 def test_command_prints_the_hash_that_params_yaml_wants(raw: Path):
-    words = "-m", PACKAGE, "hash-data", "--set", f"data.raw={raw}"
+    words = "-m", "samebits", "hash-data", "--set", f"data.raw={raw}"
     one, all_of_them = (python(*words, *more) for more in ([], ["--files"]))
     assert one.stdout.strip() == requested(raw).sha256 == hashlib.sha256(all_of_them.stdout.encode()).hexdigest()
     assert len(all_of_them.stdout.splitlines()) == len(FILES)
@@ -405,7 +405,7 @@ from samebits.address import hashing, manifest
 hashing.MEMORY, hashing.STEP = Path(sys.argv[1]), -(10**18)
 for _ in range(30):
     hashing._place(Path(sys.argv[2])).unlink(missing_ok=True)
-    manifest.require(Path(sys.argv[2]), sys.argv[3], "", "remembered")
+    manifest.require_sha256(Path(sys.argv[2]), sys.argv[3], "", "remembered")
 """
 
 

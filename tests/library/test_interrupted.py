@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from attempt import STEPS, Crash, Finish, crash_after, inside, origin
-from project import PROJECT as OURS
+from conftest import OURS
 from project import train as train_module
 from project.config import Config
 

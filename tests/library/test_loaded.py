@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import python
-from project import PROJECT as OURS
+from conftest import OURS, python
 
 from samebits.address import loaded
 from samebits.address.address import code
@@ -23,13 +22,12 @@ MODULES = "sealed.__init__", "sealed.early", "samebits.__init__", "samebits.load
 
 @pytest.fixture
 def other(tmp_path: Path) -> Project:
-    """A project with this library, whose modules all hold a constant; two are imported before the library is."""
+    """A project with this library, whose modules all hold a constant."""
     package = tmp_path / "src" / "sealed"
     ignored = shutil.ignore_patterns("__pycache__", "analysis")
     shutil.copytree(OURS.library, tmp_path / "vendor" / "samebits", ignore=ignored)
     package.mkdir(parents=True)
-    first = "from . import early\n" + (OURS.package / "__init__.py").read_text()
-    for name, text in {"__init__": first, "early": "", "rates": "def rate(): return RATE\n"}.items():
+    for name, text in {"__init__": "from . import early\n", "early": "", "rates": "def rate(): return RATE\n"}.items():
         (package / f"{name}.py").write_text(text)
     for name in MODULES:
         with file_of(Project(package), name).open("a") as file:
@@ -41,10 +39,19 @@ def file_of(project: Project, module: str) -> Path:
     return project.file(f"{module.replace('.', '/').removeprefix('sealed/')}.py")
 
 
+BEGIN = """
+from pathlib import Path
+from samebits import loader
+from samebits.base.project import Project
+project = Project(Path("src/sealed").resolve())
+loader.cover(project.name)
+"""
+
+
 def run(other: Project, script: str, **env: str) -> list[str]:
     """What a process prints that imports the project."""
     without = {"PYTHONDONTWRITEBYTECODE": None, "PYTHONPATH": os.pathsep.join(other.path)}
-    done = python("-c", script, cwd=other.root, env=without | env)
+    done = python("-c", BEGIN + script, cwd=other.root, env=without | env)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -52,11 +59,11 @@ def run(other: Project, script: str, **env: str) -> list[str]:
 # ---- bytecode
 
 LOADING = """
-import importlib, sealed
+import importlib
 from samebits.address import loaded
-loaded.remember(sealed.PROJECT)
+loaded.remember(project)
 import sealed.rates
-loaded.require_unchanged(sealed.PROJECT)
+loaded.require_unchanged(project)
 print(*(importlib.import_module(name.removesuffix(".__init__")).RATE for name in MODULES))
 """.replace("MODULES", str(MODULES))
 UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
@@ -65,7 +72,6 @@ TIMESTAMP = py_compile.PycInvalidationMode.TIMESTAMP
 
 @pytest.mark.parametrize("mode", [UNCHECKED, TIMESTAMP])
 def test_bytecode_of_an_older_version_is_not_run(other: Project, mode: py_compile.PycInvalidationMode):
-    """Nor where the package begins, before anything of the library is imported."""
     for name in MODULES:
         file = file_of(other, name)
         now = file.read_text()
@@ -81,8 +87,7 @@ def test_bytecode_of_an_older_version_is_not_run(other: Project, mode: py_compil
 def test_source_edited_beside_its_bytecode_runs_and_is_not_refused(other: Project, written: str):
     """As in a container, where no bytecode is written."""
     run(other, LOADING)
-    cached = {*(other.package / "__pycache__").iterdir()}
-    assert not [path for path in cached if path.name.startswith("rates")]
+    assert not (other.package / "__pycache__").exists()
     for name in ("sealed.__init__", "sealed.rates"):
         file = file_of(other, name)
         file.write_text(file.read_text().replace(NEW, "RATE = 0.25\n"))
@@ -93,12 +98,27 @@ def test_source_edited_beside_its_bytecode_runs_and_is_not_refused(other: Projec
 
 
 def test_modules_run_once(other: Project):
-    """Where nothing was imported before the library, and no bytecode is older than its source."""
-    first = other.package / "__init__.py"
-    first.write_text(first.read_text().replace("from . import early\n", ""))
-    for _ in range(2):  # the second time with bytecode
+    """Where no bytecode is older than its source."""
+    for _ in range(2):  # the second time with bytecode of the library
         said = run(other, "import sealed.rates")
-        assert said == ["samebits.loader", "samebits", "sealed", "sealed.rates"]
+        assert said == ["samebits.loader", "samebits", "sealed.early", "sealed", "sealed.rates"]
+
+
+CHILD = """
+import subprocess, sys
+child = "import samebits.core.errors, sealed.rates; print(sealed.rates.RATE, type(sealed.rates.__loader__).__module__)"
+print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True).stdout.splitlines()[-1])
+"""
+
+
+def test_process_that_a_stage_starts_runs_no_older_bytecode_either(other: Project):
+    """Such as a loader worker that is started anew: it imports the library before the owner's dataset."""
+    file = other.package / "rates.py"
+    file.write_text(file.read_text().replace(NEW, OLD))
+    py_compile.compile(str(file), invalidation_mode=UNCHECKED, doraise=True)
+    file.write_text(file.read_text().replace(OLD, NEW))
+    assert run(other, CHILD)[-1] == "0.2 samebits.loader"
+    assert run(other, f"import os\ndel os.environ[loader.VARIABLE]{CHILD}")[-1] == "0.1 _frozen_importlib_external"
 
 
 def test_bytecode_without_its_source_is_not_loaded(other: Project):
@@ -113,15 +133,14 @@ def test_bytecode_without_its_source_is_not_loaded(other: Project):
 def test_library_of_another_project_is_refused(other: Project):
     """Which is found first, as by PYTHONPATH: the address is made of the project's own."""
     script = """
-import sealed
 from samebits.address import loaded
 from samebits.core.errors import UserError
 try:
-    loaded.require_own_library(sealed.PROJECT)
+    loaded.require_own_library(project)
 except UserError as refused:
     print(refused)
 """
-    assert run(other, script)[-1] == "sealed"
+    assert run(other, script)[-1] == "samebits"
     said = run(other, script, PYTHONPATH=os.pathsep.join(OURS.path[1:] + other.path))[-1]
     message = "the library that runs lies in {}, and no hash covers it; this project's lies in {}. Put that one first"
     assert said.startswith(message.format(OURS.library, other.library))
@@ -130,12 +149,11 @@ except UserError as refused:
 # ---- what changes while a stage runs
 
 LATE = """
-import inspect, json, shutil, sealed
-from pathlib import Path
+import inspect, json, shutil
 from samebits.address import loaded
 from samebits.core.errors import UserError
-loaded.remember(sealed.PROJECT)
-package = sealed.PROJECT.package
+loaded.remember(project)
+package = project.package
 changed, added = package / "rates.py", package / "added.py"
 changed.write_text(changed.read_text().replace("0.2", "0.3").replace("return RATE", "return 0"))
 shutil.rmtree(package / "removed")

@@ -14,8 +14,7 @@ import pytest
 import torch
 from attempt import inside
 from clone import git
-from conftest import PACKAGE, PROJECT, Trained, python
-from project import PROJECT as OURS
+from conftest import OURS, PACKAGE, PROJECT, Trained, python
 from project.config import Config
 from project.model import build
 from safetensors.torch import load_file
@@ -95,7 +94,7 @@ def test_older_server_gets_all_but_the_model(server: Server, tracked: Trained, t
     (out / names.UPLOAD).unlink()
     write_json(out / names.RUN, read_json(out / names.RUN) | {"id": "0" * 32})
     proxy.unknown = "/logged-models"  # which MLflow 2 does not know
-    done = python("-m", PACKAGE, "sync", out)
+    done = python("-m", "samebits", "sync", out)
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip().endswith("(without the model: a server of MLflow 3 is wanted)")
     content = server.content(out)
@@ -155,18 +154,18 @@ def test_code_goes_without_what_git_ignores_and_what_looks_like_a_secret(tmp_pat
 
 def test_class_of_the_loops_own_file_goes_along(tmp_path: Path):
     """There it is `__main__`'s, which nobody can import."""
-    write = f"""
+    write = """
 import sys
 from pathlib import Path
 from torch import nn
-from {PACKAGE} import PROJECT
+from samebits.base.project import Project
 from samebits.tracking import logged
 
 class Net(nn.Linear):
     def forward(self, x):
         return super().forward(x) * 2
 
-assert logged.write(Net(2, 3), PROJECT, Path(sys.argv[1])) is None
+assert logged.write(Net(2, 3), Project.at(Path.cwd()), Path(sys.argv[1])) is None
 """
     done = python("-c", write, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import PACKAGE, PROJECT, python
+from conftest import PROJECT, python
 from project.config import Config
 from project.prepare import prepare
 from safetensors.numpy import save_file
@@ -140,7 +140,7 @@ def test_prepared_files_of_this_project_verify_and_repeat(config: Config, prepar
     again.mkdir()
     (again / "digits.npy").write_bytes(b"of an older prepare.py")
     manifest.write(again)
-    done = python("-m", f"{PACKAGE}.prepare", "--set", f"data.prepared={again}", "--set", "seed=99")
+    done = python("-m", "samebits", "prepare", "--set", f"data.prepared={again}", "--set", "seed=99")
     assert done.returncode == 0, done.stderr
     assert manifest.require_complete(again) == manifest.require_complete(
         prepared
@@ -268,7 +268,7 @@ def test_stage_ends_with_a_line_and_exit_code_2_and_touches_nothing(
         flip_one_bit(tmp_path / name)
     before, seen = contents(tmp_path), manifest.sha256_file(tmp_path / (name or "raw.csv.gz"))
     words = [word for key, place in places.items() for word in ("--set", f"data.{key}={place}")]
-    done = python("-m", f"{PACKAGE}.{stage}", *words, *(["--out", tmp_path / "run"] if stage != "prepare" else []))
+    done = python("-m", "samebits", stage, *words, *(["--out", tmp_path / "run"] if stage != "prepare" else []))
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
     assert done.stderr.startswith(f"{tmp_path}/{message.format(seen=seen)}")
     assert stage != "prepare" or f"{config.data.sha256} wanted: it is truncated or altered. Restore" in done.stderr

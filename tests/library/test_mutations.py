@@ -14,7 +14,7 @@ import pytest
 import rfc8785
 from click.testing import CliRunner
 from clone import copied as cloned
-from clone import project_in
+from clone import ours, project_in
 from conftest import PROJECT, Trained
 from project.config import Config
 from ruamel.yaml import YAML
@@ -27,7 +27,7 @@ from samebits.analysis.compare import lines
 from samebits.analysis.groups import read_group
 from samebits.base.files import read_json
 from samebits.base.project import Project
-from samebits.cli import Ours, main
+from samebits.cli import main
 from samebits.config.params import load
 from samebits.core.errors import RunError
 from samebits.guards import stages
@@ -145,7 +145,7 @@ class Place(NamedTuple):
 
     def verb(self, *words: str | Path) -> int:
         """Call `repro` in this process; its exit code."""
-        done = CliRunner().invoke(main, [*map(str, words)], obj=Ours(self.project, Config))
+        done = CliRunner().invoke(main, [*map(str, words)], obj=ours(self.project))
         if done.exception and not isinstance(done.exception, SystemExit):
             raise done.exception
         assert done.exit_code in (0, 1, 2), done.stderr

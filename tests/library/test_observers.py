@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 import torch
 from attempt import inside, result
+from conftest import OURS as PROJECT
 from conftest import PACKAGE
 from faulty import Faulty
 from loops import Numbers, Parts, loss_of
-from project import PROJECT
 from project.config import Config
 from test_core import CORE, REPRO, source
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from samebits import front
 from samebits.core import errors
 from samebits.core import loop as loop_module
 from samebits.core.loop import EVENTS, Loop
 from samebits.core.observer import Ballot, Observer, View
 from samebits.run import ADDED, Added, Run
-from samebits.start import launch
 
 Does = Callable[[View], Any]
 Train = Callable[..., dict[str, Any]]
@@ -90,7 +90,7 @@ def train(config: Config, prepared: Path, tmp_path: Path, capsys: pytest.Capture
 
         token, ended = ADDED.set(Added(observers)), 0
         try:
-            launch.call(PROJECT, stage, inside(config, prepared, 0), out)
+            front.call(PROJECT, stage, inside(config, prepared, 0), out)
         except SystemExit as left:
             ended = left.code
         finally:

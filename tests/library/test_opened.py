@@ -8,18 +8,18 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
-import project
 import pytest
+from conftest import OURS
 from project.config import Config
 from small import PIPELINE, Case, small
 from warm import PROJECT
 
+from samebits import front
 from samebits.base.project import LIBRARY
 from samebits.config.params import load
 from samebits.core.errors import UserError
 from samebits.core.sampling import Seeded
 from samebits.guards import opened
-from samebits.start import launch
 
 UNKNOWN = (
     "constants.json",
@@ -167,12 +167,10 @@ def test_file_of_the_runs_folder_from_before_is_refused(
 @pytest.mark.parametrize("trains", [True, False])
 def test_training_has_the_folder_of_its_run_watched(trains: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "old").touch()
-    monkeypatch.setattr(sys, "argv", ["stage", "--out", str(tmp_path)])
     monkeypatch.chdir(PROJECT)
-    monkeypatch.setattr(launch, "outlive_readers", lambda: None)
-    monkeypatch.setattr(launch.loaded, "remember", lambda project: None)
+    monkeypatch.setattr(front.loaded, "remember", lambda project: None)
     try:
-        launch.begin(project.PROJECT, Config, trains)
+        front.begin(OURS, [], tmp_path, trains=trains)
         (tmp_path / "old").read_text()
         assert [*opened._watches[0].earlier] == [str(tmp_path / "old")] * trains
     finally:

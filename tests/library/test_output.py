@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import PACKAGE, training
-from project import PROJECT as OURS
+from conftest import OURS, training
 from warm import PROJECT
 
 from samebits.analysis.verify_receipt import report
@@ -23,7 +22,7 @@ ALONE = {
 
 def ended(way: str, out: Path, module: str, *arguments: str) -> str:
     """Run a module of the project with its output left alone; its exit code."""
-    words = shlex.join([sys.executable, "-m", f"{PACKAGE}.{module}", *arguments])
+    words = shlex.join([sys.executable, "-m", "samebits", module, *arguments])
     shell = ALONE[way].replace("$0", words).replace("> code", f"> {out}.code")
     subprocess.run(["bash", "-c", shell], cwd=PROJECT, check=False)
     return Path(f"{out}.code").read_text().strip()

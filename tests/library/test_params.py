@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from conftest import PACKAGE, PROJECT, python
+from conftest import OURS, PROJECT, python
 from project import train as train_module
 from project.config import Config
 from pydantic import ValidationError
@@ -16,6 +16,7 @@ from samebits.config.problems import FORMER
 from samebits.config.settings import NEUTRAL, Section, Settings
 from samebits.core.errors import UserError
 from samebits.core.sampling import planned
+from samebits.front import STAGES
 from samebits.record import receipt
 
 PARAMS = (PROJECT / "params.yaml").read_text()
@@ -315,13 +316,13 @@ COMMANDS = {
 @pytest.mark.parametrize("arguments", COMMANDS)
 def test_user_meets_a_line_and_exit_code_2(arguments: tuple[str, ...]):
     lines, wanted = COMMANDS[arguments]
-    done = python("-m", f"{PACKAGE}.train", *arguments)
+    done = python("-m", "samebits", "train", *arguments)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert wanted in done.stderr and len(done.stderr.splitlines()) <= lines
 
 
 def test_contradicting_variable_is_refused_by_name():
-    done = python("-m", f"{PACKAGE}.train", env={"MKL_CBWR": "AVX2"})
+    done = python("-m", "samebits", "train", env={"MKL_CBWR": "AVX2"})
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert "MKL_CBWR=AVX2 is set, COMPATIBLE is wanted" in done.stderr
     assert "--set 'determinism.relax=[MKL_CBWR]'" in done.stderr
@@ -329,8 +330,8 @@ def test_contradicting_variable_is_refused_by_name():
 
 @pytest.mark.parametrize("stage", ["prepare", "train", "evaluate"])
 def test_help_names_the_stage(stage: str):
-    done = python("-m", f"{PACKAGE}.{stage}", "--help")
-    assert done.returncode == 0 and f"Usage: python -m {PACKAGE}.{stage}" in done.stdout
+    done = python("-m", "samebits", stage, "--help")
+    assert done.returncode == 0 and f"Usage: python -m samebits {stage}" in done.stdout
     assert all(option in done.stdout for option in ("--set KEY=VALUE", "--out"))
 
 
@@ -381,7 +382,7 @@ def test_run_with_the_largest_numbers_that_are_accepted_ends_with_a_receipt(
     }
     overrides = [f"{section}.{key}={value!r}" for section, keys in largest.items() for key, value in keys.items()]
     overrides += ["tracking.enabled=false", "loader.workers=1", f"data.prepared={prepared}", f"seed={2**53 - 1}"]
-    train_module.train(load(Config, PROJECT / "params.yaml", overrides), tmp_path)
+    STAGES["train"](OURS, train_module.train)(load(Config, PROJECT / "params.yaml", overrides), tmp_path)
     assert receipt.read(tmp_path).stated["config"]["train.clip_norm"] == 1e20
 
 

@@ -6,13 +6,13 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from project import PROJECT as OURS
+from conftest import OURS
 from project.config import Config
 
+from samebits import front
 from samebits.core import errors
 from samebits.core.errors import UserError, of_system
 from samebits.core.place import number, rank_and_size
-from samebits.start import launch
 
 MEETING = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 # What stands in the environment -> what is told of it.
@@ -35,7 +35,7 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*MEETING, "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     # a stage refuses the modules that other tests have loaded into this process
-    monkeypatch.setattr(launch.stages, "watched", lambda *arguments, **options: nullcontext())
+    monkeypatch.setattr(front.stages, "watched", lambda *arguments, **options: nullcontext())
 
 
 def set_all(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
@@ -110,7 +110,7 @@ def met(error: OSError, config: Config, out: Path) -> int:
         raise error
 
     with pytest.raises(SystemExit) as ended:
-        launch.call(OURS, stage, config, out)
+        front.call(OURS, stage, config, out)
     return int(str(ended.value.code))
 
 

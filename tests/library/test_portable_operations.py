@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from attempt import Crash, inside
+from conftest import OURS as PROJECT
 from conftest import Trained
 from loops import Loop, Parts, each_step, good
-from project import PROJECT
 from project.config import Config
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -118,9 +118,9 @@ def later(x: Tensor) -> Tensor:
 
 
 PLANTED = {  # the function, the operation, the replacement
-    "sqrt": (root, "sqrt float32", ". Use samebits.core.exact.sqrt(x)"),
-    "power": (power, "pow(0.5) float32", ". Use samebits.core.exact.sqrt(x)"),
-    "callback": (later, "sqrt float32", ". Use samebits.core.exact.sqrt(x)"),
+    "sqrt": (root, "sqrt float32", ". Use samebits.sqrt(x)"),
+    "power": (power, "pow(0.5) float32", ". Use samebits.sqrt(x)"),
+    "callback": (later, "sqrt float32", ". Use samebits.sqrt(x)"),
     "atan": (angle, "atan float32", ""),
 }
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import rfc8785
 from attempt import inside
-from conftest import PACKAGE, SECRETS, WORD, Trained, python, trained
-from project import PROJECT as OURS
+from conftest import OURS, SECRETS, WORD, Trained, python, trained
 from project import train as train_module
 from project.config import Config
 from server import until
@@ -82,7 +81,7 @@ def test_receipt_states_what_the_records_say_and_no_secret(signed: Trained):
 
 
 def test_whole_receipt_of_a_known_signer_is_proved(run: Path, keys: Path):
-    done = python("-m", PACKAGE, "verify-receipt", run, "--signers", keys / "signers")
+    done = python("-m", "samebits", "verify-receipt", run, "--signers", keys / "signers")
     assert done.returncode == 0, done.stderr
     name, *of_library, files, signer = done.stdout.splitlines()
     assert name.startswith(f"receipt {sha256_file(run / names.RECEIPT)}: consistent in itself: ")
@@ -94,10 +93,10 @@ def test_whole_receipt_of_a_known_signer_is_proved(run: Path, keys: Path):
 
 def test_refusal_is_one_line_without_a_traceback(run: Path, keys: Path):
     forged(run, lambda statement: FORMS["trace"](statement["predicate"]))
-    done = python("-m", PACKAGE, "verify-receipt", run)
+    done = python("-m", "samebits", "verify-receipt", run)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     (run / names.RECEIPT).write_bytes((run / names.RECEIPT).read_bytes()[:-1])
-    done = python("-m", PACKAGE, "verify-receipt", run, "--signers", keys / "signers")
+    done = python("-m", "samebits", "verify-receipt", run, "--signers", keys / "signers")
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "altered" in done.stderr
 
 

@@ -13,8 +13,7 @@ import pytest
 import rfc8785
 from click.testing import Result
 from clone import Forked, command, git, project_in, verb
-from conftest import PACKAGE, python
-from project import PROJECT as OURS
+from conftest import OURS, PACKAGE, python
 
 from samebits.address.address import digest
 from samebits.address.manifest import sha256_file
@@ -100,7 +99,7 @@ def test_receipt_of_uncommitted_code_keeps_what_a_run_reads_of_it(project: Path)
 
 def test_run_is_reproduced_on_two_ranks_and_the_work_tree_left_alone(project: Path):
     before = state(project)
-    done = command(project, PACKAGE, "replay", "artifacts/receipt.json", "--ranks", "2")
+    done = command(project, "samebits", "replay", "artifacts/receipt.json", "--ranks", "2")
     assert done.returncode == 0, done.stderr + done.stdout
     weights = sha256_file(project / "artifacts" / names.WEIGHTS)
     assert done.stdout.startswith("library as released by template ")
@@ -327,5 +326,5 @@ def test_verdict(run: Receipt, again: Receipt, holds: bool, words: str):
 def test_environment_variables_of_the_replay_are_its_own(project: Path):
     """A contradiction is refused where the run is made, before it computes anything."""
     env = {"PYTHONPATH": f"{project}/src:{project}/vendor", "MKL_CBWR": "AVX2"}
-    done = python("-m", PACKAGE, "replay", "--ranks", "1", cwd=project, env=env)
+    done = python("-m", "samebits", "replay", "--ranks", "1", cwd=project, env=env)
     assert done.returncode == 1 and "MKL_CBWR" in done.stderr and os.environ["MKL_CBWR"] != "AVX2"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import PACKAGE, PROJECT, SECRETS, WORD, python
+from conftest import PROJECT, SECRETS, WORD, python
 from handmade import ENVIRONMENT, HOSTILE, IMAGE, PHASES, hostile, write
 from pages import ELEMENTS, given, message, page
 
@@ -192,7 +192,7 @@ def test_same_runs_give_the_same_bytes_in_any_process():
     for seed in ("1", "2"):
         words[-1:] = [f"{seed}.html"]
         env = {"PYTHONHASHSEED": seed, "HOME": str(home), "TMPDIR": str(home), "PATH": path}
-        done = python("-m", PACKAGE, "report", *words, cwd=Path.cwd(), env=env)
+        done = python("-m", "samebits", "report", *words, cwd=Path.cwd(), env=env)
         assert (done.returncode, done.stderr) == (0, "") and Path(words[-1]).read_text("utf-8") == first
     assert not [*home.iterdir()], "matplotlib looks for no fonts, and leaves no list of them"
     assert page(*reversed(runs)).source != page(*runs).source

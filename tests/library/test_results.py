@@ -482,7 +482,7 @@ def test_run_of_other_metrics_than_the_expected_one_is_refused(case: Case, metri
 
 def test_command_tells_by_its_exit_code(case: Case):
     done = python(
-        "-m", PACKAGE, "check", case.run, env={"PYTHONPATH": os.pathsep.join(case.project.path)}, cwd=Path.cwd()
+        "-m", "samebits", "check", case.run, env={"PYTHONPATH": os.pathsep.join(case.project.path)}, cwd=Path.cwd()
     )
     assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 2)
     flip_one_bit(case.run / "model.safetensors")

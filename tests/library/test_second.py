@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from clone import project_in
-from conftest import PACKAGE, PROJECT
+from conftest import PROJECT
 
 from samebits.core.errors import UserError
 from samebits.record.code_state import code_state, public_files
@@ -36,7 +36,7 @@ def repro(copy: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.parametrize("kind", COPIES)
 def test_missing_data_are_brought_and_one_line_says_so(kind: str, tmp_path: Path):
     copy = copied(kind, tmp_path / "copy")
-    done = repro(copy, PACKAGE, "check-data")
+    done = repro(copy, "samebits", "check-data")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == f"{RAW}: missing; DVC brings it from its cache or its remote\n"
     assert (copy / RAW).read_bytes() == (PROJECT / RAW).read_bytes()
@@ -45,7 +45,7 @@ def test_missing_data_are_brought_and_one_line_says_so(kind: str, tmp_path: Path
 def test_data_that_cannot_be_brought_are_told_once_with_remote_and_way(tmp_path: Path):
     copy = copied("clone", tmp_path / "copy")
     shutil.rmtree(copy / "data" / "remote")
-    for words in ((PACKAGE, "check-data"), ("pytest", "tests")):
+    for words in (("samebits", "check-data"), ("pytest", "tests")):
         done = repro(copy, *words)
         said = done.stdout + done.stderr
         assert done.returncode == 2 and "Traceback" not in said, said

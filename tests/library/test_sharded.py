@@ -196,7 +196,7 @@ def test_norm_of_the_norms_of_shards_depends_on_the_world_size(prepared: Path, t
 
 LINES = {
     "odd_cuts": "parallel.shard: AdamW does not update each element by itself",
-    "torch_clips": "to clip gradients, or for their norm, call clip_grad_norm_ of samebits/core/exact.py",
+    "torch_clips": "to clip gradients, or for their norm, call samebits.clip_grad_norm_",
 }
 
 

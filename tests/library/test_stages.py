@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 from small import Case, small
 
-from samebits.base.project import Project
 from samebits.core.errors import UserError
-from samebits.guards.stages import require_own
 
 
 @pytest.fixture
@@ -151,18 +149,3 @@ def test_stage_that_fails_keeps_its_own_words(case: Case):
 
 
 # ---- another project's code
-
-
-def test_code_of_another_project_is_refused(case: Case, tmp_path_factory: pytest.TempPathFactory):
-    """As with an editable installation in a venv that two clones share, or in DVC's copy for an experiment."""
-    case.monkeypatch.chdir(tmp_path_factory.mktemp("clone"))
-    said = case.refusal("train")
-    assert said.startswith(f"stage train runs in {Path.cwd()}, but with the code in {case.project.package}")
-    assert "PYTHONPATH=src" in said
-    case.run("")
-
-
-def test_project_behind_a_link_is_the_same_one(case: Case, tmp_path_factory: pytest.TempPathFactory):
-    link = tmp_path_factory.mktemp("link") / "project"
-    link.symlink_to(case.project.root)
-    require_own(Project(link / "src" / "tides"), "a test is run")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from clone import verb
-from conftest import PACKAGE, PROJECT, WORD, Trained, python
+from conftest import PROJECT, WORD, Trained, python
 from server import Proxy, Server, assert_complete
 from warm import FORKS, PATIENCE
 
@@ -187,6 +187,6 @@ def test_folder_without_a_record_is_refused(tmp_path: Path):
 
 def test_sync_without_a_server_fails_in_a_line(another: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:{WORD}@127.0.0.1:1")
-    done = python("-m", PACKAGE, "sync", another)
+    done = python("-m", "samebits", "sync", another)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1), done.stderr
     assert done.stderr.startswith("tracking: ") and WORD not in done.stderr

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import PACKAGE, python, training
+from conftest import python, training
 from server import until
 from warm import PATIENCE, Warm
 
@@ -185,7 +185,7 @@ def test_rank_without_its_launcher_does_not_begin(tmp_path: Path):
 def test_sigterm_saves_the_training(tmp_path: Path, prepared: Path):
     out = tmp_path / "run"
     arguments = training(out, prepared, "tracking.enabled=false", "train.epochs=20")
-    launched = Launched(tmp_path, f"{PACKAGE}.train", *arguments)
+    launched = Launched(tmp_path, "samebits", "train", *arguments)
     rows = out / "metrics.jsonl"
     launched.until(lambda: rows.is_file() and rows.read_bytes().count(b"\n") > 3)
     launched.process.send_signal(signal.SIGTERM)

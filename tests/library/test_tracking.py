@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from clone import verb
-from conftest import PACKAGE, PROJECT, WORD, Trained, python, training
+from conftest import PROJECT, WORD, Trained, python, training
 from project.config import Config
 from server import Server, assert_complete, logged, until
 from warm import PATIENCE
@@ -64,7 +64,7 @@ def test_artifacts_are_what_the_run_left_and_the_locks(server: Server, tracked: 
 
 def test_run_is_compared_by_its_id(server: Server, tracked: Trained, monkeypatch: pytest.MonkeyPatch):
     run = tracking.read_state(tracked.out)["run"]
-    done = python("-m", PACKAGE, "diff", run, tracked.out)
+    done = python("-m", "samebits", "diff", run, tracked.out)
     assert (done.returncode, done.stderr) == (0, "") and "have equal bits in all 23 steps, trace root " in done.stdout
     monkeypatch.chdir(PROJECT)
     done = verb("diff", "0" * 32, tracked.out)
@@ -114,7 +114,7 @@ def test_server_that_is_down_costs_a_warning(offline: Trained):
 
 def synced(out: Path) -> str:
     """Where a run is uploaded to; nothing while the server is too busy to answer."""
-    return python("-m", PACKAGE, "sync", out).stdout
+    return python("-m", "samebits", "sync", out).stdout
 
 
 def test_sync_uploads_later_what_is_missing(server: Server, offline: Trained, tmp_path: Path):
@@ -139,7 +139,7 @@ def followers(out: Path) -> list[int]:
 @contextmanager
 def started(out: Path, prepared: Path, *overrides: str, uri: str) -> Iterator[subprocess.Popen[str]]:
     """A training that is still at it, and whose follower has just been started."""
-    command = [sys.executable, "-m", f"{PACKAGE}.train", *training(out, prepared, *overrides)]
+    command = [sys.executable, "-m", "samebits", "train", *training(out, prepared, *overrides)]
     env = os.environ | {"MLFLOW_TRACKING_URI": uri}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=PROJECT, env=env, **pipes)

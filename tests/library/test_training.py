@@ -30,7 +30,7 @@ SHORT = ("--set", "train.epochs=1", "--set", "tracking.enabled=false")
 def start(out: Path, *arguments: str, ranks: int | None = None) -> subprocess.CompletedProcess[str]:
     """Run `train` to its end, alone (ranks=None) or under torchrun: cold, as a user does."""
     torchrun = ["torch.distributed.run", "--standalone", "--local-addr=localhost", f"--nproc-per-node={ranks}", "-m"]
-    return python("-m", *(torchrun if ranks else ()), f"{PACKAGE}.train", *SHORT, *arguments, "--out", out)
+    return python("-m", *(torchrun if ranks else ()), "samebits", "train", *SHORT, *arguments, "--out", out)
 
 
 def weights(out: Path) -> str:

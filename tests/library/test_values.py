@@ -115,7 +115,7 @@ def test_command_tells_by_how_much_two_runs_differ(
     source.write_text(source.read_text().replace("fused=True)", "fused=True, eps=1e-6)"))
     monkeypatch.chdir(other)
     words = training(other / "artifacts-other", other / "data" / "prepared", *SETTINGS)
-    trainings.run(project_in(other), trainings.command(project_in(other), ".train", {}, *words))
+    trainings.run(project_in(other), trainings.command("train", {}, *words))
     diff = "diff", "artifacts", "artifacts-other", "--values"
     done = verb(*diff, project=project_in(other))
     assert done.exit_code == 2 and "making step" not in done.stdout

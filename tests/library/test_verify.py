@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 from clone import command, verb
-from conftest import PACKAGE
-from project import PROJECT as OURS
+from conftest import OURS, PACKAGE
 from project.config import Config
 from server import until, until_gone
 from warm import PATIENCE, Warm
@@ -95,7 +94,7 @@ def test_optimizer_that_cannot_be_sharded_is_no_failure(project: Path, tmp_path:
     assert train.read_text().count(before) == 1
     train.write_text(train.read_text().replace(before, after))
     only = [word for way in (OWNED, "once more") for word in ("--only", way)]
-    done = command(here, PACKAGE, "verify", *only, "--set", "train.epochs=1")
+    done = command(here, "samebits", "verify", *only, "--set", "train.epochs=1")
     rows = {line[:30].rstrip(): line[68:] for line in done.stdout.splitlines()[:-1]}
     assert list(rows) == ["one process", "once more", OWNED], done
     assert rows["one process"] == rows["once more"] == "EQUAL"
@@ -213,7 +212,7 @@ def test_refusal_of_torchs_clip_is_shown_as_one_sentence_with_its_remedy(
     monkeypatch.setattr(verify_module, "FOLDER", tmp_path)
     verdict = tried(OWNED, 2, [str(refused.value)]).verdict
     assert verdict.startswith("not tried: linalg_vector_norm cannot take a gradient that is sharded over the ranks: ")
-    assert "call clip_grad_norm_ of samebits/core/exact.py" in verdict and verdict.endswith(" parallel.shard=none")
+    assert "call samebits.clip_grad_norm_" in verdict and verdict.endswith(" parallel.shard=none")
 
 
 @pytest.mark.parametrize(
@@ -302,10 +301,12 @@ def test_training_that_is_killed_late_goes_on_from_the_step_that_was_wanted(star
 INTERRUPTED = """
 import sys, time
 from pathlib import Path
-from {package} import PROJECT
+from samebits.base.project import Project
 from samebits.start import trainings
 from samebits.analysis import verify
 from samebits.analysis.verify import ONCE, chosen
+
+PROJECT = Project.at(Path.cwd())
 
 def start(way, settings):
     code = "import os, time; os.write(1, str(os.getpid()).encode()); time.sleep(3600)"
@@ -321,8 +322,8 @@ def test_interruption_ends_the_training_too(way: str, tmp_path: Path):
     """Which does not get Ctrl-C itself."""
     log = tmp_path / "log"
     log.touch()
-    words = [sys.executable, "-c", INTERRUPTED.replace("{package}", PACKAGE), str(log), way]
-    parent = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    words = [sys.executable, "-c", INTERRUPTED, str(log), way]
+    parent = subprocess.Popen(words, stderr=subprocess.DEVNULL, cwd=OURS.root)
     pid = int(until(log.read_text))
     parent.send_signal(signal.SIGINT)
     assert parent.wait(PATIENCE) != 0

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from warm import PACKAGE, PATIENCE, PROJECT, Warm
+from warm import PATIENCE, PROJECT, Warm
 
 NAP = 0.002  # seconds between two looks
 MARK = "VICTIM"  # a variable that all processes of one training inherit, whatever their session or parent
@@ -33,7 +33,7 @@ class Victim:
             return
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
         numbers = [f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
-        command = [sys.executable, *torchrun, *numbers, "-m", f"{PACKAGE}.train", *arguments]
+        command = [sys.executable, *torchrun, *numbers, "-m", "samebits", "train", *arguments]
         with self.log.open("a") as log:
             self.process = subprocess.Popen(command, cwd=PROJECT, env=os.environ | env, stdout=log, stderr=log)
 

@@ -21,11 +21,10 @@ if not os.environ.get("REPRO_PROJECT"):
     print("REPRO_PROJECT is not set: name the folder of a generated project", file=sys.stderr)
     sys.exit(2)
 PROJECT = Path(os.environ["REPRO_PROJECT"]).resolve()
-(PACKAGE,) = [path.parent.name for path in (PROJECT / "src").glob("*/__main__.py")]
-OURS = [f"{PACKAGE}.{module}" for module in ("config", "data", "evaluate", "model")]
+(PACKAGE,) = [path.parent.name for path in (PROJECT / "src").glob("*/train.py")]
 
 FORKS = multiprocessing.get_context("forkserver")  # no threads and no connections of this process
-FORKS.set_forkserver_preload(["torch._dynamo", "mlflow", *OURS, "samebits.run", "samebits.core.sampling"])
+FORKS.set_forkserver_preload(["torch._dynamo", "mlflow", "samebits.run", "samebits.core.sampling"])
 
 
 TEMPLATE = Path(__file__).resolve().parents[2]
@@ -34,7 +33,7 @@ GRACE = 60  # seconds in which ranks that fail alike end by themselves, on a bus
 
 
 class Warm:
-    """`python -m <package>.train ARGUMENTS`, with what subprocess.Popen offers; with `ranks`, that many of them.
+    """`python -m samebits train ARGUMENTS`, with what subprocess.Popen offers; with `ranks`, that many of them.
 
     What they print is appended to `out` and `err`. With `script`, this file runs in place of the training. As under
     torchrun, a rank that fails ends the others by SIGTERM (after `grace` seconds), and then the exit code is 1.
@@ -50,7 +49,7 @@ class Warm:
         script: Path | None = None,
         grace: float = GRACE,
     ) -> None:
-        body = (_script, str(script), arguments) if script else (_module, f"{PACKAGE}.train", arguments)
+        body = (_script, str(script), arguments) if script else (_module, "samebits", ("train", *arguments))
         self._failed, self._grace = 0.0, grace  # when the first one did
         self._ranks = ranks
         self._processes = []

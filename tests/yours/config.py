@@ -4,20 +4,19 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from samebits.config import settings
-from samebits.config.settings import NEUTRAL, Section, Settings
+import samebits as sb
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Model(Section):
+class Model(sb.Section):
     """See model.py."""
 
     hidden: tuple[PositiveInt, ...]
     dropout: Fraction
 
 
-class Data(settings.Data):
+class Data(sb.Data):
     """See prepare.py and data.py."""
 
     hours: PositiveInt
@@ -25,22 +24,22 @@ class Data(settings.Data):
     noise: NonNegativeFloat
 
 
-class Train(Section):
+class Train(sb.Section):
     """See train.py."""
 
     steps: PositiveInt
     momentum: Fraction
-    evaluate_every: Annotated[PositiveInt, NEUTRAL]
+    evaluate_every: sb.Neutral[PositiveInt]
 
 
-class Rate(Section):
+class Rate(sb.Section):
     """The learning rate falls linearly."""
 
     first: PositiveFloat
     last: PositiveFloat
 
 
-class Config(Settings):
+class Config(sb.Settings):
     """All of params.yaml."""
 
     model: Model

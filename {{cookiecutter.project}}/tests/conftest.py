@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-(PACKAGE,) = [path.parent.name for path in (ROOT / "src").glob("*/__main__.py")]
+(PACKAGE,) = [path.parent.name for path in (ROOT / "src").glob("*/train.py")]
 
 # This tree is what is tested, installed or not, by this process and by those it starts.
 HERE = [str(ROOT / "src"), str(ROOT / "vendor")]

@@ -115,9 +115,7 @@ def _one_step(project: Project, settings: Settings, overrides: Sequence[str]) ->
     folder.mkdir(parents=True)
     report = folder / "step.json"
     requested, failed = trainings.sets(overrides), ""
-    words = trainings.command(
-        project, trainings.AUDITED, ONE_STEP, project.name, report, "--out", folder / "run", *requested
-    )
+    words = trainings.command(trainings.AUDITED, ONE_STEP, report, "--out", folder / "run", *requested)
     environ = trainings.environment(project) | stated_variables(settings.options.determinism)
     try:
         said = "the training did not begin"

@@ -1,6 +1,6 @@
 """A training that ends after its first step, in which each call of the owner's is compared with torch's catalogue.
 
-    python -m samebits.analysis.audit.audited PACKAGE REPORT ARGUMENTS
+    python -m samebits.analysis.audit.audited REPORT ARGUMENTS
 
 `repro audit` starts it; ARGUMENTS are those of `train`. It is the owner's own training with all its flags. Only the
 watch that every run keeps of its first step is another one. An operation that raises because it has no deterministic
@@ -186,10 +186,10 @@ def write(
     write_json(report, facts)
 
 
-def _run(package: str, report: str, *arguments: str) -> None:
+def _run(report: str, *arguments: str) -> None:
     watch, path = Watch(), Path(report)
     try:
-        child.train(package, Added(watch=partial(Audited, watch, path)), *arguments)
+        child.train(Added(watch=partial(Audited, watch, path)), *arguments)
     finally:
         if not path.exists():  # the step was not done
             write(path, watch, watch.facts({}), [], False)

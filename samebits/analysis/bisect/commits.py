@@ -148,9 +148,9 @@ class Clone:
             write_json(self.project.root / PARAMS, _nested(config))  # JSON is YAML
             data = digest({key: wanted[key] for key in ("code", "config")})
             if data != self._prepared:
-                trainings.run(self.project, trainings.command(self.project, ".prepare", {}))
+                trainings.run(self.project, trainings.command("prepare", {}))
                 self._prepared = data
-            words = trainings.command(self.project, ".train", {}, "--out", run, ranks=setup.ranks)
+            words = trainings.command("train", {}, "--out", run, ranks=setup.ranks)
             trainings.run(self.project, words, environ=environment(self.project, requested))
 
         return kept(self._folder / digest(wanted)[:16], requested, wanted, train)[0]

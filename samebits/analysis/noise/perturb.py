@@ -178,8 +178,8 @@ def train(project: Project, settings: Settings, overrides: Sequence[str], folder
         RunError: it failed.
     """
     folder.mkdir(parents=True)
-    own, given = (project.name, folder, folder.name, str(at)), trainings.sets(overrides)
-    words = trainings.command(project, trainings.PERTURBED, ALONE, *own, "--out", folder / "run", *given)
+    own, given = (folder, folder.name, str(at)), trainings.sets(overrides)
+    words = trainings.command(trainings.PERTURBED, ALONE, *own, "--out", folder / "run", *given)
     environ = trainings.environment(project, flags=False)
     try:
         trainings.run(project, words, environ=environ | stated_variables(settings.options.determinism, environ))

@@ -1,6 +1,6 @@
 """A training in which one number is changed by one ULP at a step, and whose weights are kept at some steps.
 
-    python -m samebits.analysis.noise.perturbed PACKAGE FOLDER KIND AT ARGUMENTS
+    python -m samebits.analysis.noise.perturbed FOLDER KIND AT ARGUMENTS
 
 `repro noise --perturb` starts it; ARGUMENTS are those of `train`. It is the owner's own training with all its flags.
 KIND `none` changes nothing: then the weights are those of the honest training. FOLDER gets the weights and a report.
@@ -148,10 +148,10 @@ def _first(model: nn.Module, kind: str) -> tuple[str, nn.Parameter]:
     raise UserError(f"--perturb {kind}: no parameter of the model has one of floating-point numbers")
 
 
-def _run(package: str, folder: str, kind: str, at: str, *arguments: str) -> None:
+def _run(folder: str, kind: str, at: str, *arguments: str) -> None:
     report = Report(Path(folder))
     added = Added([Probes(report, int(at))], Change(report, kind, int(at)))
-    child.train(package, added, *arguments)
+    child.train(added, *arguments)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from samebits.config import settings
-from samebits.config.settings import NEUTRAL, Section, Settings
+import samebits as sb
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
-class Model(Section):
+class Model(sb.Section):
     """Which network, and how large; see model.py."""
 
     name: Literal["convnet", "transformer"]
@@ -19,13 +18,13 @@ class Model(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
 
-class Data(settings.Data):
+class Data(sb.Data):
     """How the dataset is prepared; see prepare.py, which is given these keys alone."""
 
     test_percent: Annotated[int, Field(gt=0, lt=100)]
 
 
-class Train(Section):
+class Train(sb.Section):
     """The optimisation and the augmentation; see train.py and data.py."""
 
     epochs: PositiveInt
@@ -36,11 +35,11 @@ class Train(Section):
     decay: Fraction
     clip_norm: PositiveFloat
     nonfinite: Literal["stop", "skip"]
-    evaluate_every: Annotated[PositiveInt, NEUTRAL]
+    evaluate_every: sb.Neutral[PositiveInt]
     evaluate_batch: PositiveInt
 
 
-class Config(Settings):
+class Config(sb.Settings):
     """All of params.yaml."""
 
     model: Model

@@ -1,66 +1,49 @@
-"""Yours: the training loop, read from top to bottom.
-
-    python -m <package>.train                                            one process
-    python -m <package>.train --ranks 4                                  four, with the same bits; torchrun works, too
-    ... --set train.epochs=3 --set model.name=transformer --out DIR      other values, another run directory
+"""Yours: the training loop, read from top to bottom. `samebits train` runs it, on any number of ranks.
 
 The run directory ends with model.safetensors, metrics.json and receipt.json; the README lists the other files.
 """
 
-from pathlib import Path
 from typing import Any
-
-from samebits.start import launch
-
-from . import PROJECT
-from .config import Config
-
-if __name__ == "__main__":  # before torch is imported, because it reads its environment then
-    CONFIG, OUT = launch.begin(PROJECT, Config, trains=True)
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from samebits.core.errors import NonFinite
-from samebits.core.exact import clip_grad_norm_
-from samebits.run import Run
+import samebits as sb
 
 from . import data
-from .evaluate import evaluate
+from .config import Config
+from .evaluate import metrics
 from .model import build
 
 
-def train(config: Config, out: Path) -> None:
+def train(run: sb.Run[Config]) -> None:
     """One run, from config to receipt."""
-    with Run(PROJECT, config, out) as run:
-        settings = config.train
-        train_set, test_set = data.load(config)
-        model = build(config).to(run.world.device)
-        # the unfused AdamW takes its square roots from a library whose last bit depends on the CPU
-        optimizer = torch.optim.AdamW(parameter_groups(model, settings.weight_decay), fused=True)
+    settings = run.config.train
+    train_set, test_set = data.load(run.config)
+    model = build(run.config).to(run.device)
+    # the unfused AdamW takes its square roots from a library whose last bit depends on the CPU
+    optimizer = torch.optim.AdamW(parameter_groups(model, settings.weight_decay), fused=True)
 
-        for step in run.steps(model, optimizer, train_set, epochs=settings.epochs):
-            try:
-                loss = step.backward(micro_batch_loss)  # every rank now holds the same gradients, to the last bit
-            except NonFinite:
-                if settings.nonfinite == "stop":
-                    raise
-                step.log(skipped=1)
-                continue
-            norm = clip_grad_norm_(model.parameters(), settings.clip_norm)
-            rate = learning_rate(step.number, step.of, settings.learning_rate, settings.warmup, settings.decay)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            step.log(loss=loss, gradient_norm=norm, learning_rate=rate)
+    for step in run.steps(model, optimizer, train_set, epochs=settings.epochs):
+        try:
+            loss = step.backward(micro_batch_loss)  # every rank now holds the same gradients, to the last bit
+        except sb.NonFinite:
+            if settings.nonfinite == "stop":
+                raise
+            step.log(skipped=1)
+            continue
+        norm = sb.clip_grad_norm_(model.parameters(), settings.clip_norm)
+        rate = learning_rate(step.number, step.of, settings.learning_rate, settings.warmup, settings.decay)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        step.log(loss=loss, gradient_norm=norm, learning_rate=rate)
 
-            if step.ends_epoch(settings.evaluate_every) and not step.is_last:
-                metrics, _ = evaluate(model, test_set, config, run.world)
-                step.log(epoch=step.epochs, **metrics)
+        if step.ends_epoch(settings.evaluate_every) and not step.is_last:
+            step.log(epoch=step.epochs, **metrics(model, test_set, run)[0])
 
-        metrics, _ = evaluate(model, test_set, config, run.world)
-        run.finish(**metrics)
+    run.finish(**metrics(model, test_set, run)[0])
 
 
 def micro_batch_loss(network: nn.Module, batch: list[Tensor]) -> Tensor:
@@ -87,4 +70,4 @@ def learning_rate(step: int, steps: int, peak: float, warmup: float, decay: floa
 
 
 if __name__ == "__main__":
-    launch.call(PROJECT, train, CONFIG, OUT)
+    sb.main(train)

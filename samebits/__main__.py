@@ -1,0 +1,6 @@
+"""`python -m samebits`: the command."""
+
+from .cli import main
+
+if __name__ == "__main__":
+    main()

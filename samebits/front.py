@@ -1,0 +1,283 @@
+"""The front door: a stage starts, from the command line to the owner's function, and ends in plain words on failure.
+
+`samebits train` reads params.yaml, sets the environment and starts Python once with it, because torch and numpy read
+variables when they load. It hashes the code and watches which files are opened, and only then imports the owner's
+modules. So nothing has to stand before the imports of `train.py`.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from . import loader
+from .address import loaded, manifest
+from .base.output import outlive_readers
+from .base.project import NAME, Project, work_for
+from .config.params import load
+from .config.settings import Data, Section, Settings
+from .core.errors import RunError, UserError, of_system
+from .core.flags import require_held, set_environment, stated_variables
+from .core.seeds import derive, seed_everything
+from .guards import opened, stages
+
+overriding = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key of params.yaml; repeatable.",
+)
+out_option = click.option(
+    "--out",
+    default="artifacts",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The run directory.",
+)
+ranks_option = click.option(
+    "--ranks",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Start so many ranks on this host; any number gives the same bits.",
+)
+Function = Callable[..., None]
+Work = Callable[[Any, Path], None]  # is given the config, or a section of it, and the run directory
+
+
+class Ours:
+    """The project in whose folder the command runs; it is looked at when a verb first asks."""
+
+    @cached_property
+    def project(self) -> Project:
+        """The project.
+
+        Raises:
+            UserError: the folder holds none; or the library that runs is not the project's own.
+        """
+        project = Project.at(Path.cwd())
+        loaded.require_own_library(project)
+        loader.cover(project.name)
+        work_for(project)
+        return project
+
+    @cached_property
+    def schema(self) -> type[Settings]:
+        """The schema of its params.yaml."""
+        return schema(self.project)
+
+    def tracking_uri(self) -> str:
+        """Where MLflow keeps this project's runs."""
+        from .tracking.tracking import address_of
+
+        return address_of(load(self.schema).tracking.uri)
+
+
+def main(stage: Function) -> NoReturn:
+    """Start the stage of this name, as `samebits train` does: the last lines of train.py, prepare.py and evaluate.py.
+
+        if __name__ == "__main__":
+            sb.main(train)
+
+    With them `python -m <package>.train` and `torchrun -m <package>.train` do what `samebits train` does: this process
+    becomes that command. It loads torch a second time.
+    """
+    words = sys.orig_argv
+    options = words[1 : words.index("-m")] if "-m" in words else []
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *options, "-m", NAME, stage.__name__, *sys.argv[1:]])
+
+
+@click.command()
+@overriding
+@out_option
+@click.pass_obj
+def prepare(ours: Ours, overrides: tuple[str, ...], out: Path) -> None:
+    """Write the training and test sets from the dataset."""
+    run(ours, "prepare", overrides, out)
+
+
+@click.command()
+@overriding
+@out_option
+@ranks_option
+@click.pass_obj
+def train(ours: Ours, overrides: tuple[str, ...], out: Path, ranks: int) -> None:
+    """Train; --ranks N trains on N processes, to the same bits."""
+    run(ours, "train", overrides, out, ranks)
+
+
+@click.command()
+@overriding
+@out_option
+@click.pass_obj
+def evaluate(ours: Ours, overrides: tuple[str, ...], out: Path) -> None:
+    """Measure a run's weights on the test set."""
+    run(ours, "evaluate", overrides, out)
+
+
+def run(ours: Ours, name: str, overrides: Sequence[str], out: Path, ranks: int = 1) -> None:
+    """Run a stage of the project `ours.project` in this process, to its end."""
+    outlive_readers()
+    try:
+        project: Project = ours.project
+        config = begin(project, overrides, out, ranks, trains=name == "train")
+        function = _function(project, name)
+    except RunError as failure:
+        _end(failure)
+    call(project, STAGES[name](project, function), config, out, only="data" if name == "prepare" else "")
+
+
+def begin(project: Project, overrides: Sequence[str], out: Path, ranks: int = 1, trains: bool = False) -> Settings:
+    """The checked config of a stage whose code is hashed and watched from here on.
+
+    On return the environment holds what torch and numpy read once, when they load. Where something was
+    missing, this process has started itself again with it. A stage that `trains` may be asked for several ranks:
+    then this process starts them, and ends with their exit code.
+    """
+    loaded.remember(project)
+    opened.watch(project, [Path(sys.prefix), *([] if trains else [out])], out if trains else None)
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank of torchrun
+        from .start.ranks import end_with_launcher
+
+        end_with_launcher()
+    config = load(schema(project), overrides=overrides)
+    if ranks > 1:
+        _start_ranks(config, overrides, out, ranks)
+    set_environment(config.options.determinism)
+    for name in (config.data.prepared, *config.unhashed.files):
+        opened.know(project.root / name)
+    return config
+
+
+def schema(project: Project) -> type[Settings]:
+    """The class `Config` of the owner's config.py.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = getattr(_module(project, "config"), "Config", None)
+    if not (isinstance(found, type) and issubclass(found, Settings)):
+        seen = f"Config = {found!r}" if found else "no class Config"
+        raise UserError(f"{_shown(project, 'config')}: {seen} seen, class Config({NAME}.Settings) wanted")
+    return found
+
+
+def _function(project: Project, name: str) -> Function:
+    """The owner's function of a stage."""
+    found = getattr(_module(project, name), name, None)
+    if not callable(found):
+        seen = f"{name} = {found!r}" if found else f"no function {name}"
+        raise UserError(f"{_shown(project, name)}: {seen} seen, def {name}({SIGNATURES[name]}) wanted")
+    return found
+
+
+def _module(project: Project, name: str) -> Any:
+    """A module of the owner's package, from the project's own folder."""
+    if not (project.package / f"{name}.py").is_file():
+        raise UserError(f"{_shown(project, name)}: missing; restore it from git")
+    if (source := str(project.package.parent)) not in sys.path[:1]:
+        sys.path.insert(0, source)  # before another project of the same name that is installed here
+    return import_module(f"{project.name}.{name}")
+
+
+def _shown(project: Project, name: str) -> Path:
+    return (project.package / f"{name}.py").relative_to(project.root)
+
+
+def _prepare(project: Project, function: Function) -> Work:
+    """What checks the dataset, has the owner's function prepare it, and states what it has written."""
+
+    def prepared(config: Data, out: Path) -> None:
+        manifest.require_raw(config)
+        folder = Path(config.prepared)
+        folder.mkdir(parents=True, exist_ok=True)
+        function(config, Path(config.raw), folder)
+        manifest.write(folder, requested=config, raw=config.read == "both")
+
+    return prepared
+
+
+def _train(project: Project, function: Function) -> Work:
+    def trained(config: Settings, out: Path) -> None:
+        from .run import Run
+
+        with Run(project, config, out) as run:
+            function(run)
+
+    return trained
+
+
+def _evaluate(project: Project, function: Function) -> Work:
+    def evaluated(config: Settings, out: Path) -> None:
+        from .run import Stage, alone
+
+        function(Stage(project, config, out, alone(config)))
+
+    return evaluated
+
+
+STAGES: dict[str, Callable[[Project, Function], Work]] = {
+    "prepare": _prepare,
+    "train": _train,
+    "evaluate": _evaluate,
+}
+SIGNATURES = {"prepare": "config, raw, folder", "train": "run", "evaluate": "stage"}
+
+
+def _start_ranks(config: Settings, overrides: Sequence[str], out: Path, ranks: int) -> NoReturn:
+    if "RANK" in os.environ:
+        raise UserError(f"--ranks {ranks} given to a rank of torchrun; give torchrun --nproc-per-node {ranks} instead")
+    if ranks > config.parallel.micro_batches:
+        most = f"parallel.micro_batches={config.parallel.micro_batches}"
+        raise UserError(f"--ranks {ranks} given, at most {most} wanted: each runs one")
+    from .start.ranks import torchrun
+
+    words = [*(word for override in overrides for word in ("--set", override)), "--out", str(out)]
+    sys.exit(torchrun(NAME, ["train", *words], ranks, stated_variables(config.options.determinism)))
+
+
+def call(project: Project, stage: Work, config: Settings, out: Path, only: str = "") -> None:
+    """Run a stage; a failure that a user can cause ends it with a line or two and an exit code, not a traceback.
+
+    The stage is given the whole config, or `only` one of its sections: then no other key can change its outcome.
+    All generators are seeded before it, so that a stage repeats that draws numbers outside a run.
+    """
+    try:
+        sections = [only, "determinism"] if only else type(config).sections()  # `begin` has set its flags
+        given = getattr(config, only) if only else config
+        with _emptied(given), stages.watched(project, sections, whole=not only, unhashed=config.unhashed.modules):
+            seed_everything(derive(0 if only else config.seed, "init"))
+            stage(given, out)
+            require_held()
+    except RunError as failure:
+        _end(failure)
+    except OSError as error:
+        if not (failed := of_system(error)):
+            raise
+        _end(failed)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _emptied(given: Section) -> AbstractContextManager[None]:
+    """The folder of the prepared data begins empty where a stage is given the section `data` alone."""
+    if not isinstance(given, Data):
+        return nullcontext()
+    from .guards.emptied import prepared_anew
+
+    return prepared_anew(Path(given.prepared))
+
+
+def _end(failure: RunError) -> NoReturn:
+    failure.report()
+    sys.exit(failure.exit_code)

@@ -1,0 +1,213 @@
+"""The front door: the environment stands before torch is imported, and each of the owner's modules is watched."""
+
+import ast
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clone import command, copied, edit
+from conftest import PACKAGE, Trained, python, training
+
+import samebits
+from samebits.address.manifest import sha256_file
+from samebits.config.settings import Determinism
+from samebits.core.flag_table import ALLOCATION
+from samebits.core.flags import applicable, missing_variables
+
+STRICT = Determinism(cpu="portable", relax=())
+VARIABLES = [flag.name for flag in applicable(STRICT) if flag.setting]
+OWN = {"MALLOC_TRIM_THRESHOLD_": "1048576"}
+
+NOTING = """
+import json, os, sys
+
+def note(event):
+    facts = {"event": event, "pid": os.getpid(), "arguments": sys.orig_argv,
+             "hashes_randomised": sys.flags.hash_randomization, "environ": dict(os.environ)}
+    with open(os.environ["NOTES"], "a") as notes:
+        print(json.dumps(facts), file=notes)
+
+def hook(event, arguments):
+    if event == "import" and arguments[0] in ("torch", "numpy"):
+        note(arguments[0])
+        os._exit(0)
+
+note("start")
+sys.addaudithook(hook)
+"""
+
+
+def notes_of(tmp_path: Path, words: tuple[str, ...], env: dict[str, str | None]) -> list[dict[str, Any]]:
+    """What a stage notes at each start of its process, and when it first imports torch or numpy and ends."""
+    (tmp_path / "sitecustomize.py").write_text(NOTING)
+    notes = tmp_path / "notes"
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    env = env | {"PYTHONPATH": path, "NOTES": str(notes)}
+    done = python("-X", "dev", "-m", *words, "--set", "seed=5", env=env)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in notes.read_text().splitlines()]
+
+
+def unset_at_import(notes: list[dict[str, Any]]) -> list[str]:
+    """The variables that were not in place when torch or numpy was first imported."""
+    return list(missing_variables(STRICT, notes[-1]["environ"]))
+
+
+STAGES = [("samebits", stage) for stage in ("prepare", "train", "evaluate")]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_stage_starts_again_once_and_is_strict_before_torch_is_imported(tmp_path: Path, stage: tuple[str, ...]):
+    notes = notes_of(tmp_path, stage, dict.fromkeys(VARIABLES))
+    assert [note["event"] for note in notes[:-1]] == ["start", "start"]
+    assert notes[-1]["event"] in ("torch", "numpy") and unset_at_import(notes) == []
+    assert len({note["pid"] for note in notes}) == 1
+    assert notes[0]["arguments"][1:] == notes[1]["arguments"][1:]
+    assert [note["hashes_randomised"] for note in notes] == [1, 0, 0]
+
+
+def test_stage_with_everything_in_place_does_not_start_again(tmp_path: Path):
+    notes = notes_of(tmp_path, STAGES[0], {})
+    assert [note["event"] for note in notes[:-1]] == ["start"] and unset_at_import(notes) == []
+
+
+@pytest.mark.parametrize("own", [{}, OWN])
+def test_training_keeps_memory_as_the_table_says_or_as_its_user_does(tmp_path: Path, own: dict[str, str]):
+    notes = notes_of(tmp_path, STAGES[1], {**dict.fromkeys(ALLOCATION), **own})
+    assert [note["event"] for note in notes[:-1]] == ["start"] * (1 if own else 2)
+    environ = notes[-1]["environ"]
+    assert {name: environ[name] for name in [*ALLOCATION, *OWN] if name in environ} == (own or ALLOCATION)
+
+
+# ---- by which command a stage is started
+
+TORCHRUN = ("torch.distributed.run", "--standalone", "--local-addr=localhost", "--nproc-per-node=2", "-m")
+LONG = pytest.mark.long
+HABITS = {
+    "module": (f"{PACKAGE}.train",),
+    "ranks of the module": (f"{PACKAGE}.train", "--ranks", "2"),
+    "torchrun of the module": (*TORCHRUN, f"{PACKAGE}.train"),
+    "torchrun": (*TORCHRUN, "samebits", "train"),
+}
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=() if way == "module" else LONG) for way in HABITS])
+def test_other_commands_give_the_same_bits(way: str, prepared: Path, tmp_path: Path, untracked: Trained):
+    done = python("-m", *HABITS[way], *training(tmp_path / "run", prepared, "tracking.enabled=false"))
+    assert done.returncode == 0, done.stderr
+    assert sha256_file(tmp_path / "run" / "model.safetensors") == untracked.weights
+
+
+def test_stage_of_its_module_keeps_the_options_of_python():
+    done = python("-X", "importtime", "-m", f"{PACKAGE}.train", "--help")
+    assert done.returncode == 0 and done.stdout.startswith("Usage: python -m samebits train ")
+    assert done.stderr.count("import time: self [us]") == 2
+
+
+# ---- the owner's modules
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """A copy of this project to plant faults in."""
+    files = "params.yaml", "pyproject.toml", "dvc.yaml"
+    return copied(tmp_path / "other", ("src", "vendor", "requirements", "data/raw"), files)
+
+
+def refused(project: Path, stage: str) -> str:
+    """The line with which a stage is refused."""
+    done = command(project, "samebits", stage)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr + done.stdout
+    return done.stderr.strip()
+
+
+FAULTS = {
+    "no function": (
+        "prepare",
+        "def prepare(",
+        "def prepared(",
+        "no function prepare seen, def prepare(config, raw, fol",
+    ),
+    "another thing": ("prepare", "def prepare(", "prepare = 3\ndef prepared(", "prepare = 3 seen, def prepare(config"),
+    "no config": (
+        "config",
+        "class Config(sb.Settings)",
+        "class Keys(sb.Settings)",
+        "no class Config seen, class Config(s",
+    ),
+    "another config": ("config", "class Config(sb.Settings)", "class Config", "Config = <class"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_module_without_what_a_stage_needs_is_refused_in_a_line(fault: str, other: Path):
+    module, old, new, said = FAULTS[fault]
+    edit(other / "src" / PACKAGE / f"{module}.py", (old, new))
+    assert refused(other, "prepare").startswith(f"src/{PACKAGE}/{module}.py: {said}")
+
+
+def test_missing_module_is_refused_and_not_another_projects_taken(other: Path):
+    """This project has one of that name, too, and lies behind it on Python's path."""
+    (other / "src" / PACKAGE / "prepare.py").unlink()
+    own = os.pathsep.join([f"{other}/vendor", f"{other}/src", os.environ["PYTHONPATH"]])
+    done = python("-m", "samebits", "prepare", cwd=other, env={"PYTHONPATH": own})
+    assert (done.returncode, done.stderr) == (2, f"src/{PACKAGE}/prepare.py: missing; restore it from git\n")
+
+
+def test_package_of_the_folder_runs_before_one_of_the_same_name(other: Path):
+    edit(other / "src" / PACKAGE / "prepare.py", ("def prepare(", "print('this one')\ndef prepare("))
+    own = os.pathsep.join([f"{other}/vendor", os.environ["PYTHONPATH"]])
+    done = python("-m", "samebits", "prepare", cwd=other, env={"PYTHONPATH": own})
+    assert done.returncode == 0 and done.stdout.startswith("this one\n"), done.stderr
+
+
+OPENS = "import json\nfrom pathlib import Path\n{}\nclass Model("
+READS = 'WIDTH = json.loads(Path("width.json").read_text())\n'
+
+
+@pytest.mark.parametrize("module", ["config", "model"])
+def test_file_that_a_module_opens_while_it_is_imported_is_refused(module: str, other: Path, prepared: Path):
+    """config.py, too, whose keys are wanted before anything else of the owner's."""
+    (other / "width.json").write_text("8")
+    path = other / "src" / PACKAGE / f"{module}.py"
+    path.write_text(f"import json\nfrom pathlib import Path\n{READS}{path.read_text()}")
+    done = command(other, "samebits", "train", *training(other / "run", prepared, "tracking.enabled=false"))
+    line = f"width.json (by {module}.py:3): opened, but not in the content address"
+    assert done.returncode == 2 and done.stderr.startswith(line), done.stderr
+    edit(other / "params.yaml", ("  files: []", "  files: [width.json]"))
+    done = command(other, "samebits", "train", *training(other / "run", prepared, "tracking.enabled=false"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_folder_that_is_no_project_is_told(tmp_path: Path):
+    (tmp_path / "pyproject.toml").write_text("[tool.other]\n")
+    for words in (["train"], ["verify"], ["address"]):
+        done = python("-m", "samebits", *words, cwd=tmp_path)
+        said = f"{tmp_path}/pyproject.toml: no package in [tool.samebits] seen"
+        assert done.returncode == 2 and done.stderr.startswith(said) and done.stderr.count("\n") == 1, done.stderr
+    assert python("-m", "samebits", "--help", cwd=tmp_path).returncode == 0
+
+
+# ---- the public names
+
+
+def test_import_of_the_library_is_fast_and_loads_no_torch():
+    code = "import sys, samebits; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    loaded = python("-c", code).stdout.split()
+    assert not {"torch", "numpy", "pydantic", "click"} & {*loaded} and "samebits" in loaded
+    code = "import sys, samebits as sb; sb.Section, sb.Neutral, sb.main; print('torch' in sys.modules)"
+    assert python("-c", code).stdout == "False\n"
+
+
+def test_each_public_name_is_known_to_type_checkers_and_documented():
+    tree = ast.parse(Path(samebits.__file__).read_text())
+    (checking,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {(node.module, alias.name) for node in checking.body for alias in getattr(node, "names", ())}
+    assert seen == {(module, name) for module, names in samebits.PUBLIC.items() for name in names}
+    for name in samebits.__all__:
+        value = getattr(samebits, name)
+        assert name in ("Neutral", "Environment") or value.__doc__, name
+    with pytest.raises(AttributeError, match="no public name 'runs'; it has Data, "):
+        samebits.runs  # noqa: B018
