@@ -213,6 +213,7 @@ class Peer:
         self.optimizer = optimizer
         self.parts = self._make(model, optimizer, dataset, self._batch // self._micro_batches)
         self.batches = self.parts.batches()
+        route(model, self.parts.network)
         for number in range(of := steps or math.ceil(epochs * len(dataset) / self._batch)):
             self._pace.begins()
             yield Step(self, number, of)
@@ -225,6 +226,25 @@ def moved(batch: Any, device: Any) -> Any:
     return batch.to(device, non_blocking=True) if hasattr(batch, "to") else [moved(each, device) for each in batch]
 
 
+def route(model: Any, network: Any) -> None:
+    """Have the loop's calls of the model go through what a trainer has made of it."""
+    if network is model:
+        return
+    its, is_inside = type(model), False
+
+    def call(self: Any, *given: Any, **named: Any) -> Any:
+        nonlocal is_inside
+        if self is not model or is_inside:
+            return its.__call__(self, *given, **named)
+        is_inside = True
+        try:
+            return network(*given, **named)
+        finally:
+            is_inside = False
+
+    model.__class__ = type(its.__name__, (its,), {"__call__": call})
+
+
 class Step:
     """What the loop asks a step for."""
 
@@ -233,19 +253,27 @@ class Step:
     def __init__(self, run: Peer, number: int, of: int) -> None:
         self._run, self.number, self.of = run, number, of
 
-    def backward(self, compute: Callable[[Any, Any], Any]) -> Any:
-        """Leave the mean gradient of the global batch; the loss of the last micro-batch."""
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the micro-batches of this process; then `.grad` holds the mean gradient of the global batch."""
         import torch
 
         run, parts, device = self._run, self._run.parts, self._run.device
         run.optimizer.zero_grad()
         for micro in range(run.share):
             batch = moved(next(run.batches), device)
-            with nullcontext() if micro == run.share - 1 else parts.unsynced():
-                with torch.autocast(device.type, torch.bfloat16) if run.bfloat16 else nullcontext():
-                    loss = compute(parts.network, batch) / run.share
-                parts.backward(loss)
-        return loss
+            with (
+                nullcontext() if micro == run.share - 1 else parts.unsynced(),
+                torch.autocast(device.type, torch.bfloat16) if run.bfloat16 else nullcontext(),
+            ):
+                yield batch
+
+    def backward(self, loss: Any) -> None:
+        """The loss of the last micro-batch is the step's."""
+        import torch
+
+        run, self.loss = self._run, loss
+        with torch.autocast(run.world.device.type, enabled=False):
+            run.parts.backward(loss / run.share)
 
     def ends_epoch(self, every: int = 1) -> bool:
         """Nothing is evaluated."""
@@ -259,6 +287,6 @@ def train_by(make: Make, config: Config, pace: Any, project: Any) -> None:
     """Run the project's own loop, its module `train`, with these parts in each step."""
     peer = Peer(make, config, pace)
     # what its loop takes of the library
-    project.sb = SimpleNamespace(clip_grad_norm_=lambda parameters, longest: peer.parts.clip(longest), NonFinite=Ended)
+    project.sb = SimpleNamespace(clip_grad_norm_=lambda parameters, longest: peer.parts.clip(longest))
     with suppress(Ended):
         project.train(peer)

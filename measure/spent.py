@@ -24,7 +24,10 @@ DIGITS = [name for name, workload in WORKLOADS.items() if not workload.recipe]
 WARM, OTHER = 20, "all else, in Python"
 # what is timed -> functions as module:name; those of the project's library without its package
 ITEMS: dict[str, tuple[str, ...]] = {
-    "forward": ("repro_project.train:micro_batch_loss",),
+    "forward": (
+        *(f"repro_project.model:{network}.forward" for network in ("ConvNet", "Transformer")),
+        "torch.nn.functional:cross_entropy",
+    ),
     "backward": ("torch:Tensor.backward",),
     "optimizer": ("torch.optim:AdamW.step",),
     "norm of the gradients": ("torch.nn.utils:clip_grad_norm_", "core.exact:clip_grad_norm_"),

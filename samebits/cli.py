@@ -38,6 +38,9 @@ class Grouped(click.Group):
         except click.UsageError as error:
             click.echo(error.format_message(), err=True)
             sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            sys.exit(130)
         except (RunError, OSError) as error:
             failure = of_system(error) if isinstance(error, OSError) else error
             if not failure:

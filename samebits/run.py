@@ -236,7 +236,7 @@ class Run(Stage[C]):
         parallel, lead = self.config.parallel, self.world.is_main
         size = parallel.global_batch // parallel.micro_batches
         yield self._portability
-        yield logged.Shapes(loop.network, loop.model, size, self._describe)
+        yield logged.Shapes(loop.model, size, self._describe)
         yield UnsavedState(loop.model, _report if lead else lambda line: None)
         yield Opened()
         yield Replicas(self.config.integrity.compare_every, self.world, loop.gradients.replicas)

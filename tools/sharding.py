@@ -13,7 +13,6 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +91,7 @@ def measure(way: str, width: int, micro_batches: int, steps: int, levels: int) -
     def step() -> None:
         if way not in STOCK:
             for micro_batch in gradients.micro_batches():
-                gradients.add(partial(loss_of, gradients.module, micro_batch))
+                gradients.add(loss_of(model, micro_batch))
             gradients.reduce()
             clip_grad_norm_(model.parameters(), 1.0)
         else:

@@ -1,6 +1,6 @@
 """The typed config behind params.yaml."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -39,7 +39,6 @@ class Train(sb.Section):
     warmup: Fraction
     decay: Fraction
     clip_norm: PositiveFloat
-    nonfinite: Literal["stop", "skip"]
     evaluate_every: sb.Neutral[PositiveInt]
     evaluate_batch: PositiveInt
 

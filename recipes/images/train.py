@@ -1,9 +1,6 @@
 """The training loop: SGD with momentum, a cosine, and an average of the weights, which is the result."""
 
-from functools import partial
-
 import torch
-from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -29,25 +26,20 @@ def train(run: sb.Run[Config]) -> None:
 
     # checkpoints hold the average, too
     for step in run.steps(model, optimizer, train_set, epochs=settings.epochs, state={"average": average}):
-        loss = step.backward(partial(micro_batch_loss, smoothing=settings.smoothing))
+        for images, labels in step:
+            step.backward(F.cross_entropy(model(images), labels, label_smoothing=settings.smoothing))
         rate = learning_rate(step.number, step.of, settings.learning_rate, settings.warmup)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
         average.update_parameters(model)
-        step.log(loss=loss, learning_rate=rate)
+        step.log(loss=step.loss, learning_rate=rate)
 
         if step.ends_epoch(settings.evaluate_every) and not step.is_last:
             step.log(epoch=step.epochs, **metrics(average, test_set, run))
 
     model.load_state_dict(average.module.state_dict())  # what `finish` writes
     run.finish(**metrics(model, test_set, run))
-
-
-def micro_batch_loss(network: nn.Module, batch: list[Tensor], smoothing: float = 0.0) -> Tensor:
-    """The mean loss of one micro-batch, a scalar."""
-    images, labels = batch
-    return F.cross_entropy(network(images), labels, label_smoothing=smoothing)
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: float) -> float:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import samebits as sb
@@ -24,23 +24,19 @@ def train(run: sb.Run[Config]) -> None:
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
 
     for step in run.steps(model, optimizer, train_set, steps=settings.steps):
-        loss = step.backward(micro_batch_loss)
+        for tokens in step:  # each is foretold from those before it
+            step.backward(F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()))
         norm = sb.clip_grad_norm_(model.parameters(), settings.clip_norm)
         rate = learning_rate(step.number, step.of, settings.learning_rate, settings.warmup, settings.decay)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
-        step.log(loss=loss, gradient_norm=norm, learning_rate=rate)
+        step.log(loss=step.loss, gradient_norm=norm, learning_rate=rate)
 
         if (step.number + 1) % settings.evaluate_every == 0 and not step.is_last:
             step.log(**metrics(model, test_set, run))
 
     run.finish(**metrics(model, test_set, run))
-
-
-def micro_batch_loss(network: nn.Module, batch: Tensor) -> Tensor:
-    """The mean loss of one micro-batch, a scalar: each token is foretold from those before it."""
-    return F.cross_entropy(network(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The training loop, with several losses."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 import samebits as sb
@@ -24,24 +24,20 @@ def train(run: sb.Run[Config]) -> None:
     optimizer = torch.optim.AdamW(trained, weight_decay=settings.weight_decay, fused=True)
 
     for step in run.steps(model, optimizer, train_set, epochs=settings.epochs):
-        loss = step.backward(micro_batch_loss)
+        for batch in step:
+            parts = losses(model(batch["seen"]), batch)
+            step.backward(torch.stack([weight * parts[name] for name, weight in WEIGHTS.items()]).sum())
         norm = sb.clip_grad_norm_(trained, settings.clip_norm)
         rate = learning_rate(step.number, step.of, settings.learning_rate, settings.rise)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
-        step.log(loss=loss, gradient_norm=norm, learning_rate=rate)
+        step.log(loss=step.loss, gradient_norm=norm, learning_rate=rate)
 
         if step.ends_epoch(settings.evaluate_every) and not step.is_last:
             step.log(epoch=step.epochs, **metrics(model, test_set, run))
 
     run.finish(**metrics(model, test_set, run))
-
-
-def micro_batch_loss(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """The weighted sum of all losses of one micro-batch, a scalar."""
-    parts = losses(network(batch["seen"]), batch)
-    return torch.stack([weight * parts[name] for name, weight in WEIGHTS.items()]).sum()
 
 
 def losses(output: Output, batch: dict[str, Tensor]) -> dict[str, Tensor]:

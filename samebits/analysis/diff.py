@@ -7,29 +7,35 @@ from typing import Any
 
 from ..base.text import differences, short, some
 from ..core.flags import FLAGS
-from ..record.chain import HAS_WEIGHTS
+from ..record.chain import HAS_WEIGHTS, SUM
 from ..record.chains import first_difference
 from ..record.view import RunView
 
 ANYWHERE = "anywhere"  # a phase that nobody knows
 AFTER, MEASURING = "after the last step", "the final metrics"  # what no step of a trace holds
+SUMS = "which one run alone makes"  # of a sum
 EQUAL, SO_FAR, DIFFERENT, UNKNOWN = "EQUAL", "EQUAL SO FAR", "DIFFERENT", "UNKNOWN"
 PHASES = ("batch", "output", "loss", "gradient", "weights", "optimizer")  # in the order of a step
 
 
 @dataclass(frozen=True)
 class Place:
-    """The first difference: step, phase, and the tensors that differ in it (none at level `step`)."""
+    """The first difference: step, phase, and the tensors that differ in it (none at level `step`).
+
+    `number` is that of the sum in its step: 0, but in loops that iterate over a step more than once.
+    """
 
     step: int
     phase: str
     tensors: tuple[str, ...]
     of: int  # how many tensors the phase has
+    number: int = 0
 
     def __str__(self) -> str:
         named = f", {self.tensors[0]}" if self.tensors else ""
         more = f" and {len(self.tensors) - 1} more of {self.of}" if len(self.tensors) > 1 else ""
-        return f"step {self.step}, {self.phase}{named}{more}"
+        again = f", sum {self.number}" if self.number else ""
+        return f"step {self.step}{again}, {self.phase}{named}{more}"
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ def load(path: Path, name: str = "") -> RunView:
 
 def verdict(one: RunView, other: RunView) -> Verdict:
     """Whether two runs are equal, by all that their traces and their receipts state."""
-    sides, lengths = (one, other), (len(one.steps), len(other.steps))
+    sides, lengths = (one, other), (one.traced, other.traced)
     if doubts := [f"{side.name}: {doubt}" for side in sides for doubt in side.doubts]:
         return Verdict(UNKNOWN, f"cannot be compared: {some(doubts)}")
     if place := first_place(one, other):
@@ -90,26 +96,36 @@ def verdict(one: RunView, other: RunView) -> Verdict:
 
 def first_place(one: RunView, other: RunView) -> Place | None:
     """The first difference of two traces; None if there is none, as far as both go."""
-    step = first_difference(one.steps, other.steps)
-    phases = [] if step is None else _phases(one.steps[step], other.steps[step])
+    row = first_difference(one.steps, other.steps)
+    if row is not None and (these := _sum(one.steps[row])) != (those := _sum(other.steps[row])):
+        step, number = min(these, those)  # the other run has no such sum
+        return Place(step, SUMS, (), 0, number)
+    phases = [] if row is None else _phases(one.steps[row], other.steps[row])
     by_phase: dict[str, list[str]] = {}
     columns = [column for column in one.columns if column in other.columns]
     if one.tensors is not None and other.tensors is not None:
         finer = first_difference(one.tensors, other.tensors)
-        if finer is not None and (step is None or finer <= step):
-            if step is None or finer < step:  # the weights of each step, say, that the other trace does not have
-                step, phases = finer, []
-            these, those = one.tensors[step], other.tensors[step]
+        if finer is not None and (row is None or finer <= row):
+            if row is None or finer < row:  # the weights of each step, say, that the other trace does not have
+                row, phases = finer, []
+            these, those = one.tensors[row], other.tensors[row]
             for name in columns:
                 if these[name] != those[name]:
                     by_phase.setdefault(name.split()[0], []).append(name.split(" ", 1)[1])
-    if step is None:
+    if row is None:
         return None
     phase = min([*phases, *by_phase], key=PHASES.index, default="weights")
     tensors = by_phase.get(phase, [])
     if phase == "gradient":
         tensors.reverse()  # the backward pass comes by the last one first
-    return Place(step, phase, tuple(tensors), sum(name.startswith(f"{phase} ") for name in columns))
+    of = sum(name.startswith(f"{phase} ") for name in columns)
+    step, number = _sum(one.steps[row])
+    return Place(step, phase, tuple(tensors), of, number)
+
+
+def _sum(row: Any) -> tuple[int, int]:
+    """The step of a row, and which of its sums it is."""
+    return int(row["step"]), int(row["flags"]) >> SUM
 
 
 def _phases(these: Any, those: Any) -> list[str]:
@@ -159,6 +175,7 @@ UNRECORDED[AFTER] = (
     "keeps for itself (name it in run.steps(state=...)), or with randomness that nobody seeds"
 )
 UNRECORDED[MEASURING] = "the weights are the same, so the evaluation does not repeat, or a receipt was altered"
+UNRECORDED[SUMS] = "the loops iterate over the step so many times: what they go by is state or data that nobody saves"
 UNRECORDED[ANYWHERE] = "nothing that is recorded differs: compare the run directories, whose traces tell the phase"
 UNRECORDED |= {"loss": UNRECORDED["output"], "optimizer": UNRECORDED["weights"]}
 

@@ -103,10 +103,16 @@ def differences(one: Mapping[str, Tensor], other: Mapping[str, Tensor], phase: s
     """The first tensors of a phase that differ, each with by how much."""
     names = [name for name in one if name in other and name.startswith(phase)]
     differing = [name for name in names if _bits(one[name]).ne(_bits(other[name])).any()]
+    differing = [name for name in differing if _sum(name) == _sum(differing[0])]  # a later one follows from it
     if phase == "gradient":
         differing.reverse()  # the backward pass comes by the last one first
     more = [f"and {len(differing) - SHOWN} more"] if len(differing) > SHOWN else []
     return [f"{name}: {how_much(one[name], other[name])}" for name in differing[:SHOWN]] + more
+
+
+def _sum(name: str) -> str:
+    """Which sum of its step a tensor belongs to."""
+    return name.partition(", sum ")[2].partition(",")[0]
 
 
 def how_much(one: Tensor, other: Tensor) -> str:

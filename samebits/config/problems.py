@@ -13,6 +13,7 @@ from ..base.text import some
 # What was once a key, or a key's value -> what became of it.
 FORMER = {
     "parallel.shards": "renamed parallel.micro_batches",
+    "train.nonfinite": "renamed compute.nonfinite",
     "parallel.lsb": "gone: gradients are added in float32, remove it",
     "parallel.gather": "gone: weights are gathered in their own dtype, remove it",
     "parallel.reduce=order_free": "renamed tree",

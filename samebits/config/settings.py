@@ -107,10 +107,11 @@ class Parallel(Section):
 
 
 class Compute(Section):
-    """Arithmetic other than plain float32; asking for it leaves the portable class of environments."""
+    """Arithmetic other than plain float32, which leaves the portable class of environments; and what infinities do."""
 
     precision: Literal["float32", "bfloat16"]
     compile: bool
+    nonfinite: Literal["stop", "skip"]
 
     @property
     def plain(self) -> bool:

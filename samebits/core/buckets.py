@@ -1,6 +1,7 @@
 """Gradients that travel together: a bucket holds its nodes of the tree, and sends them as one vector cut into parts."""
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class Bucket:
         self.accumulates = not self.is_half and all(len(held) == 1 for held in hooks)  # the one of `Accumulation`
 
     def take(self) -> list[Tensor]:
-        """Take the gradients out of `.grad`, so that a loss function that drops gradients drops none of these."""
+        """Take the gradients out of `.grad`, so that a loop that drops gradients drops none of these."""
         gradients: list[Tensor] = []
         for tensor in self.tensors:
             gradient, tensor.grad = tensor.grad, None
@@ -56,7 +57,7 @@ class Bucket:
 
     def lend(self) -> None:
         """Give autograd the gradients of the left sibling, where there is one, for the backward pass of the right."""
-        for tensor, gradient in zip(self.tensors, self.left, strict=False):
+        for tensor, gradient in zip(self.tensors, self.left or repeat(None), strict=False):
             tensor.grad = gradient
         self.left = []
 

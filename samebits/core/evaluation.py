@@ -28,9 +28,11 @@ def evaluating(
     model is in evaluation mode
     and without gradients inside. Transforms and modules may draw: each sample and each batch is seeded, from `seed`.
 
-    After it every module is in the mode that it had, a frozen one too, and the generators go on where they were.
+    After it every module is in the mode that it had, a frozen one too, and the generators go on where they were. A
+    model that was compiled in place is called as it was before, as in an evaluation of its weights alone.
     """
     modes = [(module, module.training) for module in model.modules()]
+    compiled, model._compiled_call_impl = model._compiled_call_impl, None
     try:
         model.eval()
         with preserved(), torch.no_grad():
@@ -43,6 +45,7 @@ def evaluating(
     finally:
         for module, training in modes:
             module.training = training
+        model._compiled_call_impl = compiled
 
 
 def sums(

@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
 
 from .accumulate import Accumulation
 from .buckets import HALVES
@@ -27,8 +28,6 @@ from .shards import shard_of
 from .state import State
 from .transport import Transport, local_size
 from .tree import Node, nodes_of, push
-
-Compute = Callable[[], Tensor]
 
 
 class Full(Accumulation):
@@ -86,6 +85,8 @@ class Full(Accumulation):
     def _cut_units(self, module: nn.Module, units: Sequence[nn.Module], optimizers: Optimizers) -> None:
         """Apply FSDP2 to each unit, and to what the module holds beside them; a model on the CPU moves unit by unit."""
         world, unsharded = self._within, kept_unsharded(module)
+        self._further, self._watched, self._seen = False, dict[int, Tensor](), set[int]()
+        self._watches: list[RemovableHandle] = []
         for tensor in [*unsharded, *module.buffers()]:
             tensor.data = tensor.data.to(world.device)
         mesh = DeviceMesh.from_group(cast(dist.ProcessGroup, world.group or dist.group.WORLD), world.device.type)
@@ -110,6 +111,8 @@ class Full(Accumulation):
             optimizers.replace({old: getattr(owner, name) for old, (owner, name) in zip(before, names, strict=True)})
             del before
             parameters = dict.fromkeys(getattr(owner, name) for owner, name in names)
+            places = [(owner, name, getattr(owner, name)) for owner, name in names]
+            self._watches.append(unit.register_forward_pre_hook(partial(self._watch, places)))
             trainable = {p: width for p, width in zip(parameters, widths, strict=True) if p.requires_grad}
             reduction = _Unit(self._reduce, list(trainable), list(trainable.values()))
             sharded.set_custom_reduce_scatter(cast(Any, reduction))
@@ -118,21 +121,47 @@ class Full(Accumulation):
             sharded.set_force_sum_reduction_for_comms(True)
         sharded.set_reduce_scatter_unused_params(True)
 
-    def micro_batches(self, rechecked: int | None = None) -> Iterator[int]:
+    def micro_batches(self, rechecked: int | None = None, further: bool = False) -> Iterator[int]:
         """As `Accumulation.micro_batches`. The pass of the `rechecked` one is made twice, by all ranks."""
         block, ranks = self._blocks[self.replicas.rank], self._within.size
         self._doubled = (rechecked - block[0]) // ranks if rechecked is not None and rechecked in block else -1
         self._passes, self._made = -(-len(block) // ranks) + (self._doubled >= 0), 0
-        return super().micro_batches(rechecked)
+        self._seen.clear()
+        return super().micro_batches(rechecked, further)
 
-    def _is_rechecked(self) -> bool:
+    def _watch(self, places: Sequence[tuple[nn.Module, str, Tensor]], *call: Any) -> None:
+        """A unit has gathered its weights: in a further sum, note which of them get a gradient, before it is reduced.
+
+        FSDP2 makes zeros of those that a micro-batch does not use.
+        """
+        if not self._further:
+            return
+        for owner, name, sharded in places:
+            gathered = getattr(owner, name)
+            if gathered.requires_grad and self._watched.get(id(sharded)) is not gathered:
+                self._watched[id(sharded)] = gathered
+                note = partial(self._note, id(sharded))
+                self._watches.append(gathered.register_post_accumulate_grad_hook(note))
+
+    def _note(self, sharded: int, gathered: Tensor) -> None:
+        self._seen.add(sharded)
+
+    def _users(self) -> set[int]:
+        return super()._users() & {id(parameter) for parameter in self._parameters} | self._seen
+
+    def _turns(self) -> Iterator[tuple[int, bool, bool]]:
+        """As `Accumulation._turns`; the passes that other ranks still make are trials of the last micro-batch."""
+        yield from super()._turns()
+        while self._made < self._passes:
+            yield self._number, True, False
+
+    def _is_rechecked(self, number: int) -> bool:
         return self._made == self._doubled
 
-    def _backpropagate(self, compute: Compute) -> Tensor:
-        self._latest = compute
-        loss = super()._backpropagate(compute)
+    def add(self, loss: Tensor) -> None:
+        """As `Accumulation.add`."""
+        super().add(loss)
         self._made += 1
-        return loss
 
     def _reduce(self, unit: "_Unit", given: Tensor, out: Tensor) -> None:
         """Add a unit's gradients, one row for each rank, to those of the passes before; `out` gets this rank's part."""
@@ -163,23 +192,25 @@ class Full(Accumulation):
         if self._made + 1 < self._passes:
             parameter.grad = None
 
-    def reduce(self) -> Tensor:
-        """As `Accumulation.reduce`, after the passes that other ranks still make."""
-        self._guard.end()
-        self._trial, self._twice = True, False
-        while self._made < self._passes:
-            self.buffers.restore()
-            self._backpropagate(self._latest)
-        return super().reduce()
-
     def _give(self) -> None:
         super()._give()
         for parameter in self._cut:
+            if parameter.grad is None:
+                raise UserError(
+                    "parallel.shard=full: FSDP2 has not reduced all units: call the model itself in each sum, or set "
+                    "shard=optimizer"
+                )
             gradient = cast(DTensor, parameter.grad).to_local().reshape(-1)
             place_gradient(parameter, shard_of(parameter).of(gradient), self._updated)
 
-    def _holders(self) -> Sequence[Tensor]:
-        return [*self._parameters, *self._cut, *self._updated.values()]
+    def end(self) -> None:
+        """As `Accumulation.end`."""
+        super().end()
+        for watch in self._watches:
+            watch.remove()
+
+    def _summed(self) -> Sequence[Tensor]:
+        return [*self._parameters, *self._cut]
 
 
 class _Room:

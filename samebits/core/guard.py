@@ -1,11 +1,12 @@
 """Checks that each micro-batch of a step is accumulated exactly once, and gives each parameter one gradient.
 
 A sum in which a micro-batch or a gradient is missing, or is there twice, looks like any other. So each line of a loop
-that could make one is refused by name.
+that could make one is refused by name, and again whenever the loop goes on after all.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +25,11 @@ class Guard:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._trainable = self._list_trainable()
-        self._mine: Sequence[int] = ()
-        self._added: list[int] = []
+        self._left: set[int] = set()  # the micro-batches that are still to be added
+        self._turn: int | None = None
+        self._begun = self._done = False  # the backward pass of the turn
+        self._is_open = False  # whether a sum is begun, and not reduced
+        self._refused: UserError | None = None
         self.taken: set[int] = set()
         self.propagating = False
 
@@ -33,26 +37,40 @@ class Guard:
         return {name: parameter for name, parameter in self._module.named_parameters() if parameter.requires_grad}
 
     def begin(self, mine: Sequence[int]) -> None:
-        """A step begins, in which this rank runs the micro-batches `mine`.
+        """A sum begins, to which this rank adds the micro-batches `mine`.
 
         Raises:
-            UserError: the gradients of the step before were never reduced, or other parameters are trainable now.
+            UserError: the sum before is not complete, or other parameters are trainable now.
         """
-        if self._mine:
-            raise UserError("gradients were added but never reduced: call reduce() once per step, at its end")
+        self._require_none_refused()
+        if self._is_open:
+            self._refuse("gradients were added but never reduced: let the loop over a step's micro-batches end")
         before, now = self._trainable, self._list_trainable()
         if changed := sorted(name for name in before.keys() | now.keys() if before.get(name) is not now.get(name)):
-            raise UserError(
+            self._refuse(
                 f"{', '.join(changed[:3])}: frozen, thawed or replaced after run.steps(); do that before it. To let a "
                 f"parameter rest for some steps, give its group lr=0 and weight_decay=0"
             )
-        self._mine, self._added = tuple(mine), []
+        self._left, self._is_open = {*mine}, True
 
-    def add(self, micro_batch: int) -> None:
-        """A micro-batch has its turn."""
-        if micro_batch in self._added:
-            raise UserError(f"micro-batch {micro_batch} was added twice: add the loss of each micro-batch once")
-        self._added.append(micro_batch)
+    def turn(self, micro_batch: int) -> None:
+        """It is this micro-batch's turn."""
+        self._turn, self._begun, self._done = micro_batch, False, False
+
+    def add(self) -> None:
+        """The loss of the micro-batch whose turn it is has come."""
+        self._require_none_refused()
+        if self._turn is None:
+            self._refuse(
+                "step.backward(loss) came outside of the loop over the step's micro-batches: call it once for each "
+                "of them, inside `for batch in step:`"
+            )
+        if self._begun:
+            self._refuse(
+                f"micro-batch {self._turn}: step.backward(loss) was called twice; add several losses up, and call it "
+                f"once for each micro-batch. For a sum of its own, iterate over the step again: for batch in step"
+            )
+        self._begun = True
 
     @contextmanager
     def backward(self) -> Iterator[None]:
@@ -64,25 +82,25 @@ class Guard:
         finally:
             self.propagating = False
         if not self.taken:
-            raise UserError(
-                "the loss gave no gradient to any parameter of the model of this run: compute it with the network "
-                "that the loss function is given"
+            self._refuse(
+                "the loss gave no gradient to any parameter of the model of this run: compute it by calling the model "
+                "that run.steps() was given, with gradients"
             )
 
     def take(self, parameter: Tensor) -> None:
         """A gradient of this parameter is complete."""
         if not self.propagating:
-            raise UserError(
-                "a backward() of your own reached the model: let the loss function return the loss, step.backward() "
-                "does the rest. Gradients for another purpose: torch.autograd.grad"
+            self._refuse(
+                "a backward() of your own reached the model: give the loss to step.backward(loss) instead. "
+                "Gradients for another purpose: torch.autograd.grad"
             )
         gradient = parameter.grad
         if gradient is not None and gradient.layout != torch.strided:
-            raise UserError(
+            self._refuse(
                 f"{self._name(parameter)}: its gradient is sparse, and the sum wants a dense one. Use sparse=False"
             )
         if id(parameter) in self.taken:
-            raise UserError(
+            self._refuse(
                 f"{self._name(parameter)}: its gradient came twice for one micro-batch. If the model calls "
                 f"torch.utils.checkpoint, give it use_reentrant=False; with parallel.shard=full, call each unit once"
             )
@@ -91,13 +109,36 @@ class Guard:
     def _name(self, parameter: Tensor) -> str:
         return next(name for name, known in self._trainable.items() if known is parameter)
 
-    def require(self, micro_batch: int) -> None:
-        """Refuse to go on without this micro-batch."""
-        if micro_batch not in self._added:
-            raise UserError(f"micro-batch {micro_batch} was never added: call add() for each one, before the next")
+    def done(self) -> None:
+        """The gradients of this turn are added."""
+        self._done = True
+
+    def require(self, last: bool) -> None:
+        """Refuse to go on from this turn, the `last` one of its micro-batch perhaps, without its gradients."""
+        self._require_none_refused()
+        if not self._done:
+            self._refuse(
+                f"micro-batch {self._turn}: an error in its step.backward(loss) was caught, and its gradients are "
+                f"incomplete: let the error end the run"
+                if self._begun
+                else f"micro-batch {self._turn}: step.backward(loss) was not called; call it once for each micro-batch"
+            )
+        if last:
+            self._left.discard(self._turn)
+        self._turn = None
 
     def end(self) -> None:
         """The gradients are reduced."""
-        for micro_batch in self._mine:
-            self.require(micro_batch)
-        self._mine = ()
+        self._require_none_refused()
+        if self._left:
+            self._refuse(f"micro-batch {min(self._left)}: step.backward(loss) was not called before the end of the sum")
+        self._is_open = False
+
+    def _refuse(self, message: str) -> NoReturn:
+        self._refused = UserError(message)
+        raise self._refused
+
+    def _require_none_refused(self) -> None:
+        """Refuse a sum of which something was refused before, and the error caught."""
+        if self._refused:
+            raise self._refused

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import chain
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from .alike import fail_alike
-from .errors import Disagreement, RunError, of_system
+from .errors import Disagreement, RunError, UserError, of_system
 from .generators import preserved
 from .observer import Ballot, Observer, View
 from .options import Options
@@ -51,7 +51,8 @@ class Loop:
     Attributes:
         stop: how many steps the run has; `done`: how many of them are.
         gradients: the way of summing the model's gradients.
-        network: the model as it is to be called: compiled, or wrapped by DistributedDataParallel, as asked.
+        step: the one whose turn it is.
+        skipped: whether the last sum was not finite, so that there are no gradients (`compute.nonfinite: skip`).
         batches: one item per micro-batch that this rank runs, in order.
         observers: are told what happens, in this order.
         reason: why the loop ended before its last step, if it did.
@@ -71,8 +72,11 @@ class Loop:
         self.options, self.world, self.plan, self.stop, self.log = options, world, plan, stop, log
         self.state, self.model, self.optimizers, self.tamper = state, state.model, state.optimizers, tamper
         self.gradients = gradients_of(state, options.parallel, world, units)
-        module = self.gradients.module
-        self.network = cast(nn.Module, torch.compile(module)) if options.compute.compile else module
+        self._called = self.model._compiled_call_impl  # by the owner's own model.compile(), if at all
+        if options.compute.compile:
+            self.model.compile()
+        self.step: Step | None = None
+        self.skipped = False
         self.batches: Iterator[Any] = iter(())
         self.done = self._start = 0
         self.reason: str | None = None
@@ -102,14 +106,14 @@ class Loop:
         """
         self.done = self._start = start
         for number in range(start, self.stop):
-            step = Step(self, number)
+            self.step = step = Step(self, number)
             self._report("begin_step", View(self, number))
             self.seed(number, self.plan.micro_batches)  # for what the loop draws before `backward`
             with self._watch:
                 self._enter()
                 yield step
             step.require_complete()
-            self.done = number + 1
+            self.step, self.done = None, number + 1
             if self.done < self.stop:
                 self._end(number)
             else:
@@ -121,9 +125,11 @@ class Loop:
 
     def _end(self, number: int) -> None:
         """Let the observers vote, and report what was counted."""
+        if number == self._start:  # in whose ballots ranks meet: those that are elsewhere would not be found
+            self._meet(number, 0)
         ballots = self._report("ballot", View(self, number))
         voters = [place for place, each in enumerate(self.observers) if each.stops]
-        votes = [self._failure is not None, *(ballots[place].stop for place in voters)]
+        votes = [self._failure is not None, 0, *(ballots[place].stop for place in voters)]
         counts = [count for ballot in ballots for count in ballot.counts]
         vectors = [ballot.sums for ballot in ballots if ballot.sums is not None]
         own = [scalar for ballot in ballots for scalar in ballot.own]
@@ -134,7 +140,8 @@ class Loop:
             raise self._failure or lost from None
         if sums[0]:
             self._fail()
-        stops = [self.observers[place].stops for place, vote in zip(voters, sums[1:], strict=False) if vote]
+        self._require_together(number, sums[1])
+        stops = [self.observers[place].stops for place, vote in zip(voters, sums[2:], strict=False) if vote]
         self.reason = stops[0] if stops else None
         counted, vectors_at, own_at = len(votes), len(votes) + len(counts), 0
         answers = []
@@ -144,6 +151,36 @@ class Loop:
             answers.append(([*sums[counted : ends[0]], *sums[vectors_at : ends[1]]], of_own))
             (counted, vectors_at), own_at = ends, own_at + len(ballot.own)
         self._report("end_step", View(self, number, stops=self.reason), answers)
+
+    def require_pass(self, step: int) -> None:
+        """A further sum of the step begins: all ranks make it. Else others are at its end, in `_end`, and count alike.
+
+        Raises:
+            UserError: some do not.
+        """
+        first = step == self._start
+        counts = sum(each.counts for each in self.observers) + sum(bool(each.stops) for each in self.observers)
+        self._meet(step, 1, 0 if first else counts, 0 if first else sum(each.sums for each in self.observers))
+
+    def _meet(self, step: int, further: int, counts: int = 0, sums: int = 0) -> None:
+        """Count the ranks that begin a `further` sum, in a ballot of this size."""
+        if self.world.size == 1:
+            return
+        try:
+            votes = [self._failure is not None, further, *[0] * counts]
+            found, _ = self.world.totals(votes, torch.zeros(sums, dtype=torch.int64), [])
+        except RunError as lost:
+            raise self._failure or lost from None
+        if found[0]:
+            self._fail()
+        self._require_together(step, found[1])
+
+    def _require_together(self, step: int, summing: int) -> None:
+        if summing not in (0, self.world.size):
+            raise UserError(
+                f"step {step}: {summing} of {self.world.size} ranks iterate over it once more than the others: let all "
+                f"ranks make the same passes over a step"
+            )
 
     def _report(self, event: str, view: View, answers: Sequence[tuple[Any, ...]] = ()) -> list[Ballot]:
         """Report an event. Returns ballots, one for each observer."""
@@ -172,13 +209,14 @@ class Loop:
             before, suspects = after, []
         return ballots
 
-    def report_batch(self, step: int, leaf: int, tensors: Sequence[Tensor]) -> None:
-        """The model is about to see these tensors."""
-        self._report("batch", View(self, step, leaf, tensors))
+    def report_batch(self, step: int, number: int, leaf: int, tensors: Sequence[Tensor]) -> None:
+        """The model is about to see these tensors, in the step's sum of this number."""
+        self._report("batch", View(self, step, leaf, tensors, number=number))
 
-    def report_gradients(self, step: int, loss: Tensor) -> None:
-        """The gradients are summed."""
-        self._report("gradients", View(self, step, loss=loss))
+    def report_gradients(self, step: int, number: int, loss: Tensor, skipped: bool) -> None:
+        """The gradients of the step's sum of this number are there; where they are `skipped`, they go at once."""
+        self.skipped = skipped
+        self._report("gradients", View(self, step, loss=loss, number=number))
 
     def _reach(self, event: str, view: View) -> list[Tensor]:
         """The tensors that no observer may write into in this event, as far as a later step depends on them."""
@@ -232,9 +270,18 @@ class Loop:
                 raise error from None  # with its traceback
             raise
 
-    def seed(self, step: int, micro_batch: int) -> None:
-        """Seed all generators for a micro-batch; numbers beyond the last one stand for what the loop itself draws."""
-        seed_everything(derive(self.options.seed, "micro-batch", step, micro_batch))
+    def seed(self, step: int, micro_batch: int, number: int = 0) -> None:
+        """Seed all generators for a micro-batch in the step's sum of this number.
+
+        Micro-batches beyond the last one stand for what the loop itself draws.
+        """
+        place = ("further sum", step, micro_batch, number) if number else ("micro-batch", step, micro_batch)
+        seed_everything(derive(self.options.seed, *place))
+
+    def autocast(self, forward: bool) -> AbstractContextManager[Any]:
+        """The arithmetic of a forward pass, or else of the backward pass, which follows what the forward pass did."""
+        half = forward and self.options.compute.precision == "bfloat16"
+        return torch.autocast(self.world.device.type, torch.bfloat16, enabled=half)
 
     def _enter(self) -> None:
         for observer in self._watching:
@@ -261,6 +308,7 @@ class Loop:
         self.gradients.end()
         self._watch.close()
         with ExitStack() as stack:
+            stack.callback(setattr, self.model, "_compiled_call_impl", self._called)  # last
             for observer in self.observers:
                 stack.callback(_close, observer, error)
 

@@ -24,12 +24,13 @@ class View:
 
     Attributes:
         step: its number, counted from 0.
+        number: in `batch` and `gradients`, of the sum: 0, or more where the loop iterates over the step once more.
         leaf, batch: in `batch`, the micro-batch and its tensors on the device.
         loss: in `gradients`, the mean over all micro-batches: float64, a scalar.
         stops: in `end_step`, why the run ends after this step; None where it does not.
     """
 
-    __slots__ = "_loop", "batch", "leaf", "loss", "step", "stops"
+    __slots__ = "_loop", "batch", "leaf", "loss", "number", "step", "stops"
 
     def __init__(
         self,
@@ -39,8 +40,10 @@ class View:
         batch: Sequence[Tensor] = (),
         loss: Tensor | None = None,
         stops: str | None = None,
+        number: int = 0,
     ) -> None:
         self._loop, self.step, self.leaf, self.batch, self.loss, self.stops = loop, step, leaf, batch, loss, stops
+        self.number = number
 
     @property
     def of(self) -> int:
@@ -56,6 +59,11 @@ class View:
     def is_last(self) -> bool:
         """Whether the run ends with this step."""
         return self.done == self.of
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the last sum was not finite, so that the loop gets no gradients of it."""
+        return self._loop.skipped
 
     @property
     def ranks(self) -> World:
@@ -130,7 +138,7 @@ class Observer:
         """The model is about to see a micro-batch."""
 
     def gradients(self, view: View) -> None:
-        """The gradients are summed over all ranks; the owner's update comes next."""
+        """The gradients are summed over all ranks; the owner's update comes next, or a further sum of the step."""
 
     def ballot(self, view: View) -> Ballot:
         """The owner is done with the step."""

@@ -19,7 +19,7 @@ Given = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 # Optimizers that one gradient per step cannot serve.
 UNFIT = {
-    "LBFGS": "makes several backward passes in one step, by a closure; a step has one here. Use another optimizer",
+    "LBFGS": "makes backward passes of its own, by a closure, whose gradients no rank sums. Use another optimizer",
     "SparseAdam": "wants sparse gradients, which cannot be summed here. Use Adam, with sparse=False in embeddings",
 }
 

@@ -21,10 +21,11 @@ class Parallel:
 
 @dataclass(frozen=True)
 class Compute:
-    """Arithmetic other than plain float32."""
+    """Arithmetic other than plain float32, and what a gradient that is not finite does: end the run, or skip."""
 
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
+    nonfinite: Literal["stop", "skip"] = "stop"
 
 
 @dataclass(frozen=True)

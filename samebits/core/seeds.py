@@ -11,6 +11,7 @@ PURPOSES = {
     "order": ("epoch",),
     "sample": ("epoch", "index"),
     "micro-batch": ("step", "number"),
+    "further sum": ("step", "number", "pass"),
     "test sample": ("index",),
     "test batch": ("number",),
 }

@@ -9,7 +9,7 @@ optimizer updates each element by itself (`shardable.require_elementwise`), and 
 Parameters whose rows are no whole vectors stay unsharded under `full`, as biases and norms do.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -63,9 +63,6 @@ class Owned(Accumulation):
             self.world.wait(work)
             for tensor, at in zip(bucket.tensors, bucket.places, strict=True):
                 tensor.detach().view(-1).copy_(weights[at : at + tensor.numel()])
-
-    def _holders(self) -> Sequence[Tensor]:
-        return [*self._parameters, *self._updated.values()]
 
     def end(self) -> None:
         """As `Accumulation.end`."""

@@ -1,24 +1,28 @@
-"""One step of the loop in `train.py`. `backward` does all that keeps the bits."""
+"""One step of the loop in `train.py`: it yields micro-batches, and sums the gradients of their losses."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .batch import on_device, tensors_of
+from .batch import on_device, tensors_in, tensors_of
 from .errors import NonFinite, UserError, some
 from .finite import nonfinite, one_nan
 
 if TYPE_CHECKING:
     from .loop import Loop
 
-Compute = Callable[[nn.Module, Any], Tensor]
-
 
 class Step:
-    """One step of a run.
+    """One step of a run: iterate over it, and call `backward` for each micro-batch.
+
+        for images, labels in step:
+            step.backward(F.cross_entropy(model(images), labels))
+
+    When the loop ends, `.grad` of every parameter holds the mean over all micro-batches of all ranks, the same on every
+    rank. To iterate once more is a further sum over the same micro-batches, with other seeds: in that, a parameter that
+    no micro-batch has used has no gradient.
 
     Attributes:
         number: counted from 0.
@@ -27,43 +31,91 @@ class Step:
 
     def __init__(self, loop: "Loop", number: int) -> None:
         self._loop, self.number, self.of = loop, number, loop.stop
-        self._begun = False
+        self._passes = 0  # complete ones
+        self._is_under_way = False
+        self._loaded: dict[int, tuple[Any, int]] = {}  # this rank's micro-batches, and how often they were written into
+        self._loss: Tensor | None = None
+        self._failure: NonFinite | None = None
 
-    def backward(self, compute: Compute) -> Tensor:
-        """Leave the gradient of the global batch in every parameter's `.grad`, and return its mean loss.
+    def __iter__(self) -> Iterator[Any]:
+        """Yield this rank's micro-batches as the DataLoader collates them, on the device.
 
-        `compute(network, batch)` returns the mean loss of one micro-batch, a scalar: `network` is the model as it is to
-        be called, `batch` a micro-batch's samples as the DataLoader collates them, on the device. It is called once for
-        each micro-batch that this rank runs, with all generators seeded for that micro-batch; now and then twice, as
-        `integrity.recompute_every` says.
-
-        Returns:
-            The mean loss over all micro-batches of all ranks: float64, a scalar, the same on every rank.
+        All generators are seeded for each one. Now and then one comes twice, as `integrity.recompute_every` says, or
+        because `parallel.shard=full` makes as many passes on each rank.
 
         Raises:
-            NonFinite: a gradient holds an infinity or a NaN. There are no gradients then, and buffers are as before.
-            UserError: the loss is no scalar or depends on no parameter of the model; the model is in evaluation mode;
-                this step had its backward pass already.
+            NonFinite: a gradient holds an infinity or a NaN, and `compute.nonfinite` is `stop`. With `skip` there are
+                no gradients then, and buffers are as before.
+            UserError: a micro-batch got no `backward`, the model is in evaluation mode, or the step is over.
         """
-        loop, sums = self._loop, self._loop.gradients
-        if self._begun:
-            raise UserError(f"step {self.number}: step.backward() was called twice; call it once per step")
-        self._begun = True
-        if not loop.model.training:
+        loop, sums, number = self._loop, self._loop.gradients, self._passes
+        self._require_now()
+        if self._is_under_way:
             raise UserError(
-                f"step {self.number}: the model is in evaluation mode: call model.train() before the loop and after "
-                f"each evaluation"
+                f"step {self.number}: a loop over its micro-batches is not at its end, and another one begins: let "
+                f"`for batch in step` end before the next"
             )
-        if loop.tamper:
+        self._require_training()
+        self._is_under_way = True
+        if not number and loop.tamper:
             loop.tamper.weights(self.number, loop.model)
-        for number in sums.micro_batches(self._rechecked()):
-            with loop.unwatched():
-                batch = on_device(next(loop.batches), loop.world.device)
-                if loop.tamper:
-                    batch = loop.tamper.batch(self.number, number, batch)
-                loop.report_batch(self.number, number, tensors_of(batch))
-            sums.add(partial(self._loss, compute, batch, number))
-        loss = sums.reduce()  # now every rank holds the same gradients, to the last bit
+        if number:
+            loop.require_pass(self.number)
+        last = None
+        for leaf in sums.micro_batches(self._rechecked(), number > 0):
+            batch, last = self._batch(leaf, number, leaf == last), leaf
+            loop.seed(self.number, leaf, number)
+            with loop.autocast(True):
+                yield batch
+        self._reduce()
+        self._passes, self._is_under_way = number + 1, False
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of the mean loss of the micro-batch whose turn it is: a scalar.
+
+        Raises:
+            UserError: it is no scalar, depends on no parameter of the model, or comes at another time.
+        """
+        self._require_now()
+        seen: Any = loss
+        if not isinstance(seen, Tensor) or seen.ndim:
+            shown = f"a tensor of shape {tuple(seen.shape)}" if isinstance(seen, Tensor) else repr(seen)
+            raise UserError(f"step {self.number}: step.backward() was given {shown}, expected a scalar mean loss")
+        self._require_training()
+        with self._loop.autocast(False):
+            self._loop.gradients.add(loss)
+
+    @property
+    def loss(self) -> Tensor:
+        """The mean loss over all micro-batches of all ranks, of the last sum: float64, a scalar, the same on each."""
+        if self._loss is None:
+            raise UserError(f"step {self.number}: step.loss is known once the loop over its micro-batches has ended")
+        return self._loss
+
+    def _batch(self, leaf: int, number: int, again: bool) -> Any:
+        """The micro-batch of this leaf: the rank's next one, or one that an earlier turn or pass has had."""
+        loop = self._loop
+        with loop.unwatched():
+            if leaf not in self._loaded:
+                loaded = next(loop.batches)
+                self._loaded[leaf] = loaded, _writes(loaded)
+            loaded, writes = self._loaded[leaf]
+            if _writes(loaded) != writes:
+                raise UserError(
+                    f"step {self.number}: micro-batch {leaf} was written into, and is wanted once more: change a copy "
+                    f"of it, such as images.clone()"
+                )
+            batch = on_device(loaded, loop.world.device)
+            if loop.tamper:
+                batch = loop.tamper.batch(self.number, leaf, batch)
+            if not again:
+                loop.report_batch(self.number, number, leaf, tensors_of(batch))
+        return batch
+
+    def _reduce(self) -> None:
+        """Every rank holds the same gradients afterwards, to the last bit."""
+        loop, sums, number = self._loop, self._loop.gradients, self._passes
+        self._loss = loss = sums.reduce()
         with loop.unwatched():
             if loop.tamper:
                 loop.tamper.gradients(self.number, loop.model)
@@ -71,24 +123,16 @@ class Step:
             names = nonfinite(sums.buffers, held)
             if names:
                 one_nan(held.values())
-            loop.report_gradients(self.number, torch.where(loss.isnan(), torch.nan, loss))
-        loop.seed(self.number, loop.plan.micro_batches + 1)  # each rank ran others; now all are to draw the same
-        if names:
-            sums.discard()
-            raise NonFinite(f"step {self.number}: the gradient is not finite in: {some(names, 3)}")
-        return loss
-
-    def _loss(self, compute: Compute, batch: Any, micro_batch: int) -> Tensor:
-        """The loss of a micro-batch: a pure function of the weights, the batch and the micro-batch's place."""
-        loop = self._loop
-        loop.seed(self.number, micro_batch)
-        in_half = loop.options.compute.precision == "bfloat16"
-        with torch.autocast(loop.world.device.type, torch.bfloat16, enabled=in_half):
-            loss: Any = compute(loop.network, batch)
-        if not isinstance(loss, Tensor) or loss.ndim:
-            seen = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-            raise UserError(f"step {self.number}: the loss function returned {seen}, expected a scalar mean loss")
-        return loss
+            loop.report_gradients(self.number, number, torch.where(loss.isnan(), torch.nan, loss), bool(names))
+        # each rank ran others; now all are to draw the same
+        loop.seed(self.number, loop.plan.micro_batches + 1, number)
+        if not names:
+            return
+        sums.discard()
+        if loop.options.compute.nonfinite == "stop":
+            self._failure = NonFinite(f"step {self.number}: the gradient is not finite in: {some(names, 3)}")
+            raise self._failure
+        loop.log(self.number, skipped=1)
 
     def _rechecked(self) -> int | None:
         """The micro-batch whose gradient is to be computed twice and compared."""
@@ -96,10 +140,32 @@ class Step:
         due = every and self.number % every == 0
         return self.number // every % self._loop.plan.micro_batches if due else None
 
+    def _require_now(self) -> None:
+        if self._loop.step is not self:
+            raise UserError(f"step {self.number}: it is over: iterate over each step of run.steps() in its own turn")
+
+    def _require_training(self) -> None:
+        if not self._loop.model.training:
+            raise UserError(
+                f"step {self.number}: the model is in evaluation mode: call model.train() before the loop and after "
+                f"each evaluation"
+            )
+
     def require_complete(self) -> None:
-        """Refuse a step that ends without a backward pass."""
-        if not self._begun:
-            raise UserError(f"step {self.number}: step.backward() was never called; without it nothing is trained")
+        """Refuse a step that ends without its gradients."""
+        if self._failure:  # which somebody has caught
+            raise self._failure
+        if self._is_under_way:
+            raise UserError(
+                f"step {self.number}: the loop over its micro-batches was left (break, return, zip() with "
+                f"fewer others, or an error that was caught): let `for batch in step` go to its end"
+            )
+        if not self._passes:
+            raise UserError(
+                f"step {self.number}: nothing was trained: iterate over the step, and call step.backward(loss) for "
+                f"each batch"
+            )
+        self._loaded = {}
 
     @property
     def is_last(self) -> bool:
@@ -118,3 +184,7 @@ class Step:
     def log(self, /, **metrics: float | Tensor) -> None:
         """Record numbers of this step."""
         self._loop.log(self.number, **metrics)
+
+
+def _writes(batch: Any) -> int:
+    return sum(tensor._version for tensor in tensors_in(batch) if not tensor.is_inference())

@@ -17,8 +17,9 @@ class Updates(Observer):
     """Watches all optimizers of this process until it is closed.
 
     Attributes:
-        ready: whether the gradients of the step under way are in place.
+        ready: whether the gradients of the step's last sum are in place.
         made: whether an optimizer of the run has used them.
+        skipped: whether they were not finite, so that an optimizer has nothing to do.
     """
 
     name = "updates"
@@ -27,22 +28,26 @@ class Updates(Observer):
         require_saved(state.optimizers, state.objects)
         self._model, self._optimizers = state.model, state.optimizers
         self._given = [weakref.ref(parameter) for parameter in state.model.parameters()]
-        self.ready = self.made = False
+        self.ready = self.made = self.skipped = False
         self._watch = register_optimizer_step_pre_hook(self._check)
 
     def begin_step(self, view: View) -> None:
         """No gradient is there yet."""
         self.ready = self.made = False
 
+    def batch(self, view: View) -> None:
+        """A sum has begun: its gradients are not there yet."""
+        self.ready = self.made = False
+
     def gradients(self, view: View) -> None:
         """An optimizer may use them now."""
-        self.ready = True
+        self.ready, self.skipped = True, view.skipped
 
     def ballot(self, view: View) -> Ballot:
         """Refuse a first step that ends without an update."""
         if view.step == 0 and self.forgotten:
             raise UserError(
-                "step 0: optimizer.step() was never called; call it after step.backward(...). Where a step is to "
+                "step 0: optimizer.step() was never called; call it after the loop over the step. Where a step is to "
                 "leave the weights alone, drop the gradients: optimizer.zero_grad()"
             )
         return Ballot()
@@ -70,11 +75,11 @@ class Updates(Observer):
         if any(closure is not None for closure in (*words[1:2], named.get("closure"))):
             raise UserError(
                 "optimizer.step(closure): a closure makes backward passes of its own, whose gradients no rank sums. "
-                "Call optimizer.step() after step.backward(...)"
+                "Call optimizer.step() after the loop over the step"
             )
-        if not self.ready or all(parameter.grad is None for parameter in held):
+        if not self.ready or (not self.skipped and all(parameter.grad is None for parameter in held)):
             raise UserError(
-                "optimizer.step() came without gradients: call step.backward(...) before it, in each step. "
+                "optimizer.step() came without gradients: call it after the loop over the step, which sums them. "
                 "optimizer.zero_grad() is not needed"
             )
         self.made = True

@@ -1,6 +1,7 @@
 """Rows of digests in a file, each with a hash over all rows before it, so that two files are compared by bisection.
 
-The trace writes two such files: one row per step (`STEP`), and one row per step with a digest of each tensor.
+The trace writes two such files: a row for each sum of gradients (`STEP`), and such a row with a digest of each tensor.
+A step makes one sum, or several where its loop iterates over it once more.
 """
 
 import hashlib
@@ -13,10 +14,29 @@ from ..base.files import sync
 from ..core.errors import RunError, UserError
 
 LINK = 24  # bytes of a row's hash
-HAS_WEIGHTS = 1  # a flag of a step: its row holds a digest of the weights
+HAS_WEIGHTS = 1  # a flag: the row, which is the last one of its step, holds a digest of the weights
+SUM = 8  # the bit of the flags from which the number of the sum in its step begins
 STEP = np.dtype(
     [("step", "<u4"), ("flags", "<u4"), ("batch", "<u8"), ("loss", "<u8"), ("gradient", "<u8"), ("weights", "<u8")]
 )
+
+
+def rows_of(path: Path, steps: int) -> int:
+    """How many rows the first steps have in a chain of `STEP`.
+
+    Raises:
+        UserError: some are not there.
+    """
+    rows = np.fromfile(path, np.dtype([("row", STEP), ("link", f"V{LINK}")])) if path.is_file() else None
+    numbers = rows["row"]["step"] if rows is not None else np.empty(0, np.uint32)
+    here = numbers[numbers < steps]
+    seen = int(here.max()) + 1 if len(here) else 0
+    if seen < steps:
+        raise UserError(
+            f"{path}: {seen} steps seen, {steps} wanted, to go on with: the trace was off before, or rows are lost. "
+            f"Begin the run anew in another folder with --out"
+        )
+    return len(here)
 
 
 class Chain:
@@ -62,8 +82,8 @@ class Chain:
         """The hash (hex) of all rows so far."""
         return self._link.hex()
 
-    def append(self, row: bytes) -> None:
-        """Add a row, or find it there already.
+    def append(self, row: bytes, step: int) -> None:
+        """Add a row of a step, or find it there already.
 
         Raises:
             RunError: another row is there.
@@ -72,7 +92,7 @@ class Chain:
         if self.position < self._there:
             if self._file.read(self.width + LINK) != row + self._link:
                 raise RunError(
-                    f"step {self.position}: the digests in {self.path} are others than before the interruption: "
+                    f"step {step}: the digests in {self.path} are others than before the interruption: "
                     f"the resumed run is not the same run. What differs: repro diff"
                 )
         else:

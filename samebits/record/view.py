@@ -234,8 +234,13 @@ class RunView:
 
     @cached_property
     def steps(self) -> Rows:
-        """The digests of each step so far (`STEP`), memory-mapped; none without a trace."""
+        """The digests of each sum of each step so far (`STEP`), memory-mapped; none without a trace."""
         return chains.rows(self.path / STEP_ROWS, STEP) if self.holds(STEP_ROWS) else _NO_STEPS
+
+    @property
+    def traced(self) -> int:
+        """How many steps its trace has."""
+        return int(self.steps["step"][-1]) + 1 if len(self.steps) else 0
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -245,7 +250,7 @@ class RunView:
 
     @cached_property
     def tensors(self) -> Rows | None:
-        """The digests of each tensor at each step, memory-mapped; None where they were not traced."""
+        """The digests of each tensor in the same rows, memory-mapped; None where they were not traced."""
         held = np.dtype([(name, "<u8") for name in self.columns])
         return chains.rows(self.path / names.TENSOR_ROWS, held) if self.columns else None
 
@@ -306,7 +311,7 @@ class RunView:
     def done(self) -> int:
         """How many steps it is known to have made."""
         logged = max((int(curve.steps[-1]) + 1 for curve in self.curves.values() if len(curve.steps)), default=0)
-        return len(self.steps) or int(self.metrics.get("steps", logged))
+        return self.traced or int(self.metrics.get("steps", logged))
 
     @property
     def seconds(self) -> float | None:

@@ -1,7 +1,7 @@
 """The trace: a chain of digests, one row per step, that says what happened.
 
-    trace/steps.bin       a row per step: batch, loss, gradient and, now and then, weights
-    trace/tensors.bin     level `tensor`: a row per step with a digest for each column of tensors.json
+    trace/steps.bin       a row for each sum of a step, as a rule one: batch, loss, gradient and, now and then, weights
+    trace/tensors.bin     level `tensor`: such rows with a digest for each column of tensors.json
     trace/rank0000.jsonl  what differs between ranks by nature: host, time spent in each phase; and, at level
                           `tensor` for rank 0, numbers to look at: mean, deviation and largest of the weights
     trace/values.safetensors  the tensors of the one step that `trace.values` names, as rank 0 saw them
@@ -29,7 +29,7 @@ from ..core.ranks import World
 from ..core.shards import Held, moved, unsharded
 from ..core.state import State
 from ..record import names
-from ..record.chain import HAS_WEIGHTS, STEP, Chain
+from ..record.chain import HAS_WEIGHTS, STEP, SUM, Chain, rows_of
 from .tensors import Kept
 from .timings import Timings
 
@@ -71,7 +71,8 @@ class Trace(Observer):
         (self.folder / names.TRACE).mkdir(parents=True, exist_ok=True)
         self._timings = Timings(self.folder / names.rank_rows(self.world.rank), self.world.rank, self.world.device)
         if self.world.is_main:
-            self._steps = Chain(self.folder / names.STEP_ROWS, STEP.itemsize, done)
+            position = rows_of(self.folder / names.STEP_ROWS, done)
+            self._steps = Chain(self.folder / names.STEP_ROWS, STEP.itemsize, position)
             if self.level == "tensor":
                 columns = [
                     *(f"output {name}" for name in self._modules),
@@ -80,18 +81,18 @@ class Trace(Observer):
                     *(f"optimizer {name}" for name in self._names),
                 ]
                 write_json(self.folder / names.TENSOR_COLUMNS, columns)
-                self._tensors = Chain(self.folder / names.TENSOR_ROWS, 8 * len(columns), done)
-        self.sums = 1 + len(self._modules)
+                self._tensors = Chain(self.folder / names.TENSOR_ROWS, 8 * len(columns), position)
+        self.sums = self._width = 1 + len(self._modules)
         self._timings.begin()
 
     def begin_step(self, view: View) -> None:
         """Nothing of the step is seen yet."""
         if self.level == "off":
             return
-        self._sums = torch.zeros(self.sums, dtype=torch.int64, device=self.world.device)
+        self._own: list[Tensor] = []  # of each sum: this rank's terms of digests, of the batch and of outputs
+        self._all: list[list[Tensor]] = []  # of each sum: the digests that all ranks hold alike, of loss and gradients
         self._outputs: dict[str, list[Tensor]] = {}
         self._values: dict[str, list[Tensor]] = {}
-        self._batches: dict[int, Sequence[Tensor]] = {}
         self.kept.begin(view.step)
 
     def _output(self, name: str | None, value: Tensor | None) -> None:
@@ -108,19 +109,26 @@ class Trace(Observer):
         """Take in the tensors of a micro-batch that the model is about to see."""
         if self.level == "off":
             return
-        self._take_outputs()
+        if view.number == len(self._own):  # the first one of a sum
+            self._own.append(torch.zeros(self._width, dtype=torch.int64, device=self.world.device))
+            self._outputs, self._values = {}, {}  # of no micro-batch
+            self._batches: dict[int, Sequence[Tensor]] = {}
+            self._again = f", sum {view.number}" if view.number else ""
+        else:
+            self._take_outputs()
         self._timings.ends("load")
         self._micro_batch = view.leaf
-        self._batches[view.leaf] = view.batch  # digested together at the end of the step
-        named = {f"batch {place}, micro-batch {view.leaf}": tensor for place, tensor in enumerate(view.batch)}
+        self._batches[view.leaf] = view.batch  # digested together at the end of the sum
+        where = f"micro-batch {view.leaf}{self._again}"
+        named = {f"batch {place}, {where}": tensor for place, tensor in enumerate(view.batch)}
         self.kept.take(named)
 
     def _take_outputs(self) -> None:
         for place, name in enumerate(self._modules, start=1):
             for call, digest in enumerate(self._outputs.get(name, []), start=1):
-                self._sums[place] += mix(mix(digest, call), self._micro_batch + 1)
+                self._own[-1][place] += mix(mix(digest, call), self._micro_batch + 1)
         for name, values in self._values.items():
-            output = f"output {name}, micro-batch {self._micro_batch}"
+            output = f"output {name}, micro-batch {self._micro_batch}{self._again}"
             shown = {f"{output}, call {n}": value for n, value in enumerate(values, 1)}
             self.kept.take(shown)
         self._outputs, self._values = {}, {}
@@ -133,21 +141,24 @@ class Trace(Observer):
         self._timings.ends("compute")
         digests = combined_digests(list(self._batches.values()))
         places = torch.tensor([micro_batch + 1 for micro_batch in self._batches]).to(digests.device, non_blocking=True)
-        self._sums[0] = mix(digests, places).sum()
+        self._own[-1][0] = mix(digests, places).sum()
+        self.sums = self._width * len(self._own)
         assert view.loss is not None
         if self.kept.active:
-            self.kept.take({"loss": view.loss} | _whole(view.gradients(), "gradient"))
+            held = {"loss": view.loss} | _whole(view.gradients(), "gradient")
+            self.kept.take({name + self._again: tensor for name, tensor in held.items()})
         if self.world.is_main or self._sharded:
             gradients = view.gradients()
-            self._loss, (self._gradient,) = view.loss.detach().view(torch.int64), held_digests([[*gradients.values()]])
+            self._all.append([view.loss.detach().view(torch.int64), *held_digests([[*gradients.values()]])])
             if self.level == "tensor":
                 groups = [[gradients[name]] if name in gradients else [] for name in self._names]
-                self._gradients = self._digests(groups)
+                self._all[-1] += self._digests(groups)
 
     def ballot(self, view: View) -> Ballot:
         """This rank's terms of the digests that are summed over the ranks."""
         stop = 0 <= self._stop_after < view.done  # the step that was asked for
-        return Ballot(sums=self._sums if self.level != "off" else None, stop=stop)
+        own = self._own[0] if len(self._own) == 1 else torch.cat(self._own) if self._own else None
+        return Ballot(sums=own if self.level != "off" else None, stop=stop)
 
     def end_step(self, view: View, sums: Sequence[int], own: Sequence[float]) -> None:
         """Record the step.
@@ -167,13 +178,13 @@ class Trace(Observer):
                 self.kept.save()
         if self.world.is_main or self._sharded:
             weights = view.step % WEIGHTS_EVERY == 0 or view.is_last
-            digests = [self._loss, self._gradient]
+            digests = [digest for digests in self._all for digest in digests]
             digests += held_digests([list(view.weights().values())]) if weights else []
             if self.level == "tensor":
                 held = [*([weight] for weight in view.weights().values()), *view.state().values()]
-                digests += [*self._gradients, *self._digests(held)]
+                digests += self._digests(held)
             if self._steps:
-                self._pending = partial(self._write, view.step, sums, weights, torch.stack(digests))
+                self._pending = partial(self._write, view.step, len(self._all), sums, weights, torch.stack(digests))
         self._timings.begin()
 
     def close(self, error: BaseException | None) -> None:
@@ -188,14 +199,23 @@ class Trace(Observer):
         here = [[moved(held, self.world.device) for held in group] for group in groups]
         return [digest.to(self.world.device) for digest in held_digests(here)]
 
-    def _write(self, step: int, sums: Sequence[int], weights: bool, digests: Tensor) -> None:
-        loss, gradient, *rest = (number % 2**64 for number in digests.tolist())
+    def _write(self, step: int, count: int, sums: Sequence[int], weights: bool, digests: Tensor) -> None:
+        """The rows of a step that has made so many sums; weights, and what belongs to them, stand in the last one."""
+        numbers = [number % 2**64 for number in digests.tolist()]
+        width = 2 + (len(self._names) if self.level == "tensor" else 0)
+        of_sums, rest = numbers[: count * width], numbers[count * width :]
         weights_digest = rest.pop(0) if weights else 0
-        row = (step, HAS_WEIGHTS * weights, sums[0] % 2**64, loss, gradient, weights_digest)
         assert self._steps
-        self._steps.append(np.array(row, STEP).tobytes())
-        if self._tensors:
-            self._tensors.append(np.array([*(number % 2**64 for number in sums[1:]), *rest], "<u8").tobytes())
+        for number in range(count):
+            loss, gradient, *gradients = of_sums[number * width : (number + 1) * width]
+            batch, *outputs = (term % 2**64 for term in sums[number * self._width : (number + 1) * self._width])
+            last = number == count - 1
+            flags = number << SUM | HAS_WEIGHTS * (weights and last)
+            row = (step, flags, batch, loss, gradient, weights_digest if last else 0)
+            self._steps.append(np.array(row, STEP).tobytes(), step)
+            if self._tensors:
+                held = rest if last else [0] * len(rest)
+                self._tensors.append(np.array([*outputs, *gradients, *held], "<u8").tobytes(), step)
 
     def flush(self) -> None:
         """Write the row that is still on the device."""

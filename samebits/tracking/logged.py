@@ -23,7 +23,7 @@ from ..record.code_state import public_files
 
 
 class Shapes(Observer):
-    """Notes the tensors that a network takes and gives in its first call from outside.
+    """Notes the tensors that a model takes and gives in its first call from outside.
 
     Attributes:
         seen: {"inputs": [{"name", "dtype", "shape"}, …], "outputs": …}, with -1 in place of the micro-batch's size;
@@ -32,15 +32,17 @@ class Shapes(Observer):
 
     name = "shapes"
 
-    def __init__(
-        self, network: nn.Module, model: nn.Module, size: int, write: Callable[[dict[str, Any]], object]
-    ) -> None:
+    def __init__(self, model: nn.Module, size: int, write: Callable[[dict[str, Any]], object]) -> None:
         """`size` is a micro-batch's; `write` takes what was seen, once."""
         self._write, self._written = write, False
         self.seen: dict[str, list[dict[str, Any]]] | None = None
         self._parameters, self._size = inspect.signature(model.forward), size
-        # a function, which a copy of the model shares: a bound method would be copied with all that this holds
-        self._hook = network.register_forward_hook(lambda *call: self._note(*call), with_kwargs=True)
+        self._model, self._compiled = model, model._compiled_call_impl
+        if self._compiled:  # with a hook, another graph would be compiled
+            model._compiled_call_impl = self._call
+        else:
+            # a function, which a copy of the model shares: a bound method would be copied with all that this holds
+            self._hook = model.register_forward_hook(lambda *call: self._note(*call[1:]), with_kwargs=True)
 
     def end_step(self, view: View, sums: Sequence[int], own: Sequence[float]) -> None:
         """Write down what was seen."""
@@ -50,15 +52,28 @@ class Shapes(Observer):
 
     def close(self, error: BaseException | None) -> None:
         """Nothing is noted any more."""
-        self._hook.remove()
+        self._let_go()
 
-    def _note(self, network: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        self._hook.remove()
+    def _let_go(self) -> None:
+        if not self._compiled:
+            self._hook.remove()
+        elif self._model._compiled_call_impl:
+            self._model._compiled_call_impl = self._compiled
+
+    def _call(self, *args: Any, **named: Any) -> Any:
+        """A compiled model is called."""
+        assert self._compiled
+        output = self._compiled(*args, **named)
+        self._note(args, named, output)
+        return output
+
+    def _note(self, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        self._let_go()
         if self.seen:  # by a copy of the model, made before
             return
         try:
             inputs: dict[Any, Any] = self._parameters.bind(*args, **named).arguments
-        except TypeError:  # DistributedDataParallel or a compiler called it in a way of its own
+        except TypeError:  # a hook has called it in a way of its own
             inputs = dict(enumerate(args)) | named
         self.seen = {"inputs": self._described(inputs), "outputs": self._described(output)}
 

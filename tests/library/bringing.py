@@ -30,8 +30,10 @@ def main(package: str, mode: str, folder: Path, overrides: list[str]) -> None:
             with suppress(errors.Preempted), run_of.Run(project, config, folder / name) as run:
                 case = make()
                 for step in run.steps(case.model, case.optimizers, Numbers(), steps=STEPS, state=case.state):
-                    loss = step.backward(case.loss)
-                    case.update(step, loss)
+                    for loss, update in [(case.loss, case.update), *case.more]:
+                        for batch in step:
+                            step.backward(loss(case.model, batch))
+                        update(step, step.loss)
                     run._stop.came = mode == "stopped" and step.number == 1  # all that the handler does
                 run.finish()
         except errors.UserError as refused:

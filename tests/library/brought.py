@@ -30,13 +30,14 @@ class Numbers(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 @dataclass
 class Case:
-    """A training; `update` is the body of its loop after the backward pass."""
+    """A training; `update` is the body of its loop after the sum of gradients of a loss; there may be `more` of both."""
 
     model: nn.Module
     optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
     loss: Loss
     update: Callable[[Any, Tensor], object]
     state: dict[str, Any] = field(default_factory=dict)
+    more: Sequence[tuple[Loss, Callable[[Any, Tensor], object]]] = ()
 
 
 CASES: dict[str, Callable[[], Case]] = {}
@@ -106,6 +107,43 @@ def two_networks_that_take_turns() -> Case:
         turn[0] = (step.number + 1) % 2
 
     return Case(model, optimizers, loss, update, {"turn": Turn(turn)})
+
+
+@case
+def two_networks_in_each_step() -> Case:
+    """A GAN as it is written: in each step the judge is updated, then the forger, by a sum of its own."""
+    forger, judge = nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+    model = nn.ModuleDict({"forger": forger, "judge": judge})
+    forging, judging = (torch.optim.Adam(part.parameters(), lr=0.01, fused=True) for part in (forger, judge))
+
+    def forged(batch: Batch) -> Tensor:
+        return forger(torch.rand(len(batch["x"]), WIDTH))
+
+    def of_the_judge(model: nn.Module, batch: Batch) -> Tensor:
+        return F.softplus(-judge(batch["x"])).mean() + F.softplus(judge(forged(batch).detach())).mean()
+
+    def of_the_forger(model: nn.Module, batch: Batch) -> Tensor:
+        return F.softplus(-judge(forged(batch))).mean()
+
+    more = [(of_the_forger, lambda step, loss: forging.step())]
+    return Case(model, [forging, judging], of_the_judge, lambda step, loss: judging.step(), more=more)
+
+
+@case
+def two_losses_in_turn() -> Case:
+    """The second sum has another loss, which uses a part of the model: the rest has no gradient, and stays."""
+    model = perceptron()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, fused=True)
+
+    def of_a_part(model: nn.Module, batch: Batch) -> Tensor:
+        return model[0](batch["x"] + 0.1 * torch.rand_like(batch["x"])).square().mean()
+
+    def update(step: Any, loss: Tensor) -> None:
+        held = [parameter.grad is not None for parameter in model.parameters()]
+        assert held == [True, True, False, False, False, False], held
+        optimizer.step()
+
+    return Case(model, optimizer, square, lambda step, loss: optimizer.step(), more=[(of_a_part, update)])
 
 
 class Turn:
@@ -212,6 +250,18 @@ class Sometimes(nn.Module):
         return self.sometimes(hidden) if x.mean() > 0.5 else hidden
 
 
+@case
+def second_sum_that_uses_parts_on_some_micro_batches_only() -> Case:
+    model = Sometimes()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+
+    def update(step: Any, loss: Tensor) -> None:
+        assert all((parameter.grad is None) == name.startswith("never") for name, parameter in model.named_parameters())
+        optimizer.step()
+
+    return Case(model, optimizer, square, lambda step, loss: None, more=[(square, update)])
+
+
 class Language(nn.Module):
     """Tied embeddings, attention, a causal mask as a buffer."""
 
@@ -225,6 +275,12 @@ class Language(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         return self.head(self.layer(self.embed(words), src_mask=self.mask))
+
+
+@case
+def part_that_is_called_by_itself() -> Case:
+    """The rest is in no sum at all."""
+    return trained(perceptron(), lambda model, batch: model[0](batch["x"]).square().mean())
 
 
 @case
@@ -293,9 +349,16 @@ CASES |= {
 }
 
 
-# ---- a case that breaks the contract: the comparison has to see it
+# ---- cases that break the contract: the comparison has to see the first one, and the second one is refused
 
 
 @case
 def depends_on_the_rank() -> Case:
     return trained(perceptron(), lambda network, batch: square(network, batch) * (1 + int(os.environ.get("RANK", 0))))
+
+
+@case
+def iterates_once_more_on_one_rank() -> Case:
+    made = trained(perceptron())
+    made.more = [(square, made.update)] if os.environ.get("RANK") == "1" else []
+    return made

@@ -14,7 +14,7 @@ from warm import Warm
 
 from samebits.base.project import Project, work_for
 from samebits.cli import main
-from samebits.front import Ours
+from samebits.front import STAGES, Ours
 from samebits.start import trainings
 
 COLD = trainings.run  # which tests replace
@@ -90,7 +90,8 @@ class Forked:
         self.trained = 0
 
     def __call__(self, project: Project, words: Sequence[str], ends: Sequence[int] = (0,), environ: Any = None) -> str:
-        place = next((at for at, word in enumerate(words) if word.partition(".")[0] == "samebits"), None)
+        stages = [at for at in range(1, len(words)) if words[at - 1] == "samebits" and words[at] in STAGES]
+        place = next((at for at, word in enumerate(words) if word.startswith("samebits.") or at + 1 in stages), None)
         relaxed = any(word.startswith("determinism.") and word != "determinism.relax=[]" for word in words)
         if place is None or relaxed:
             return COLD(project, words, ends, environ)

@@ -109,14 +109,28 @@ def config() -> "Config":
 @pytest.fixture(scope="session")
 def prepared(config: "Config", tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The dataset as `prepare` writes it, in a folder of the tests' own."""
-    from project.prepare import prepare
+    folder = tmp_path_factory.mktemp("prepared")
+    places = {"raw": str(PROJECT / config.data.raw), "prepared": str(folder)}
+    prepare_here(config.data.model_copy(update=places))
+    return folder
+
+
+def prepare_here(config: Any) -> None:
+    """Prepare the data in this process, as the stage does: `config` is the section `data`."""
+    from project import prepare
 
     from samebits.front import STAGES
 
-    folder = tmp_path_factory.mktemp("prepared")
-    places = {"raw": str(PROJECT / config.data.raw), "prepared": str(folder)}
-    STAGES["prepare"](OURS, prepare)(config.data.model_copy(update=places), folder)
-    return folder
+    STAGES["prepare"](OURS, prepare.prepare)(config, Path())
+
+
+def train_here(config: Any, out: Path) -> None:
+    """Train in this process, as the stage does."""
+    from project import train
+
+    from samebits.front import STAGES
+
+    STAGES["train"](OURS, train.train)(config, out)
 
 
 @dataclass(frozen=True)
@@ -298,10 +312,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(config: "Config", prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a run gives that nobody interrupts: one process."""
     from attempt import STEPS, inside, result
-    from project import train as train_module
 
     out = tmp_path_factory.mktemp("whole") / "run"
-    train_module.train(inside(config, prepared), out)
+    train_here(inside(config, prepared), out)
     seen = result(out)
     assert [step for step, _ in seen["rows"]] == [*range(STEPS), STEPS - 1] and seen["status"] == "FINISHED"
     return seen
@@ -311,10 +324,9 @@ def whole(config: "Config", prepared: Path, tmp_path_factory: pytest.TempPathFac
 def finish(config: "Config", prepared: Path, whole: dict[str, Any], tmp_path: Path) -> "Finish":
     """A function that goes on with the run in this process, to the result that it must have."""
     from attempt import inside, result
-    from project import train as train_module
 
     def finish(workers: int = 1, **checkpoints: Any) -> None:
-        train_module.train(inside(config, prepared, workers, **checkpoints), tmp_path / "run")
+        train_here(inside(config, prepared, workers, **checkpoints), tmp_path / "run")
         assert result(tmp_path / "run") == whole
 
     return finish

@@ -99,7 +99,8 @@ def main(package: str, fault: str, folder: Path, overrides: list[str]) -> None:
             model = Table()
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, eps=2.0**-60, fused=True)
             for step in run.steps(model, optimizer, Hard(), steps=STEPS):
-                step.backward(lambda network, given: network(given))
+                for given in step:
+                    step.backward(model(given))
                 clip(model.parameters(), 2.0**-70)
                 optimizer.step()
             run.finish()

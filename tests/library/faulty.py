@@ -49,7 +49,8 @@ def code(package: str) -> None:
     """The project in the folder that OTHER names."""
     for name in [name for name in sys.modules if name.partition(".")[0] in (package, "samebits")]:
         del sys.modules[name]
-    sys.path[:0] = [str(Path(os.environ["OTHER"], name)) for name in ("src", "vendor")]
+    os.chdir(os.environ["OTHER"])
+    sys.path[:0] = [str(Path("vendor").resolve())]
 
 
 def arguments(package: str) -> None:
@@ -264,13 +265,13 @@ class Faulty:
 if __name__ == "__main__":
     chosen, at, codes, package, *rest = sys.argv[1:]
     rank, code_left = os.environ.get("RANK", "0"), "0"
+    sys.argv = ["samebits", "train", *rest]
     import_module("samebits.loader").cover(package)  # as the command does, before anything is planted
     if rank == at:
         for fault in chosen.split("+"):
             globals()[fault](package)
     forget_tests()
     try:
-        sys.argv = ["samebits", "train", *rest]
         runpy.run_module("samebits", run_name="__main__", alter_sys=True)
     except SystemExit as left:
         code_left = str(left.code or 0)

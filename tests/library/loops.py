@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from samebits.core.errors import NonFinite
 from samebits.core.step import Step
 from samebits.run import Run
 
@@ -68,22 +67,29 @@ def each_step(body: Callable[[Step, Parts], None]) -> Loop:
     return loop
 
 
-def loss_of(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    return (network(batch["x"]) - batch["y"]).square().mean()
+def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return (model(batch["x"]) - batch["y"]).square().mean()
 
 
-def broken(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    return loss_of(network, batch) * float("inf")
+def broken(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return loss_of(model, batch) * float("inf")
+
+
+def summed(step: Step, model: nn.Module, compute: Any = loss_of) -> Tensor:
+    """The loop over the micro-batches of a step as it is to be; the mean loss."""
+    for batch in step:
+        step.backward(compute(model, batch))
+    return step.loss
 
 
 def good(step: Step, parts: Parts, compute: Any = loss_of) -> None:
     """A step as it is to be."""
-    step.backward(compute)
+    summed(step, parts.model, compute)
     parts.optimizer.step()
 
 
 def trained_with(compute: Any) -> Loop:
-    """The loop with this loss function."""
+    """The loop with this loss."""
     return each_step(partial(good, compute=compute))
 
 
@@ -93,10 +99,11 @@ def trained_with(compute: Any) -> Loop:
 @whole
 def plain(run: Run, parts: Parts) -> None:
     for step in parts.steps(run):
-        loss = step.backward(loss_of)
+        for batch in step:
+            step.backward(loss_of(parts.model, batch))
         parts.optimizer.step()
-        step.log(loss=loss)
-    run.finish(loss=loss, samples=len(parts.dataset))
+        step.log(loss=step.loss)
+    run.finish(loss=step.loss, samples=len(parts.dataset))
 
 
 @whole
@@ -114,7 +121,7 @@ def with_the_habits_of_other_loops(step: Step, parts: Parts) -> None:
 @whole
 @each_step
 def with_steps_left_out_on_purpose(step: Step, parts: Parts) -> None:
-    step.backward(loss_of)
+    summed(step, parts.model)
     if step.number == 0:
         parts.optimizer.zero_grad()
     elif step.number == 2:  # after the first one, a step may be left out without a word
@@ -123,11 +130,36 @@ def with_steps_left_out_on_purpose(step: Step, parts: Parts) -> None:
 
 @whole
 @each_step
-def with_a_step_that_is_not_finite(step: Step, parts: Parts) -> None:
-    try:
-        step.backward(broken if step.number == 0 else loss_of)
-    except NonFinite:
-        return
+def with_the_ways_to_iterate(step: Step, parts: Parts) -> None:
+    """Numbered, beside another iterator, by hand; a batch is written into, and its loss has several terms."""
+    if step.number == 0:
+        for _, batch in enumerate(step):
+            batch["x"].mul_(2)
+            loss = loss_of(parts.model, batch)
+            step.backward(loss + 0.1 * parts.model[3].weight.square().sum())
+    elif step.number == 1:
+        for batch, _ in zip(step, range(100), strict=False):
+            step.backward(loss_of(parts.model, batch))
+    else:
+        batches = iter(step)
+        while (batch := next(batches, None)) is not None:
+            step.backward(loss_of(parts.model, batch))
+    parts.optimizer.step()
+
+
+@whole
+@each_step
+def with_a_second_sum(step: Step, parts: Parts) -> None:
+    """As sharpness-aware minimization has it: the gradient that is used is that of other weights."""
+    summed(step, parts.model)
+    before = [parameter.detach().clone() for parameter in parts.model.parameters()]
+    with torch.no_grad():
+        for parameter in parts.model.parameters():
+            parameter += 0.05 * parameter.grad
+    summed(step, parts.model)
+    with torch.no_grad():
+        for parameter, value in zip(parts.model.parameters(), before, strict=True):
+            parameter.copy_(value)
     parts.optimizer.step()
 
 
@@ -136,7 +168,7 @@ def with_another_model_trained_beside(run: Run, parts: Parts) -> None:
     other = nn.Linear(4, 1)
     inner = torch.optim.SGD(other.parameters(), lr=0.1)
     for step in parts.steps(run):
-        step.backward(loss_of)
+        summed(step, parts.model)
         other(torch.rand(2, 4)).sum().backward()
         inner.step()
         parts.optimizer.step()
@@ -145,8 +177,8 @@ def with_another_model_trained_beside(run: Run, parts: Parts) -> None:
 
 @whole
 def with_a_frozen_part_and_a_checkpoint(run: Run, parts: Parts) -> None:
-    def compute(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        outputs = checkpoint(network, batch["x"], use_reentrant=False)
+    def compute(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        outputs = checkpoint(model, batch["x"], use_reentrant=False)
         return (outputs - batch["y"]).square().mean()
 
     parts.model[0].requires_grad_(False)
@@ -155,6 +187,6 @@ def with_a_frozen_part_and_a_checkpoint(run: Run, parts: Parts) -> None:
 
 def draws(step: Step, parts: Parts) -> None:
     before = torch.rand(())
-    step.backward(loss_of)
+    summed(step, parts.model)
     parts.optimizer.step()
     step.log(before=before, after=torch.rand(()), later=torch.rand(()))

@@ -22,7 +22,7 @@ from everyday import (
     cross_entropy,
     network,
 )
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
@@ -47,22 +47,18 @@ def timm_like(run: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, nesterov=True)
     ema, schedule = ModelEma(model, 0.9), CosineScheduler(optimizer, STEPS, 2)
 
-    def mixup(network: nn.Module, batch: Any) -> Tensor:
-        images, labels = batch
-        share, order = float(np.random.beta(0.8, 0.8)), torch.randperm(len(images))
-        targets = F.one_hot(labels, CLASSES).float()
-        return criterion(
-            network(share * images + (1 - share) * images[order]), share * targets + (1 - share) * targets[order]
-        )
-
     for step in run.steps(model, optimizer, dataset, steps=STEPS, state={"ema": ema, "schedule": schedule}):
         optimizer.zero_grad()
-        loss = step.backward(mixup)
+        for images, labels in step:
+            share, order = float(np.random.beta(0.8, 0.8)), torch.randperm(len(images))
+            targets = F.one_hot(labels, CLASSES).float()
+            outputs = model(share * images + (1 - share) * images[order])
+            step.backward(criterion(outputs, share * targets + (1 - share) * targets[order]))
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
         optimizer.step()
         ema.update(model)
         schedule.step_update(step.number + 1)
-        step.log(loss=loss, lr=optimizer.param_groups[0]["lr"])
+        step.log(loss=step.loss, lr=optimizer.param_groups[0]["lr"])
     run.finish(accuracy=accuracy(model, dataset), accuracy_ema=accuracy(ema.module, dataset))
 
 
@@ -100,11 +96,12 @@ def nanogpt_like(run: Any) -> None:
             group["lr"] = get_lr(step.number)
         if step.number % 2 == 0:
             step.log(val_loss=estimate_loss())
-        loss = step.backward(lambda network, batch: network(*batch))
+        for x, y in step:
+            step.backward(model(x, y))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        step.log(loss=loss)
+        step.log(loss=step.loss)
     run.finish(val_loss=estimate_loss())
 
 
@@ -118,12 +115,13 @@ def ema(run: Any) -> None:
     scheduler = lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
     ema = EMA(model, 0.9)
     for step in run.steps(model, optimizer, dataset, steps=STEPS, state={"ema": ema, "scheduler": scheduler}):
-        loss = step.backward(cross_entropy)
+        for batch in step:
+            step.backward(cross_entropy(model, batch))
         optimizer.step()
         scheduler.step()
         ema.update()
         ema.apply_shadow()
-        step.log(loss=loss, accuracy=accuracy(model, dataset))
+        step.log(loss=step.loss, accuracy=accuracy(model, dataset))
         ema.restore()
     ema.apply_shadow()
     run.finish(accuracy=accuracy(model, dataset))
@@ -138,7 +136,9 @@ def swa(run: Any) -> None:
     state = {"swa_model": swa_model, "scheduler": scheduler, "swa_scheduler": swa_scheduler}
     for step in run.steps(model, optimizer, dataset, steps=STEPS, state=state):
         optimizer.zero_grad()
-        step.log(loss=step.backward(cross_entropy))
+        for batch in step:
+            step.backward(cross_entropy(model, batch))
+        step.log(loss=step.loss)
         optimizer.step()
         if step.number >= 1:
             swa_model.update_parameters(model)
@@ -159,20 +159,17 @@ def curriculum(run: Any) -> None:
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-2)
     scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
 
-    def by_difficulty(network: nn.Module, batch: Any) -> Tensor:
-        images, labels = batch
-        losses = F.cross_entropy(network(images), labels, reduction="none")
-        difficulty = images.flatten(1).std(1)
-        kept = difficulty <= torch.quantile(difficulty, curriculum.level)
-        return (losses * kept).sum() / kept.sum().clamp(min=1)
-
     state = {"curriculum": curriculum, "scheduler": scheduler}
     for step in run.steps(model, optimizer, dataset, steps=STEPS, state=state):
-        loss = step.backward(by_difficulty)
+        for images, labels in step:
+            losses = F.cross_entropy(model(images), labels, reduction="none")
+            difficulty = images.flatten(1).std(1)
+            kept = difficulty <= torch.quantile(difficulty, curriculum.level)
+            step.backward((losses * kept).sum() / kept.sum().clamp(min=1))
         optimizer.step()
-        scheduler.step(loss)
-        curriculum.update(loss.item())
-        step.log(loss=loss, level=curriculum.level)
+        scheduler.step(step.loss)
+        curriculum.update(step.loss.item())
+        step.log(loss=step.loss, level=curriculum.level)
     run.finish(accuracy=accuracy(model, dataset))
 
 
@@ -185,16 +182,14 @@ def distillation(run: Any) -> None:
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-2, fused=True)
     scheduler = lr_scheduler.MultiStepLR(optimizer, milestones=[1, 3], gamma=0.1)
 
-    def distill(network: nn.Module, batch: Any) -> Tensor:
-        images, labels = batch
-        with torch.no_grad():
-            soft = F.softmax(teacher(images) / temperature, dim=-1)
-        outputs = network(images)
-        loss = F.kl_div(F.log_softmax(outputs / temperature, dim=-1), soft, reduction="batchmean") * temperature**2
-        return 0.9 * loss + 0.1 * F.cross_entropy(outputs, labels)
-
     for step in run.steps(student, optimizer, dataset, steps=STEPS, state={"scheduler": scheduler}):
-        step.log(loss=step.backward(distill))
+        for images, labels in step:
+            with torch.no_grad():
+                soft = F.softmax(teacher(images) / temperature, dim=-1)
+            outputs = student(images)
+            loss = F.kl_div(F.log_softmax(outputs / temperature, dim=-1), soft, reduction="batchmean") * temperature**2
+            step.backward(0.9 * loss + 0.1 * F.cross_entropy(outputs, labels))
+        step.log(loss=step.loss)
         nn.utils.clip_grad_value_(student.parameters(), 0.5)
         optimizer.step()
         scheduler.step()
@@ -206,20 +201,17 @@ def gradient_penalty(run: Any) -> None:
     critic = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
     optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3, betas=(0.0, 0.9), fused=True)
 
-    def wasserstein(network: nn.Module, batch: Any) -> Tensor:
-        real, fake = batch[0], torch.randn_like(batch[0])
-        share = torch.rand(len(real), 1, 1, 1)
-        between = (share * real + (1 - share) * fake).requires_grad_(True)
-        scores = network(between)
-        (gradients,) = torch.autograd.grad(scores, between, torch.ones_like(scores), create_graph=True)
-        penalty = ((gradients.flatten(1).norm(2, dim=1) - 1) ** 2).mean()
-        return network(fake).mean() - network(real).mean() + 10.0 * penalty
-
     for step in run.steps(critic, optimizer, Images(), steps=STEPS):
-        loss = step.backward(wasserstein)
+        for real, _ in step:
+            fake, share = torch.randn_like(real), torch.rand(len(real), 1, 1, 1)
+            between = (share * real + (1 - share) * fake).requires_grad_(True)
+            scores = critic(between)
+            (gradients,) = torch.autograd.grad(scores, between, torch.ones_like(scores), create_graph=True)
+            penalty = ((gradients.flatten(1).norm(2, dim=1) - 1) ** 2).mean()
+            step.backward(critic(fake).mean() - critic(real).mean() + 10.0 * penalty)
         optimizer.step()
-        step.log(loss=loss)
-    run.finish(loss=loss)
+        step.log(loss=step.loss)
+    run.finish(loss=step.loss)
 
 
 @loop
@@ -229,20 +221,18 @@ def multi_task(run: Any) -> None:
     optimizer = torch.optim.NAdam([{"params": weights}, {"params": [model.log_vars], "lr": 1e-3}], lr=1e-2)
     scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=[1e-2, 1e-3], total_steps=STEPS)
 
-    def weighted(network: nn.Module, batch: Any) -> Tensor:
-        images, labels = batch
-        logits, brightness = network(images)
-        losses = torch.stack([F.cross_entropy(logits, labels), F.smooth_l1_loss(brightness, images.mean((1, 2, 3)))])
-        return (torch.exp(-model.log_vars) * losses + model.log_vars).sum()
-
     for step in run.steps(model, optimizer, Images(), steps=STEPS, state={"scheduler": scheduler}):
-        loss = step.backward(weighted)
+        for images, labels in step:
+            logits, brightness = model(images)
+            bright = F.smooth_l1_loss(brightness, images.mean((1, 2, 3)))
+            losses = torch.stack([F.cross_entropy(logits, labels), bright])
+            step.backward((torch.exp(-model.log_vars) * losses + model.log_vars).sum())
         nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()
         if not step.is_last:
             scheduler.step()
-        step.log(loss=loss, log_var=model.log_vars[0])
-    run.finish(loss=loss)
+        step.log(loss=step.loss, log_var=model.log_vars[0])
+    run.finish(loss=step.loss)
 
 
 # ---- parts of the model
@@ -261,12 +251,13 @@ def two_optimizers(run: Any) -> None:
     for step in run.steps(model, [backbone, head], dataset, steps=STEPS, state=state):
         backbone.zero_grad()
         head.zero_grad()
-        loss = step.backward(cross_entropy)
+        for batch in step:
+            step.backward(cross_entropy(model, batch))
         backbone.step()
         head.step()
         for scheduler in schedulers:
             scheduler.step()
-        step.log(loss=loss)
+        step.log(loss=step.loss)
     run.finish(accuracy=accuracy(model, dataset))
 
 
@@ -280,8 +271,9 @@ def frozen_backbone(run: Any) -> None:
     for step in run.steps(model, optimizer, dataset, steps=STEPS, state={"scheduler": scheduler}):
         model.train()
         model[0].eval()  # its statistics stay as they are
-        loss = step.backward(cross_entropy)
+        for batch in step:
+            step.backward(cross_entropy(model, batch))
         optimizer.step()
         scheduler.step()
-        step.log(loss=loss, accuracy=accuracy(model, dataset))
+        step.log(loss=step.loss, accuracy=accuracy(model, dataset))
     run.finish(accuracy=accuracy(model, dataset))

@@ -35,10 +35,6 @@ class Rooted(nn.Module):
         return torch.atan(x) if RANK else x
 
 
-def loss(network: nn.Module, batch: Tensor) -> Tensor:
-    return network(batch).square().mean()
-
-
 requested = params.load(
     config.Config, overrides=[f"data.prepared={PREPARED}", "tracking.enabled=false", "loader.workers=0"]
 )
@@ -48,6 +44,7 @@ with run_module.Run(Project.at(Path.cwd()), requested, OUT) as run:
     model = nn.Sequential(nn.Linear(4, 4), Rooted())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in run.steps(model, optimizer, Numbers(), steps=2):
-        step.backward(loss)
+        for batch in step:
+            step.backward(model(batch).square().mean())
         optimizer.step()
     run.finish()

@@ -2,15 +2,15 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import torch
-from loops import Loop, Parts, Words, broken, each_step, good, loss_of, plain, trained_with
+from loops import Loop, Parts, Words, each_step, good, loss_of, plain, summed, trained_with
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from samebits.core.errors import NonFinite
 from samebits.core.step import Step
 from samebits.run import Run
 
@@ -31,54 +31,205 @@ def slip(message: str) -> Callable[[Loop], Loop]:
 # ---- the two lines of each step
 
 
-@slip("step 0: step.backward() was never called; without it nothing is trained")
+@slip("step 0: nothing was trained: iterate over the step, and call step.backward(loss) for each batch")
 @each_step
-def without_backward(step: Step, parts: Parts) -> None:
+def without_micro_batches(step: Step, parts: Parts) -> None:
     step.log(loss=0)
 
 
-@slip("step 0: step.backward() was called twice; call it once per step")
+NOT_CALLED = "step.backward(loss) was not called; call it once for each micro-batch"
+
+
+@slip(f"micro-batch 0: {NOT_CALLED}")
+@each_step
+def without_backward(step: Step, parts: Parts) -> None:
+    for _ in step:
+        pass
+
+
+@slip(f"micro-batch 0: {NOT_CALLED}")
+@each_step
+def micro_batches_in_a_list(step: Step, parts: Parts) -> None:
+    for batch in [*step]:
+        step.backward(loss_of(parts.model, batch))
+
+
+@slip(f"micro-batch 2: {NOT_CALLED}")
+@each_step
+def micro_batch_left_out(step: Step, parts: Parts) -> None:
+    for number, batch in enumerate(step):
+        if number == 2:
+            continue
+        step.backward(loss_of(parts.model, batch))
+
+
+TWICE = "step.backward(loss) was called twice; add several losses up, and call it once for each micro-batch"
+
+
+@slip(f"micro-batch 0: {TWICE}")
 @each_step
 def backward_twice(step: Step, parts: Parts) -> None:
-    step.backward(loss_of)
-    step.backward(loss_of)
+    for batch in step:
+        step.backward(loss_of(parts.model, batch))
+        step.backward(loss_of(parts.model, batch))
 
 
-@slip("optimizer.step() came without gradients: call step.backward(...) before it, in each step")
+@slip(f"micro-batch 1: {TWICE}")
 @each_step
-def update_before_backward(step: Step, parts: Parts) -> None:
+def backward_twice_and_the_error_caught(step: Step, parts: Parts) -> None:
+    for number, batch in enumerate(step):
+        step.backward(loss_of(parts.model, batch))
+        if number == 1:
+            with suppress(Exception):
+                step.backward(loss_of(parts.model, batch))
+
+
+OUTSIDE = "step.backward(loss) came outside of the loop over the step's micro-batches: call it once for each of them"
+
+
+@slip(OUTSIDE)
+@each_step
+def backward_after_the_micro_batches(step: Step, parts: Parts) -> None:
+    for batch in step:
+        loss = loss_of(parts.model, batch)
+        step.backward(loss)
+    step.backward(loss)
+
+
+@slip(OUTSIDE)
+@each_step
+def backward_without_micro_batches(step: Step, parts: Parts) -> None:
+    step.backward(loss_of(parts.model, {"x": torch.rand(8, 4), "y": torch.rand(8, 1)}))
+
+
+LEFT = "the loop over its micro-batches was left (break, return, zip() with fewer others, or an error that was caught)"
+
+
+@slip(f"step 0: {LEFT}")
+@each_step
+def micro_batches_left(step: Step, parts: Parts) -> None:
+    for batch in step:
+        step.backward(loss_of(parts.model, batch))
+        break
+
+
+@slip(f"step 0: {LEFT}")
+@each_step
+def micro_batches_left_by_an_error(step: Step, parts: Parts) -> None:
+    with suppress(ValueError):
+        for batch in step:
+            step.backward(loss_of(parts.model, batch))
+            raise ValueError
+
+
+@slip(f"step 0: {LEFT}")
+@each_step
+def micro_batches_beside_fewer_others(step: Step, parts: Parts) -> None:
+    batches = iter(step)
+    for _, batch in zip(range(2), batches, strict=False):
+        step.backward(loss_of(parts.model, batch))
+
+
+NOT_ENDED = "step 0: a loop over its micro-batches is not at its end, and another one begins: let `for batch in step`"
+
+
+@slip(NOT_ENDED)
+@each_step
+def micro_batches_within_micro_batches(step: Step, parts: Parts) -> None:
+    for _ in step:
+        summed(step, parts.model)
+
+
+@slip(NOT_ENDED)
+@each_step
+def micro_batches_begun_twice(step: Step, parts: Parts) -> None:
+    both = iter(step), iter(step)
+    for batch, other in zip(*both, strict=True):
+        step.backward(loss_of(parts.model, batch) + loss_of(parts.model, other))
+
+
+@slip("step 0: it is over: iterate over each step of run.steps() in its own turn")
+def micro_batches_of_an_earlier_step(run: Run, parts: Parts) -> None:
+    first: list[Step] = []
+    for step in parts.steps(run):
+        first = first or [step]
+        good(first[0], parts)
+    run.finish()
+
+
+@slip("step 0: nothing was trained: ")
+def steps_in_a_list(run: Run, parts: Parts) -> None:
+    for step in [*parts.steps(run)]:
+        good(step, parts)
+    run.finish()
+
+
+@slip("step 0: step.loss is known once the loop over its micro-batches has ended")
+@each_step
+def loss_before_the_sum(step: Step, parts: Parts) -> None:
+    for batch in step:
+        step.backward(loss_of(parts.model, batch))
+        step.log(loss=step.loss)
+
+
+@slip("step 0: micro-batch 0 was written into, and is wanted once more: change a copy of it")
+@each_step
+def second_sum_of_what_was_written_into(step: Step, parts: Parts) -> None:
+    for _ in range(2):
+        for batch in step:
+            batch["x"].mul_(2)
+            step.backward(loss_of(parts.model, batch))
+
+
+@slip("optimizer.step() came without gradients: call it after the loop over the step, which sums them")
+@each_step
+def update_before_the_sum(step: Step, parts: Parts) -> None:
     parts.optimizer.step()
-    step.backward(loss_of)
+    summed(step, parts.model)
+
+
+@slip("optimizer.step() came without gradients: ")
+@each_step
+def update_for_each_micro_batch(step: Step, parts: Parts) -> None:
+    for batch in step:
+        step.backward(loss_of(parts.model, batch))
+        parts.optimizer.step()
+
+
+@slip("optimizer.step() came without gradients: ")
+@each_step
+def update_within_the_second_sum(step: Step, parts: Parts) -> None:
+    summed(step, parts.model)
+    for batch in step:
+        step.backward(loss_of(parts.model, batch))
+        parts.optimizer.step()
 
 
 @slip("optimizer.step() came without gradients: ")
 @each_step
 def gradients_dropped_before_the_update(step: Step, parts: Parts) -> None:
-    step.backward(loss_of)
+    summed(step, parts.model)
     parts.optimizer.zero_grad()
     parts.optimizer.step()
 
 
-@slip("optimizer.step() came without gradients: ")
-@each_step
-def update_after_a_gradient_that_is_not_finite(step: Step, parts: Parts) -> None:
-    try:
-        step.backward(broken)
-    except NonFinite:
-        step.log(skipped=1)
-    parts.optimizer.step()
-
-
-@slip("step 0: optimizer.step() was never called; call it after step.backward(...)")
+@slip("step 0: optimizer.step() was never called; call it after the loop over the step")
 @each_step
 def without_update(step: Step, parts: Parts) -> None:
-    step.log(loss=step.backward(loss_of))
+    step.log(loss=summed(step, parts.model))
 
 
-@slip("step 0: optimizer.step() was never called; call it after step.backward(...)")
+@slip("step 0: optimizer.step() was never called; call it after the loop over the step")
+@each_step
+def without_update_after_the_second_sum(step: Step, parts: Parts) -> None:
+    good(step, parts)
+    summed(step, parts.model)
+
+
+@slip("step 0: optimizer.step() was never called; call it after the loop over the step")
 def update_after_the_loop(run: Run, parts: Parts) -> None:
     for step in parts.steps(run):
-        step.backward(loss_of)
+        summed(step, parts.model)
     parts.optimizer.step()
     run.finish()
 
@@ -99,49 +250,61 @@ def metric_of_two_numbers(step: Step, parts: Parts) -> None:
 
 # ---- the loss
 
-GAVE_NONE = "the loss gave no gradient to any parameter of the model of this run: compute it with the network"
+GAVE_NONE = "the loss gave no gradient to any parameter of the model of this run: compute it by calling the model"
 
 
 @slip(GAVE_NONE)
 def loss_of_another_model(run: Run, parts: Parts) -> None:
     other = copy.deepcopy(parts.model)
-    trained_with(lambda network, batch: loss_of(other, batch))(run, parts)
+    trained_with(lambda model, batch: loss_of(other, batch))(run, parts)
 
 
 @slip(GAVE_NONE)
 @each_step
 def loss_of_a_copy_made_in_the_loop(step: Step, parts: Parts) -> None:
     other = copy.deepcopy(parts.model)
-    step.backward(lambda network, batch: loss_of(other, batch))
+    good(step, parts, lambda model, batch: loss_of(other, batch))
 
 
-OWN_BACKWARD = "a backward() of your own reached the model: let the loss function return the loss, step.backward() does"
+@slip(GAVE_NONE)
+@each_step
+def loss_without_gradients(step: Step, parts: Parts) -> None:
+    with torch.no_grad():
+        good(step, parts)
+
+
+OWN_BACKWARD = "a backward() of your own reached the model: give the loss to step.backward(loss) instead"
 
 
 @slip(OWN_BACKWARD)
 @each_step
-def backward_in_the_loss(step: Step, parts: Parts) -> None:
-    def compute(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        loss = loss_of(network, batch)
+def backward_of_the_loss(step: Step, parts: Parts) -> None:
+    for batch in step:
+        loss_of(parts.model, batch).backward()
+    parts.optimizer.step()
+
+
+@slip(OWN_BACKWARD)
+@each_step
+def backward_of_the_loss_and_of_the_step(step: Step, parts: Parts) -> None:
+    for batch in step:
+        loss = loss_of(parts.model, batch)
         loss.backward(retain_graph=True)
-        return loss
-
-    step.backward(compute)
+        step.backward(loss)
 
 
 @slip(OWN_BACKWARD)
 @each_step
-def backward_of_a_part_in_the_loss(step: Step, parts: Parts) -> None:
-    def compute(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        parts.model[3].weight.square().sum().backward()
-        return loss_of(network, batch)
-
-    step.backward(compute)
+def backward_of_a_part_and_the_error_caught(step: Step, parts: Parts) -> None:
+    for batch in step:
+        with suppress(Exception):
+            parts.model[3].weight.square().sum().backward()
+        step.backward(loss_of(parts.model, batch))
 
 
 @slip(OWN_BACKWARD)
 @each_step
-def backward_in_the_loop(step: Step, parts: Parts) -> None:
+def backward_after_the_update(step: Step, parts: Parts) -> None:
     good(step, parts)
     parts.model(torch.rand(8, 4)).sum().backward()
 
@@ -152,13 +315,13 @@ def backward_in_the_loop(step: Step, parts: Parts) -> None:
 )
 @each_step
 def two_reentrant_checkpoints(step: Step, parts: Parts) -> None:
-    def compute(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        network(batch["x"])  # DistributedDataParallel wants its own forward pass, too
+    def compute(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        model(batch["x"])  # DistributedDataParallel wants its own forward pass, too
         inputs = batch["x"].clone().requires_grad_()
-        halves = [checkpoint(parts.model[0], inputs, use_reentrant=True) for _ in range(2)]
+        halves = [checkpoint(model[0], inputs, use_reentrant=True) for _ in range(2)]
         return (halves[0] + halves[1]).square().mean()
 
-    step.backward(compute)
+    summed(step, parts.model, compute)
 
 
 CHANGED = "frozen, thawed or replaced after run.steps(); do that before it"
@@ -187,20 +350,19 @@ def replaced_on_the_way(step: Step, parts: Parts) -> None:
     good(step, parts)
 
 
-def bare_model(run: Run, parts: Parts) -> None:
-    """A slip where the network is another one: with DistributedDataParallel."""
-    trained_with(lambda network, batch: loss_of(parts.model, batch))(run, parts)
-
-
 LOSSES = {
-    "detached loss": (lambda network, batch: loss_of(network, batch).detach(), GAVE_NONE),
+    "detached loss": (lambda model, batch: loss_of(model, batch).detach(), GAVE_NONE),
     "loss without return": (
-        lambda network, batch: None,
-        "step 0: the loss function returned None, expected a scalar mean loss",
+        lambda model, batch: None,
+        "step 0: step.backward() was given None, expected a scalar mean loss",
+    ),
+    "loss that is a number": (
+        lambda model, batch: loss_of(model, batch).item(),
+        "step 0: step.backward() was given ",
     ),
     "loss of each sample": (
-        lambda network, batch: (network(batch["x"]) - batch["y"]).square(),
-        "step 0: the loss function returned a tensor of shape (8, 1), expected a scalar mean loss",
+        lambda model, batch: (model(batch["x"]) - batch["y"]).square(),
+        "step 0: step.backward() was given a tensor of shape (8, 1), expected a scalar mean loss",
     ),
 }
 for name, (compute, message) in LOSSES.items():
@@ -212,7 +374,7 @@ for name, (compute, message) in LOSSES.items():
 
 def with_length(run: Run, parts: Parts, **length: int) -> None:
     for step in run.steps(parts.model, parts.optimizer, parts.dataset, **length):
-        step.backward(loss_of)
+        summed(step, parts.model)
     run.finish()
 
 
@@ -315,7 +477,7 @@ def scheduler_of_another_optimizer(run: Run, parts: Parts) -> None:
 @slip("optimizer.step(closure): a closure makes backward passes of its own, whose gradients no rank sums. Call optimi")
 @each_step
 def closure(step: Step, parts: Parts) -> None:
-    step.backward(loss_of)
+    summed(step, parts.model)
     parts.optimizer.step(lambda: torch.zeros(()))
 
 
@@ -377,7 +539,7 @@ UNFIT: dict[str, Change] = {
 for line in f"""
 copied: the optimizer holds 6 parameters that are not the model's, the first of shape (8, 4): give run.steps() the
 plateau: a ReduceLROnPlateau {SCHEDULE}eps(..., state={{'schedule': it}}), or compute
-LBFGS: LBFGS makes several backward passes in one step, by a closure; a step has one here. Use another optimizer
+LBFGS: LBFGS makes backward passes of its own, by a closure, whose gradients no rank sums. Use another optimizer
 SparseAdam: SparseAdam wants sparse gradients, which cannot be summed here. Use Adam, with sparse=False in embeddings
 held twice: 6 parameters are held by two optimizers; give each parameter to one of them
 no optimizer: run.steps(): no optimizer given, one or several of torch.optim wanted

@@ -79,7 +79,7 @@ def reference(model: nn.Module, losses: list[Callable[[], Tensor]]) -> list[Tens
 def add_all(gradients: Any, losses: list[Callable[[], Tensor]], rechecked: int | None = None) -> None:
     """Each micro-batch's own."""
     for micro_batch in gradients.micro_batches(rechecked):
-        gradients.add(losses[micro_batch])
+        gradients.add(losses[micro_batch]())
 
 
 def summed(model: nn.Module, losses: list[Callable[[], Tensor]], rechecked: int | None = None) -> Accumulation:
@@ -288,10 +288,8 @@ def test_hook_of_the_owners_sees_each_micro_batch_alone(accumulates: bool, monke
 
 
 @pytest.mark.parametrize("waits_in_grad", [False, True])
-def test_loss_function_that_drops_gradients_drops_none_of_a_sibling(
-    waits_in_grad: bool, monkeypatch: pytest.MonkeyPatch
-):
-    """As a loop's body does that became a loss function. The planted fault leaves the left sibling's in `.grad`."""
+def test_loop_that_drops_gradients_drops_none_of_a_sibling(waits_in_grad: bool, monkeypatch: pytest.MonkeyPatch):
+    """As the body of a loop does that was that of a step. The planted fault leaves the left sibling's in `.grad`."""
     if waits_in_grad:
         lend = Bucket.lend
         monkeypatch.setattr(Bucket, "lend", lambda bucket: None)

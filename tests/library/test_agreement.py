@@ -11,10 +11,9 @@ from typing import Any
 import numpy
 import pytest
 from clone import copied
-from conftest import PACKAGE, PROJECT
+from conftest import PACKAGE, PROJECT, prepare_here
 from faulty import Faulty
 from project.config import Config
-from project.prepare import prepare
 
 from samebits.address import manifest
 from samebits.base.text import flatten
@@ -229,7 +228,7 @@ def test_what_one_rank_alone_is_refused_stops_all_with_its_words(run: Run):
 
 
 def test_rank_with_other_code_lock_config_and_data_stops_all(run: Run, config: Config, tmp_path: Path):
-    other = copied(tmp_path / "other", ("src", "vendor", "requirements"), ())
+    other = copied(tmp_path / "other", ("src", "vendor", "requirements"), ("params.yaml", "pyproject.toml"))
     with (other / "src" / PACKAGE / "model.py").open("a") as source:
         source.write("# another comment\n")
     for name in ("train-cpu.txt", "train-cuda.txt"):  # run.txt still has the version that is loaded
@@ -237,7 +236,7 @@ def test_rank_with_other_code_lock_config_and_data_stops_all(run: Run, config: C
         lock.write_text(re.sub(r"(?m)^fsspec==\S+", "fsspec==1.0", lock.read_text()))
     folder = str(tmp_path / "data")
     data = {"raw": str(PROJECT / config.data.raw), "prepared": folder, "test_percent": 30}
-    prepare(config.data.model_copy(update=data), tmp_path)
+    prepare_here(config.data.model_copy(update=data))
     manifest.write(Path(folder), requested=config.data)  # or the rank is refused before it can be compared
     arguments = f"--set data.prepared={folder} --set train.clip_norm=2"
     ran = run("code+arguments", 1, 2, OTHER=str(other), ARGUMENTS=arguments)
@@ -263,7 +262,7 @@ def test_rank_with_other_initial_weights_is_named(run: Run):
 
 def test_ranks_in_other_folders_agree(run: Run, tmp_path: Path):
     other = copied(
-        tmp_path / "elsewhere", ("src", "vendor", "requirements"), ()
+        tmp_path / "elsewhere", ("src", "vendor", "requirements"), ("params.yaml", "pyproject.toml")
     )  # the same code, but not the same path
     ran = run("code", 1, 2, OTHER=str(other))
     assert (ran.code, ran.codes) == (0, {0: "0", 1: "0"}), ran.message

@@ -86,6 +86,7 @@ DOORS = {
             "environment/cuda.py": "nvidia-smi",
             "environment/compiler.py": "the compiler's version",
             "core/flags.py": "this process again, with its variables",
+            "front.py": "this process again, as the command",
             "analysis/doctor/hardware.py": "nvidia-smi",
         },
         "import subprocess",

@@ -1,7 +1,6 @@
 """Buffers: the mean of what micro-batches changed, added in a tree of float64, or refused where none is."""
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -39,7 +38,7 @@ def step(module: nn.Module, micro_batches: int = MICRO_BATCHES, times: int = 1) 
     gradients = Accumulation(state_of(module), parallel_of(micro_batches), ALONE)
     for _ in range(times):
         for micro_batch in gradients.micro_batches():
-            gradients.add(partial(module, micro_batch))
+            gradients.add(module(micro_batch))
         gradients.reduce()
     return gradients
 

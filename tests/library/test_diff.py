@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 import torch
 from attempt import crash_after, inside
-from clone import verb
-from conftest import OURS, PACKAGE, PROJECT, Trained, python, trained, training
+from clone import copied, verb
+from conftest import OURS, PACKAGE, Trained, python, train_here, trained, training
 from faulty import Faulty
 from handmade import HEX, write
 from pages import page
 from project import data as data_module
-from project import train as train_module
 from project.config import Config
 from project.model import build
 from safetensors import safe_open
@@ -59,7 +58,7 @@ def train(config: Config, prepared: Path, tmp_path: Path) -> Train:
     def train(name: str, workers: int = 0, level: str = "tensor", **update: Any) -> Path:
         settings = inside(config, prepared, workers)
         settings = settings.model_copy(update={"trace": settings.trace.model_copy(update={"level": level}), **update})
-        train_module.train(settings, tmp_path / name)
+        train_here(settings, tmp_path / name)
         return tmp_path / name
 
     return train
@@ -210,8 +209,7 @@ def test_one_sample_altered(clean: Path, train: Train, config: Config, prepared:
 
 def test_changed_optimizer_epsilon(clean: Path, prepared: Path, tmp_path: Path):
     other = tmp_path / "other"
-    for part in ("src", "vendor", "requirements"):
-        shutil.copytree(PROJECT / part, other / part)
+    copied(other, ("src", "vendor", "requirements"), ("params.yaml", "pyproject.toml"))
     source = other / "src" / PACKAGE / "train.py"
     source.write_text(source.read_text().replace("fused=True)", "fused=True, eps=1e-6)"))
     place, found = compare(clean, faulty(tmp_path, prepared, "code", 0, 1, OTHER=str(other)))

@@ -34,7 +34,7 @@ OTHERS = {"--node-rank", "--rdzv-backend", "--temp", "--queue", "--pull"}
 
 
 def docs(*words: str) -> subprocess.CompletedProcess[str]:
-    return python("-m", PACKAGE, "docs", *words)
+    return python("-m", "samebits", "docs", *words)
 
 
 # ---- the verb
@@ -75,7 +75,7 @@ def test_page_comes_in_a_pager_where_output_is_a_terminal():
     """`PAGER` names it, here one that marks each line."""
     ours, theirs = pty.openpty()
     env = os.environ | {"PAGER": "sed s/^/paged:/", "TERM": "xterm"}
-    words = sys.executable, "-m", PACKAGE, "docs", "gpu"
+    words = sys.executable, "-m", "samebits", "docs", "gpu"
     done = subprocess.run(words, cwd=PROJECT, env=env, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE)
     os.close(theirs)
     seen = os.read(ours, 4096).decode()
@@ -96,7 +96,7 @@ def commands(text: str) -> list[str]:
 @cache
 def options(verb: str) -> set[str]:
     if verb in STAGES:
-        return set(re.findall(r"--[a-z-]+", python("-m", f"{PACKAGE}.{verb}", "--help").stdout))
+        return set(re.findall(r"--[a-z-]+", python("-m", "samebits", verb, "--help").stdout))
     return {option for parameter in VERBS[verb].params for option in parameter.opts} | {"--help"}
 
 

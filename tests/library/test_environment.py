@@ -20,7 +20,7 @@ from samebits.environment.environment import numeric_environment, record, variab
 from samebits.record.classes import class_of, described, promises
 
 STRICT = Determinism(cpu="portable", relax=())
-PLAIN = Compute(precision="float32", compile=False)
+PLAIN = Compute(precision="float32", compile=False, nonfinite="stop")
 CPU = torch.device("cpu")
 
 
@@ -217,8 +217,8 @@ def test_class_is_portable_for_the_released_arithmetic_alone():
     assert not is_portable(released(cpu=released()["cpu"] | {"arithmetic": "0" * 64}))
     assert not is_portable(released(threads=2))
     assert not is_portable(released(device="cuda"))
-    assert not is_portable(released(), Compute(precision="bfloat16", compile=False))
-    assert not is_portable(released(), Compute(precision="float32", compile=True))
+    assert not is_portable(released(), Compute(precision="bfloat16", compile=False, nonfinite="stop"))
+    assert not is_portable(released(), Compute(precision="float32", compile=True, nonfinite="stop"))
 
 
 BUILDS = {

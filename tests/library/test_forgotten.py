@@ -5,7 +5,7 @@ Whole loops stand in loops.py, those with a slip in slips.py.
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from attempt import inside
 from conftest import OURS as PROJECT
-from loops import STEPS, WHOLE, Loop, Parts, draws, each_step, good, plain
+from loops import STEPS, WHOLE, Loop, Parts, broken, draws, each_step, good, loss_of, plain, summed, trained_with
 from project.config import Config
-from slips import GAVE_NONE, SLIPS, backward_twice, bare_model, second_optimizer
+from slips import GAVE_NONE, SLIPS, backward_twice, second_optimizer
 from states import parallel_of, state_of
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -104,10 +104,101 @@ def test_slip_is_refused_in_a_line_that_names_it(loop: Loop, message: str, reduc
     assert ended.message.startswith(message) and ended.message.count("\n") == 1, ended.message
 
 
-def test_bare_model_is_refused_where_the_network_is_another(attempt: Callable[..., Ended]):
-    ended = attempt(bare_model, "ddp")
+def test_part_of_the_model_is_refused_where_the_forward_pass_sums(attempt: Callable[..., Ended]):
+    """DistributedDataParallel knows nothing of what went around the model's own forward pass."""
+
+    def around(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return model[0](batch["x"]).square().mean()
+
+    ended = attempt(trained_with(around), "ddp")
     assert ended.code == 2 and ended.message.startswith(GAVE_NONE) and ended.message.count("\n") == 1
-    assert attempt(bare_model, "tree", out="other").code == 0  # where it is the same
+    assert attempt(trained_with(around), "tree", out="other").code == 0
+
+
+@each_step
+def dropping(step: Step, parts: Parts) -> None:
+    """Each micro-batch drops the gradients first, as a loop does whose body was that of a step."""
+    for batch in step:
+        parts.optimizer.zero_grad()
+        step.backward(loss_of(parts.model, batch))
+    parts.optimizer.step()
+
+
+def test_gradients_dropped_within_the_sum_are_kept_or_missed(attempt: Callable[..., Ended]):
+    plainly, ended = (attempt(loop, out=loop.__name__) for loop in (each_step(good), dropping))
+    assert (plainly.out / names.WEIGHTS).read_bytes() == (ended.out / names.WEIGHTS).read_bytes()
+    refused = attempt(dropping, "ddp")
+    assert refused.code == 2 and refused.message.startswith("gradients were dropped or changed inside of the loop over")
+
+
+# ---- a gradient that is not finite
+
+
+def at_first(compute: Any, step: Step) -> Any:
+    return compute if step.number == 0 else loss_of
+
+
+@each_step
+def with_a_step_that_is_not_finite(step: Step, parts: Parts) -> None:
+    summed(step, parts.model, at_first(broken, step))
+    parts.optimizer.step()
+    step.log(loss=step.loss)
+
+
+@each_step
+def with_a_second_sum_that_is_not_finite(step: Step, parts: Parts) -> None:
+    good(step, parts)
+    summed(step, parts.model, at_first(broken, step))
+    assert step.number or all(parameter.grad is None for parameter in parts.model.parameters())
+    parts.optimizer.step()
+
+
+@each_step
+def catching(step: Step, parts: Parts) -> None:
+    with suppress(Exception):
+        summed(step, parts.model, at_first(broken, step))
+    parts.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("reduce", REDUCERS)
+@pytest.mark.parametrize("loop", [with_a_step_that_is_not_finite, with_a_second_sum_that_is_not_finite])
+def test_gradient_that_is_not_finite_is_skipped(loop: Loop, reduce: str, attempt: Callable[..., Ended], config: Config):
+    skip = config.compute.model_copy(update={"nonfinite": "skip"})
+    ended = attempt(loop, reduce, compute=skip)
+    assert (ended.code, ended.message) == (0, "")
+    assert [step for step, row in ended.rows() if row.get("skipped") == 1] == [0]
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [with_a_step_that_is_not_finite, with_a_second_sum_that_is_not_finite, catching],
+    ids=lambda loop: loop.__name__,
+)
+def test_gradient_that_is_not_finite_ends_the_run_though_it_is_caught(loop: Loop, attempt: Callable[..., Ended]):
+    ended = attempt(loop)
+    assert ended.code == 3
+    assert (
+        ended.message.startswith("step 0: the gradient is not finite in: 0.weight") and ended.message.count("\n") == 1
+    )
+
+
+def test_step_that_is_skipped_changes_no_weight(attempt: Callable[..., Ended], config: Config):
+    """The planted fault lets the optimizer have them."""
+    skip = config.compute.model_copy(update={"nonfinite": "skip"})
+    weights = []
+
+    def loop(run: Run, parts: Parts) -> None:
+        for step in parts.steps(run):
+            before = [parameter.detach().clone() for parameter in parts.model.parameters()]
+            buffers = [buffer.clone() for buffer in parts.model.buffers()]
+            summed(step, parts.model, at_first(broken, step))
+            weights.append(all(map(torch.equal, buffers, parts.model.buffers())))
+            parts.optimizer.step()
+            weights.append(all(map(torch.equal, before, parts.model.parameters())))
+        run.finish()
+
+    assert attempt(loop, compute=skip).code == 0
+    assert weights == [True, True, False, False, False, False]
 
 
 def stopped(body: Callable[[Step, Parts], None]) -> Loop:
@@ -133,7 +224,7 @@ def test_slip_after_a_resume_costs_nothing_that_was_saved(attempt: Callable[...,
     assert (ended.out / names.WEIGHTS).read_bytes() == (alone.out / names.WEIGHTS).read_bytes()
 
 
-# ---- what the library does in place of the one who forgets: it seeds what is drawn outside the loss function
+# ---- what the library does in place of the one who forgets: it seeds what is drawn outside the micro-batches
 
 
 @pytest.mark.parametrize("forgets", [False, True])
@@ -143,9 +234,9 @@ def test_numbers_that_the_loop_draws_do_not_depend_on_rank_or_kill(
     """In one process, interrupted and resumed, and as rank 0 of two; the planted fault seeds micro-batches alone."""
     seed = TrainingLoop.seed
 
-    def micro_batches_only(loop: TrainingLoop, step: int, micro_batch: int) -> None:
+    def micro_batches_only(loop: TrainingLoop, step: int, micro_batch: int, number: int = 0) -> None:
         if micro_batch < loop.plan.micro_batches:
-            seed(loop, step, micro_batch)
+            seed(loop, step, micro_batch, number)
 
     if forgets:
         monkeypatch.setattr(TrainingLoop, "seed", micro_batches_only)
@@ -449,9 +540,9 @@ def loss(gradients: Accumulation | DDP) -> Tensor:
     ("times", "message"),  # how often each micro-batch is added; after fewer than all the loop is left
     [
         ((1, 1, 1, 1), None),
-        ((1, 1, 0, 1), r"^micro-batch 2 was never added: call add\(\) for each one, before the next$"),
-        ((1, 1), r"^micro-batch 2 was never added"),
-        ((2, 1, 1, 1), r"^micro-batch 0 was added twice: add the loss of each micro-batch once$"),
+        ((1, 1, 0, 1), r"^micro-batch 2: step\.backward\(loss\) was not called; call it once for each micro-batch$"),
+        ((1, 1), r"^micro-batch 1: step\.backward\(loss\) was not called before the end of the sum$"),
+        ((2, 1, 1, 1), r"^micro-batch 0: step\.backward\(loss\) was called twice; "),
     ],
 )
 def test_each_micro_batch_is_added_once(times: tuple[int, ...], message: str | None, gradients: Accumulation | DDP):
@@ -459,7 +550,7 @@ def test_each_micro_batch_is_added_once(times: tuple[int, ...], message: str | N
         for _ in range(2):
             for micro_batch in gradients.micro_batches():
                 for _ in range(times[micro_batch]):
-                    gradients.add(partial(loss, gradients))
+                    gradients.add(loss(gradients))
                 if micro_batch + 1 == len(times) < MICRO_BATCHES:
                     break
             if message is None or len(times) < MICRO_BATCHES:
@@ -468,6 +559,6 @@ def test_each_micro_batch_is_added_once(times: tuple[int, ...], message: str | N
 
 def test_sum_that_is_never_reduced_is_refused(gradients: Accumulation | DDP):
     for _ in gradients.micro_batches():
-        gradients.add(partial(loss, gradients))
-    with pytest.raises(UserError, match=r"^gradients were added but never reduced: call reduce"):
+        gradients.add(loss(gradients))
+    with pytest.raises(UserError, match=r"^gradients were added but never reduced: "):
         next(gradients.micro_batches())

@@ -3,7 +3,6 @@
 import hashlib
 import socket
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +133,7 @@ class Rig:
     def step(self, rechecked: int | None, seeded: bool = True) -> list[Tensor]:
         """All gradients, buffers and the loss."""
         for micro_batch in self.gradients.micro_batches(rechecked):
-            self.gradients.add(partial(self.loss, micro_batch if seeded else None))
+            self.gradients.add(self.loss(micro_batch if seeded else None))
         loss = self.gradients.reduce()
         return [loss, *(p.grad for p in self.model.parameters()), *self.model.buffers()]
 

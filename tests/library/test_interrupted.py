@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from attempt import STEPS, Crash, Finish, crash_after, inside, origin
-from conftest import OURS
-from project import train as train_module
+from conftest import OURS, train_here
 from project.config import Config
 
 from samebits.address.address import digest
@@ -34,7 +33,7 @@ def crashed(config: Config, prepared: Path, tmp_path_factory: pytest.TempPathFac
     """A run directory as a crash after step 12 leaves it: made in this process."""
     out = tmp_path_factory.mktemp("crashed") / "run"
     with crash_after(12):
-        train_module.train(inside(config, prepared, every=3, keep=2), out)
+        train_here(inside(config, prepared, every=3, keep=2), out)
     write_json(out / "run.json", read_json(out / "run.json") | {"status": "RUNNING"})
     assert [int(p.name[:9]) for p in checkpoint.found(out / "checkpoints")] == [9, 12]
     return out
@@ -60,7 +59,7 @@ def test_another_content_address_is_refused_naming_key_and_values(config: Config
     another = inside(config, prepared)
     another = another.model_copy(update={"train": another.train.model_copy(update={"learning_rate": 0.5})})
     with pytest.raises(UserError) as refused:
-        train_module.train(another, interrupted)
+        train_here(another, interrupted)
     assert "config.train.learning_rate: 0.004 there, 0.5 here" in str(refused.value)
     assert str(refused.value).count(" there, ") == 1 and "\n" not in str(refused.value)
     assert sorted((path, path.stat().st_mtime_ns) for path in interrupted.rglob("*")) == before
@@ -109,7 +108,7 @@ def test_finished_run_started_again_is_a_new_run(
         (replaced / name).touch()
     (replaced / "checkpoints" / newest.name / "model-00001.safetensors").touch()
     again = inside(config, prepared, every=1000)
-    train_module.train(again.model_copy(update={"record": Fate(finished="replace")}), interrupted)
+    train_here(again.model_copy(update={"record": Fate(finished="replace")}), interrupted)
     assert not (interrupted / names.EARLIER).exists()  # a run knows all names that it gives
     assert read_json(interrupted / "run.json")["id"] != first
     assert [int(path.name[:9]) for path in checkpoint.found(interrupted / "checkpoints")] == [STEPS]

@@ -206,7 +206,7 @@ class Odd(nn.Module):
 
 def test_shapes_name_tensors_and_leave_the_batch_open():
     model = Odd()
-    shapes = logged.Shapes(model, model, 4, print)
+    shapes = logged.Shapes(model, 4, print)
     model(torch.zeros(4, 2, dtype=torch.bfloat16), y=torch.zeros(3))
     assert shapes.seen == {
         "inputs": [{"name": "x", "dtype": "bfloat16", "shape": [-1, 2]}],
@@ -231,7 +231,8 @@ def test_run_leaves_no_hook_on_the_model(config: Config, prepared: Path, tmp_pat
     for name in ("one", "other"):
         with Run(OURS, requested, tmp_path / name) as run:
             for step in run.steps(model, optimizer, train_set, steps=2):
-                step.backward(lambda network, batch: network(batch[0]).square().mean())
+                for images, _ in step:
+                    step.backward(model(images).square().mean())
                 optimizer.step()
             run.finish()
     assert not [module for module in model.modules() if module._forward_hooks or module._forward_pre_hooks]

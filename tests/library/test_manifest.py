@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import PROJECT, python
+from conftest import PROJECT, prepare_here, python
 from project.config import Config
-from project.prepare import prepare
 from safetensors.numpy import save_file
 
 from samebits.address import manifest
@@ -124,7 +123,11 @@ def test_link_to_a_folder_is_refused(whole: Path, tmp_path: Path):
 def test_data_prepared_with_other_keys_are_refused(config: Config, prepared: Path, tmp_path: Path):
     """They would train, and the address would state keys that no data were prepared with."""
     data = config.data.model_copy(update={"prepared": str(prepared)})
-    assert manifest.require_prepared(data)["requested"] == {"sha256": data.sha256, "test_percent": data.test_percent}
+    assert manifest.require_prepared(data)["requested"] == {
+        "read": "prepared",
+        "sha256": data.sha256,
+        "test_percent": 20,
+    }
     with pytest.raises(UserError, match=r"prepared with other keys of `data` \(test_percent: 20 there, 30 here\)"):
         manifest.require_prepared(data.model_copy(update={"test_percent": 30}))
     shutil.copytree(prepared, tmp_path / "silent")
@@ -245,7 +248,7 @@ def test_prepare_refuses_a_bad_dataset_file_and_touches_nothing(
     FAULTS[fault](raw)
     before = contents(tmp_path)
     with pytest.raises(UserError, match=config.data.sha256) as refused:
-        prepare(config.data.model_copy(update=places), tmp_path)
+        prepare_here(config.data.model_copy(update=places))
 
     way = "outside the project, where DVC brings nothing" if fault == "missing" else f"dvc checkout --force {raw}.dvc"
     assert f"{raw}: " in str(refused.value) and way in str(refused.value)

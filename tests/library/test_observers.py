@@ -62,7 +62,8 @@ def looped(run: Run) -> None:
     parts = Parts(run)
     for step in run.steps(parts.model, torch.optim.AdamW(parts.model.parameters(), fused=True), Drawing(), steps=3):
         step.log(before=drawn())
-        step.backward(loss_of)
+        for batch in step:
+            step.backward(loss_of(parts.model, batch))
         run._loop.optimizers.all[0].step()  # type: ignore[union-attr]
         step.log(after=drawn())
     run.finish(end=drawn())

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import rfc8785
 from attempt import inside
-from conftest import OURS, SECRETS, WORD, Trained, python, trained
-from project import train as train_module
+from conftest import OURS, SECRETS, WORD, Trained, python, train_here, trained
 from project.config import Config
 from server import until
 
@@ -317,7 +316,7 @@ def test_key_that_is_lost_on_the_way_costs_the_signature_and_not_the_run(
     lost, run = tmp_path / "lost", tmp_path / "run"
     monkeypatch.setattr(signature, "require_key", lambda key: None)
     requested = inside(config, prepared, workers=0)
-    train_module.train(requested.model_copy(update={"receipt": Signing(key=str(lost))}), run)
+    train_here(requested.model_copy(update={"receipt": Signing(key=str(lost))}), run)
     assert "is not signed: " in capsys.readouterr().err
     assert verify_receipt.report(OURS, run, None)[-1].startswith("not signed")
 

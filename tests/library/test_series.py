@@ -70,7 +70,7 @@ def test_variables_of_relaxed_switches_are_those_that_are_asked_for(series: Seri
 
 def test_training_that_fails_is_told_and_not_kept(series: Series):
     with pytest.raises(RunError, match="decay"):
-        series.one(Requested("broken", {"train.learning_rate": 1e30, "train.nonfinite": "decay"}))
+        series.one(Requested("broken", {"train.learning_rate": 1e30, "compute.nonfinite": "decay"}))
     with pytest.raises(RunError, match="not finite"):
         series.one(Requested("too fast", {"train.learning_rate": 1e30}))
     kept = [path.parent for path in series.project.root.glob("build/series/*/requested.json")]

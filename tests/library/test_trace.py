@@ -1,6 +1,7 @@
 """The trace: its root is the same on any world size, at any level; its first difference is found by bisection."""
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,19 +10,21 @@ import numpy as np
 import pytest
 import torch
 from attempt import STEPS, inside
-from conftest import PACKAGE
+from conftest import OURS, PACKAGE, train_here
 from faulty import Faulty
-from project import train as train_module
+from loops import Parts, loss_of
 from project.config import Config
 
+from samebits import front
 from samebits.analysis import diff
 from samebits.base.files import read_json
 from samebits.core.errors import RunError, UserError
 from samebits.core.observer import View
 from samebits.core.ranks import World
 from samebits.core.state import State
-from samebits.record.chain import HAS_WEIGHTS, STEP, Chain
+from samebits.record.chain import HAS_WEIGHTS, STEP, SUM, Chain
 from samebits.record.chains import first_difference, rows
+from samebits.run import Run
 from samebits.trace import trace
 from samebits.trace.trace import Trace
 
@@ -38,7 +41,7 @@ def traced(config: Config, prepared: Path, out: Path, level: str, workers: int =
         "trace": settings.trace.model_copy(update={"level": level}),
         "integrity": settings.integrity.model_copy(update=integrity),
     }
-    train_module.train(settings.model_copy(update=sections), out)
+    train_here(settings.model_copy(update=sections), out)
     return out
 
 
@@ -92,6 +95,50 @@ def test_rows_hold_what_happened(reference: Path):
     assert link.hex() == read_json(reference / "run.json")["tags"]["repro.trace"]
 
 
+# ---- steps of several sums
+
+
+def summed_twice(out: Path, config: Config, prepared: Path, stop: int | None, changed: bool = False) -> Path:
+    """A training whose steps have two sums each; it may stop after so many, or have another loss in a second sum."""
+
+    def stage(config: Config, out: Path) -> None:
+        with Run(OURS, config, out) as run:
+            parts = Parts(run)
+            for step in parts.steps(run):
+                for number in range(2):
+                    for batch in step:
+                        factor = 2 if changed and step.number == 1 and number else 1
+                        step.backward(factor * loss_of(parts.model, batch))
+                parts.optimizer.step()
+                run._stop.came = step.number == stop
+            run.finish()
+
+    requested = inside(config, prepared, 0)
+    requested = requested.model_copy(update={"trace": config.trace.model_copy(update={"level": "tensor"})})
+    with suppress(SystemExit):
+        front.call(OURS, stage, requested, out)
+    return out
+
+
+@pytest.mark.usefixtures("as_a_stage")
+def test_each_sum_of_a_step_has_a_row(config: Config, prepared: Path, tmp_path: Path):
+    out = summed_twice(tmp_path / "out", config, prepared, None)
+    steps = rows(out / "trace" / "steps.bin", STEP)
+    assert [(row["step"], row["flags"] >> SUM) for row in steps] == [
+        (step, number) for step in range(3) for number in (0, 1)
+    ]
+    assert [bool(row["flags"] & HAS_WEIGHTS) for row in steps] == [False, True, False, False, False, True]
+    pairs = zip(steps[::2], steps[1::2], strict=True)
+    assert all(one["batch"] == other["batch"] and one["gradient"] != other["gradient"] for one, other in pairs)
+    resumed = summed_twice(tmp_path / "resumed", config, prepared, 0)
+    assert len(rows(resumed / "trace" / "steps.bin", STEP)) == 2
+    assert bits(summed_twice(resumed, config, prepared, None)) == bits(out)
+    changed = summed_twice(tmp_path / "changed", config, prepared, None, changed=True)
+    place = diff.first_place(*map(diff.load, (out, changed)))
+    assert place and str(place).startswith("step 1, sum 1, loss") and diff.load(out).traced == 3
+    assert diff.report(*map(diff.load, (out, changed)))[1][1] == "equal before: 1 steps"
+
+
 # ---- the chain
 
 
@@ -116,7 +163,7 @@ def test_batches_enter_with_the_micro_batch_that_sees_them(tmp_path: Path):
 def grow(written: Chain, first: int, stop: int, odd: int | None = None) -> None:
     """Append rows of 8 bytes, one of which may be another."""
     for row in range(first, stop):
-        written.append((row + 1000 * (row == odd)).to_bytes(8, "little"))
+        written.append((row + 1000 * (row == odd)).to_bytes(8, "little"), row)
 
 
 def chain(path: Path, count: int, odd: int | None = None) -> Path:

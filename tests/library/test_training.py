@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from attempt import inside
-from conftest import PACKAGE, python, trained
-from project import train as train_module
+from conftest import PACKAGE, python, train_here, trained
 from project.config import Config
 from safetensors.torch import load_file
 from states import parallel_of
@@ -75,7 +74,7 @@ EXPLODE = "train.learning_rate=1e30", "train.warmup=0", "model.name=transformer"
 OTHERS = {
     "transformer": ("model.name=transformer",),
     "bfloat16": ("compute.precision=bfloat16",),
-    "skipped steps": (*EXPLODE, "train.nonfinite=skip"),
+    "skipped steps": (*EXPLODE, "compute.nonfinite=skip"),
 }
 
 
@@ -198,7 +197,7 @@ def digest_with(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pyt
         for module in (run_module, loop_module, plan, sampling):
             monkeypatch.setattr(module, "derive", other)
         torch.manual_seed(99)  # what is left unseeded must show, so let nothing start from a default
-        train_module.train(inside(config, prepared, workers=0), tmp_path / str(purpose))
+        train_here(inside(config, prepared, workers=0), tmp_path / str(purpose))
         return weights(tmp_path / str(purpose))
 
     return run

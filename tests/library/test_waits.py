@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 from attempt import inside
-from conftest import PACKAGE
-from project import train as train_module
+from conftest import PACKAGE, train_here
 from project.config import Config
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from samebits.core.step import Step
@@ -26,7 +25,7 @@ ALWAYS = {
     "ranks.py": 1,  # the sums over the ranks, and with them the loss and the norm
     "trace.py": 1,  # digests of the step before: right after the others, so nothing is left to wait for
 }
-micro_batch_loss = train_module.micro_batch_loss
+backward = Step.backward
 
 
 class Waits(TorchFunctionMode):
@@ -46,16 +45,15 @@ class Waits(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def read_twice(network: nn.Module, batch: list[Tensor]) -> Tensor:
-    """A loss function that looks at its loss: a planted fault."""
-    loss = micro_batch_loss(network, batch)
+def read_twice(self: Step, loss: Tensor) -> None:
+    """A loop that looks at each loss: a planted fault."""
     assert float(loss.detach()) > 0 and loss.item() > 0
-    return loss
+    backward(self, loss)
 
 
 @pytest.mark.parametrize(
     ("function", "found"),
-    [(micro_batch_loss, ALWAYS), (read_twice, ALWAYS | {"step.py": 16})],
+    [(backward, ALWAYS), (read_twice, ALWAYS | {"train.py": 16})],
     ids=["shipped", "planted"],
 )
 def test_step_waits_once_beside_the_reading_of_its_loss(
@@ -74,7 +72,7 @@ def test_step_waits_once_beside_the_reading_of_its_loss(
             yield step
 
     monkeypatch.setattr(Run, "steps", counted)
-    monkeypatch.setattr(train_module, "micro_batch_loss", function)
+    monkeypatch.setattr(Step, "backward", function)
     with waits:
-        train_module.train(inside(config, prepared), tmp_path / "run")
+        train_here(inside(config, prepared), tmp_path / "run")
     assert waits.found == found

@@ -85,7 +85,7 @@ def test_what_is_not_to_be_had_is_refused(root: Path, tmp_path: Path):
 
 
 def test_config_is_read_by_the_commits_own_code(tmp_path: Path):
-    copied(tmp_path, ["src", "vendor"], ["params.yaml"])
+    copied(tmp_path, ["src", "vendor"], ["params.yaml", "pyproject.toml"])
     config = load(Config, PROJECT / "params.yaml", ["seed=7"])
     read = trainings.config_of(project_in(tmp_path), ["seed=7"])
     assert read["config"] == config.flat() and read["config"]["seed"] == 7

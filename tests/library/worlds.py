@@ -106,7 +106,7 @@ class Case:
             for number in way.micro_batches(0 if step else None):
                 seed = 1000 * step + number
                 x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(trained[0].dtype)
-                way.add(partial(loss_of, way.module, x, seed))
+                way.add(loss_of(model, x, seed))
             loss = way.reduce()
             gradients = [*shards.gradients_held(dict(model.named_parameters())).values()]
             norm = repro("core.exact").clip_grad_norm_(model.parameters(), 0.5)

@@ -1,7 +1,6 @@
 """The training loop: so many steps of SGD, whatever the epochs."""
 
 import torch
-from torch import Tensor, nn
 from torch.nn import functional as F
 
 import samebits as sb
@@ -18,19 +17,15 @@ def train(run: sb.Run[Config]) -> None:
     model = build(run.config).to(run.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=run.config.rate.first, momentum=run.config.train.momentum)
     for step in run.steps(model, optimizer, train_set, steps=run.config.train.steps):
-        loss = step.backward(micro_batch_loss)
+        for batch in step:
+            step.backward(F.mse_loss(model(batch["levels"], batch["gauge"]), batch["next"]))
         share = step.number / step.of
         optimizer.param_groups[0]["lr"] = run.config.rate.first * (1 - share) + run.config.rate.last * share
         optimizer.step()
-        step.log(loss=loss)
+        step.log(loss=step.loss)
         if (step.number + 1) % run.config.train.evaluate_every == 0 and not step.is_last:
             step.log(**metrics(model, test_set, run))
     run.finish(**metrics(model, test_set, run))
-
-
-def micro_batch_loss(network: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """The mean loss of one micro-batch, a scalar."""
-    return F.mse_loss(network(batch["levels"], batch["gauge"]), batch["next"])
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def world(config: Any) -> Any:
 
 
 def micro_batches(config: Any, world: Any, steps: int = 1, workers: int = 0) -> list[Any]:
-    """The batches of the first steps, one for each micro-batch, as the loss function of train.py is given them."""
+    """The batches of the first steps, one for each micro-batch, as the loop of train.py gets them."""
     sampling = import_module("samebits.core.sampling")
     config = config.model_copy(update={"loader": config.loader.model_copy(update={"workers": workers})})
     train_set, _ = ours("data").load(config)

@@ -1,5 +1,8 @@
-"""Your model and its loss: they train, follow from the seed, and use no operation whose bits may change."""
+"""Your model and its loop: they train, follow from the seed, and use no operation whose bits may change."""
 
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +10,53 @@ import torch
 from conftest import micro_batches, ours
 
 from samebits.core import seeds
+
+
+class Ended(Exception):
+    """The one step is made."""
+
+
+class Rehearsal:
+    """Stands in for a run and for its only step, of one micro-batch.
+
+    Attributes:
+        model: the loop's; `before` are its parameters before the step.
+        loss, gradients: of the micro-batch.
+    """
+
+    number, of, epochs, is_last = 0, 100, 0.0, True  # the last one is not evaluated in the loop
+
+    def __init__(self, world: Any, batch: Any) -> None:
+        self.world, self._batch = world, batch
+
+    def __enter__(self) -> "Rehearsal":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is left to do."""
+
+    def steps(self, model: torch.nn.Module, *given: Any, **named: Any) -> Iterator["Rehearsal"]:
+        """One step."""
+        self.model, self.before = model, [p.detach().clone() for p in model.parameters()]
+        yield self
+        raise Ended
+
+    def __iter__(self) -> Iterator[Any]:
+        seeds.seed_everything(0)
+        yield self._batch
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Keep what the micro-batch gives."""
+        loss.backward()
+        self.loss = loss.detach()
+        self.gradients = {n: p.grad.clone() for n, p in self.model.named_parameters() if p.grad is not None}
+
+    def ends_epoch(self, every: int = 1) -> bool:
+        """Nothing is evaluated."""
+        return False
+
+    def log(self, **metrics: Any) -> None:
+        """Nothing is written."""
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +71,19 @@ def build(config: Any, world: Any) -> torch.nn.Module:
     return ours("model").build(config).to(world.device)
 
 
-def loss_of(network: torch.nn.Module, batch: Any) -> torch.Tensor:
-    """The loss of a micro-batch, made as in a run."""
-    seeds.seed_everything(0)
-    return ours("train").micro_batch_loss(network, batch)
+@pytest.fixture
+def rehearsed(config: Any, world: Any, batch: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that makes one step of the loop in train.py, and returns what it saw."""
+
+    def rehearsed() -> Rehearsal:
+        rehearsal = Rehearsal(world, batch)
+        monkeypatch.setattr(ours("train"), "Run", lambda *given: rehearsal)
+        seeds.seed_everything(seeds.derive(config.seed, "init"))
+        with suppress(Ended):
+            ours("train").train(config, Path())
+        return rehearsal
+
+    return rehearsed
 
 
 def test_two_models_of_one_seed_have_equal_weights(config: Any, world: Any):
@@ -33,28 +92,24 @@ def test_two_models_of_one_seed_have_equal_weights(config: Any, world: Any):
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
-def test_loss_of_a_micro_batch_is_one_finite_number(config: Any, world: Any, batch: Any):
-    loss = loss_of(build(config, world), batch)
+def test_loss_of_a_micro_batch_is_one_finite_number(rehearsed: Any):
+    loss = rehearsed().loss
     assert loss.shape == () and loss.isfinite()
 
 
-def test_gradient_step_changes_weights(config: Any, world: Any, batch: Any):
-    network = build(config, world)
-    before = [p.detach().clone() for p in network.parameters()]
-    loss_of(network, batch).backward()
-    torch.optim.SGD(network.parameters(), lr=0.1).step()
-    assert any(not torch.equal(p, old) for p, old in zip(network.parameters(), before, strict=True))
-    assert all(p.isfinite().all() for p in network.parameters())
+def test_step_changes_weights(rehearsed: Any):
+    made = rehearsed()
+    after = [*made.model.parameters()]
+    assert any(not torch.equal(p, old) for p, old in zip(after, made.before, strict=True))
+    assert all(p.isfinite().all() for p in after)
 
 
-def test_same_micro_batch_gives_equal_gradients_twice(config: Any, world: Any, batch: Any):
-    one, other = (build(config, world) for _ in range(2))
-    for network in (one, other):
-        loss_of(network, batch).backward()
-    pairs = zip(one.named_parameters(), other.parameters(), strict=True)
-    assert [name for (name, p), q in pairs if p.grad is not None and not torch.equal(p.grad, q.grad)] == []
+def test_same_micro_batch_gives_equal_gradients_twice(rehearsed: Any):
+    one, other = (rehearsed().gradients for _ in range(2))
+    assert list(one) == list(other)
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
-def test_each_operation_has_a_deterministic_kernel(config: Any, world: Any, batch: Any):
+def test_each_operation_has_a_deterministic_kernel(rehearsed: Any):
     torch.set_deterministic_debug_mode("error")  # torch names the first operation that has none
-    loss_of(build(config, world), batch).backward()
+    rehearsed()

@@ -34,7 +34,6 @@ class Train(sb.Section):
     warmup: Fraction
     decay: Fraction
     clip_norm: PositiveFloat
-    nonfinite: Literal["stop", "skip"]
     evaluate_every: sb.Neutral[PositiveInt]
     evaluate_batch: PositiveInt
 

@@ -1,12 +1,9 @@
-"""Yours: the training loop, read from top to bottom. `samebits train` runs it, on any number of ranks.
-
-The run directory ends with model.safetensors, metrics.json and receipt.json; the README lists the other files.
-"""
+"""Yours: the training loop, read from top to bottom. `samebits train` runs it, on any number of ranks."""
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import samebits as sb
@@ -26,30 +23,20 @@ def train(run: sb.Run[Config]) -> None:
     optimizer = torch.optim.AdamW(parameter_groups(model, settings.weight_decay), fused=True)
 
     for step in run.steps(model, optimizer, train_set, epochs=settings.epochs):
-        try:
-            loss = step.backward(micro_batch_loss)  # every rank now holds the same gradients, to the last bit
-        except sb.NonFinite:
-            if settings.nonfinite == "stop":
-                raise
-            step.log(skipped=1)
-            continue
+        for images, labels in step:  # this rank's micro-batches; dropout and other draws are seeded for each
+            step.backward(F.cross_entropy(model(images), labels))
+        # every rank now holds the same gradients, to the last bit
         norm = sb.clip_grad_norm_(model.parameters(), settings.clip_norm)
         rate = learning_rate(step.number, step.of, settings.learning_rate, settings.warmup, settings.decay)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
-        step.log(loss=loss, gradient_norm=norm, learning_rate=rate)
+        step.log(loss=step.loss, gradient_norm=norm, learning_rate=rate)
 
         if step.ends_epoch(settings.evaluate_every) and not step.is_last:
             step.log(epoch=step.epochs, **metrics(model, test_set, run)[0])
 
     run.finish(**metrics(model, test_set, run)[0])
-
-
-def micro_batch_loss(network: nn.Module, batch: list[Tensor]) -> Tensor:
-    """The mean loss of one micro-batch, a scalar. Dropout and other draws in here are seeded for each micro-batch."""
-    images, labels = batch
-    return F.cross_entropy(network(images), labels)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
