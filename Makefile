@@ -64,7 +64,7 @@ loader: $(TOOLS)/.locked  ## measure samples per second of a run's loader beside
 sharding: $(TOOLS)/.locked  ## measure what sharded models send and hold, on CPU, and between hosts, as root; fifteen minutes
 	@$(IN_TOOLS) python tools/sharding.py
 
-networks: $(TOOLS)/.locked  ## run `repro verify` on ten networks of other people (NAMES=swin), on CPU; half an hour
+networks: $(TOOLS)/.locked  ## run `samebits verify` on ten networks of other people (NAMES=swin), on CPU; half an hour
 	@$(IN_TOOLS) python tools/networks.py $(addprefix --only ,$(NAMES))
 
 hashing: $(TOOLS)/.locked  ## measure what checking 10^5 files, or 10 GB, costs at the start of a run; ten minutes

@@ -106,13 +106,13 @@ def machine(part: Part, trainer: Trainer) -> Iterator[Row]:
         yield {"fact": "nvidia-smi", "value": subprocess.run(["nvidia-smi"], capture_output=True, text=True).stdout}
     printed = "\n".join(trainer.lines("env", "--set", f"device={trainer.device}"))
     try:
-        yield {"fact": "repro env", "value": json.loads(printed)}
+        yield {"fact": "samebits env", "value": json.loads(printed)}
     except ValueError:
-        raise Failed(f"repro env did not print what it should:\n{printed}") from None
+        raise Failed(f"samebits env did not print what it should:\n{printed}") from None
 
 
 def verify(part: Part, trainer: Trainer) -> Iterator[Row]:
-    """A row for each way that `repro verify` tries; one rank per card, and one on a CPU as if it were a card."""
+    """A row for each way that `samebits verify` tries; one rank per card, and one on a CPU as if it were a card."""
     settings = f"device={trainer.device}", f"train.epochs={trainer.epochs}", "tracking.wait_seconds=5", ANYWHERE
     words = ["verify", *(word for setting in settings for word in ("--set", setting))]
     words += ["--ranks", "1"] if trainer.device == "cpu" else []
@@ -122,7 +122,7 @@ def verify(part: Part, trainer: Trainer) -> Iterator[Row]:
         if found := re.fullmatch(r"(.{30})  .{16}  .{16}  (.+)", line):
             yield {"way": found[1].rstrip(), "verdict": found[2]}
     if not said or not said[-1].startswith("EQUAL"):
-        raise Failed("\n".join(["repro verify did not end with EQUAL:", *said]))
+        raise Failed("\n".join(["samebits verify did not end with EQUAL:", *said]))
 
 
 MODES = {"eager": "false", "compiled": "true"}
@@ -160,9 +160,9 @@ def _pairs(kind: str, cases: Iterable[str], sizes: Iterable[str] = ("large", "sm
 
 # In the order of what is to be known first.
 PARTS = [
-    Part("machine", "nvidia-smi, repro env", machine),
+    Part("machine", "nvidia-smi, samebits env", machine),
     *(Part(f"bits-{case}", f"the same bits: {', '.join(WAYS)}", bits, CASES[case]) for case in CASES),
-    Part("verify", "repro verify; where mlflow is missing, its `tracked` uploads nothing", verify),
+    Part("verify", "samebits verify; where mlflow is missing, its `tracked` uploads nothing", verify),
     *_pairs("sum", ("convnet-float32-eager", "transformer-float32-eager"), SIZES),
     *_pairs("peer", (case for case in CASES if case.endswith("eager")), SIZES),
     *_pairs("cost", CASES),

@@ -130,7 +130,7 @@ def _verify(result: Result) -> Iterator[list[object]]:
 
 def _machine(result: Result) -> Iterator[list[object]]:
     facts = {row["fact"]: row["value"] for row in result.rows}
-    if environment := facts.get("repro env"):
+    if environment := facts.get("samebits env"):
         seen = environment["preimage"].get("cuda") or {}
         about = environment["informational"]
         yield from map(list, (seen | {key: about[key] for key in ("system", "cpu", "cores")}).items())
@@ -141,7 +141,7 @@ PAIRS = f"size | {CASE} | step time, ms | ratio (lowest … highest pair) | peak
 SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[list[object]]]]] = {
     "machine": ("The machine", "what | value", _machine),
     "bits": ("The same bits", f"{CASE} | {' | '.join(WAYS)}", _bits),
-    "verify": ("`repro verify`", "way | verdict", _verify),
+    "verify": ("`samebits verify`", "way | verdict", _verify),
     "sum": ("The tree against stock DDP, one process: tree / DDP", PAIRS, _pairs),
     "peer": ("The project beside a plain PyTorch script: project / plain", PAIRS, _pairs),
     "cost": ("What strictness costs: strict / relaxed", PAIRS, _pairs),

@@ -5,7 +5,7 @@
 The script is the one that most people write: a DataLoader, a sampler for each rank, a checkpoint of model and
 optimizer. It trains the project's own network on the project's own data with the same global batch, on CPU with one
 thread per process. `peers.py` says how its parts are made, each as the library's documents tell. The last column is
-`repro verify` of a generated project.
+`samebits verify` of a generated project.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from rounds import PEERS_VENV, ROOT, VENV, harness, make_peers_venv
 RESULT = ROOT / "docs" / "stock.md"
 EPOCHS, GLOBAL_BATCH, STOP = 2, 64, 30  # it is killed after STOP steps, in the middle of the second epoch
 
-# (what differs from the first run, ranks, workers, steps before the kill, variables, what `repro verify` calls it)
+# (what differs from the first run, ranks, workers, steps before the kill, variables, what `samebits verify` calls it)
 ROWS: tuple[tuple[str, int, int, int, dict[str, str], str], ...] = (
     ("the same again", 1, 0, 0, {}, "once more"),
     ("2 loader workers in place of none", 1, 2, 0, {}, "2 loader workers"),

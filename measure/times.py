@@ -39,7 +39,7 @@ class Wait:
 
 
 def verb(*words: str) -> tuple[str, ...]:
-    """Of `repro`."""
+    """Of `samebits`."""
     return ("-m", "samebits", *words)
 
 
@@ -47,16 +47,18 @@ TRAIN = ("-m", "samebits", "train", "--out", NEW, *EPOCH)
 WAITS = (
     Wait("Python alone that imports torch, as a measure", ("-c", "import torch")),
     Wait("generation: `cookiecutter --no-input`", (), goal=0.5),
-    Wait("`repro check`", verb("check", RUN, *EPOCH, *UNTRACKED), goal=0.5),
-    Wait("`repro verify-receipt`", verb("verify-receipt", RUN), goal=0.5),
-    Wait("`repro diff` of two equal runs", verb("diff", RUN, OTHER), goal=0.5),
-    Wait(f"`repro diff` of {STEPS:,} steps, the last of which differs", verb("diff", LONG, LONGER), goal=1.0, ends=1),
-    Wait("`repro env`", verb("env"), goal=2.5),
-    Wait("`repro doctor`", verb("doctor")),
+    Wait("`samebits check`", verb("check", RUN, *EPOCH, *UNTRACKED), goal=0.5),
+    Wait("`samebits verify-receipt`", verb("verify-receipt", RUN), goal=0.5),
+    Wait("`samebits diff` of two equal runs", verb("diff", RUN, OTHER), goal=0.5),
+    Wait(
+        f"`samebits diff` of {STEPS:,} steps, the last of which differs", verb("diff", LONG, LONGER), goal=1.0, ends=1
+    ),
+    Wait("`samebits env`", verb("env"), goal=2.5),
+    Wait("`samebits doctor`", verb("doctor")),
     Wait("training for one epoch, untracked", (*TRAIN, *UNTRACKED)),
     Wait("the same, tracked in a new SQLite file", (*TRAIN, "--set", f"tracking.uri=sqlite:///{NEW}.db")),
     Wait("the same, tracked in a file that is there", (*TRAIN, *THERE)),
-    Wait("`repro verify`: 17 trainings", verb("verify"), goal=60.0, once=True),
+    Wait("`samebits verify`: 17 trainings", verb("verify"), goal=60.0, once=True),
 )
 
 

@@ -1,4 +1,4 @@
-"""The `repro` command: `repro --help` lists the verbs, grouped by what a person wants."""
+"""The `samebits` command: `samebits --help` lists the verbs, grouped by what a person wants."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from .front import Ours, overriding
 
 Folder = click.Path(file_okay=False, path_type=Path)
 
-# What a person wants -> the verbs that do it, in the order of `repro --help`.
+# What a person wants -> the verbs that do it, in the order of `samebits --help`.
 GROUPS = {
     "Train": ("prepare", "train", "evaluate"),
     "Ask": ("docs", "config", "address", "env", "diff"),
@@ -53,7 +53,7 @@ class Grouped(click.Group):
         return [verb for verbs in GROUPS.values() for verb in verbs]
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """The verb of this name. Those of analysis are loaded on request: `repro train` loads none."""
+        """The verb of this name. Those of analysis are loaded on request: `samebits train` loads none."""
         if name in self.commands:
             return super().get_command(context, name)
         from .analysis.verbs import VERBS
@@ -73,7 +73,7 @@ class Grouped(click.Group):
 
 @click.group(cls=Grouped, context_settings={"max_content_width": 120})
 def main() -> None:
-    """Train the project in this folder, and prove that its runs repeat bit for bit. `repro VERB --help` says more."""
+    """Train the project in this folder, and prove that its runs repeat bit for bit. `samebits VERB --help` says more."""
 
 
 for stage in (front.prepare, front.train, front.evaluate):

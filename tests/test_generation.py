@@ -165,7 +165,7 @@ def test_answers_arrive(baked: BakedProject, answers: Answers) -> None:
     settings = tomllib.loads(baked.text("pyproject.toml"))["project"]
     assert settings["name"] == project
     assert settings["description"] == answers.get("description", settings["description"])
-    assert settings["scripts"]["repro"].startswith(f"{package}.")
+    assert settings["scripts"] == {"samebits": "samebits.cli:main"}
     assert baked.has_file(f"src/{package}/train.py")
     dvc = RawConfigParser()
     dvc.read_string(baked.text(".dvc/config"))
@@ -256,20 +256,25 @@ def test_no_folder_is_empty(baked: BakedProject) -> None:
 
 @pytest.mark.parametrize("ci", ["github", "gitlab"])
 def test_change_of_a_default_is_tried_where_it_is_asked_for(bake: Bake, tmp_path: Path, ci: str) -> None:
-    """What somebody types into the pipeline's input is words for `repro trial`, and no command."""
+    """What somebody types into the pipeline's input is words for `samebits trial`, and no command."""
     job = yaml.safe_load(bake(ci=ci).text(CI[ci]))
     steps = (
         job["jobs"]["reproduce"]["steps"] if ci == "github" else [{"run": line} for line in job["reproduce"]["script"]]
     )
-    (step,) = (step for step in steps if "repro trial" in step.get("run", ""))
-    repro = tmp_path / ".venv" / "bin" / "repro"
-    repro.parent.mkdir(parents=True)
-    repro.write_text('#!/bin/sh\nprintf "%s|" "$@"; exit 1\n')
-    repro.chmod(0o755)
+    (step,) = (step for step in steps if "samebits trial" in step.get("run", ""))
+    command = tmp_path / ".venv" / "bin" / "samebits"
+    command.parent.mkdir(parents=True)
+    command.write_text('#!/bin/sh\nprintf "%s|" "$@"; exit 1\n')
+    command.chmod(0o755)
 
     def tried(change: str) -> tuple[int, str]:
-        command = ["bash", "-e", "-c", step["run"]]
-        done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"TRIAL": change}, capture_output=True, text=True)
+        done = subprocess.run(
+            ["bash", "-e", "-c", step["run"]],
+            cwd=tmp_path,
+            env=os.environ | {"TRIAL": change},
+            capture_output=True,
+            text=True,
+        )
         return done.returncode, done.stdout
 
     assert tried("train.shift=2 seed=1") == (1, "trial|train.shift=2|seed=1|")

@@ -1,4 +1,4 @@
-"""What enters the content address makes DVC train again, and until then `repro check` says STALE: nothing is silent."""
+"""What enters the content address makes DVC train again, and until then `samebits check` says STALE: nothing is silent."""
 
 import gzip
 import hashlib
@@ -39,7 +39,7 @@ class Pipeline:
         return [name for name in json.loads(self.requested.stdout.readline()) if name in ("prepare", "train")]
 
     def check(self) -> tuple[int, str]:
-        """The exit code of `repro check`, and what it says."""
+        """The exit code of `samebits check`, and what it says."""
         done = run("python", "-m", "samebits", "check", cwd=self.path, env=self.env, check=False)
         return done.returncode, done.stdout
 
@@ -143,7 +143,7 @@ def another_dataset(pipeline: Pipeline) -> None:
 Change = Callable[[Pipeline], None]
 BOTH, TRAIN = ["prepare", "train"], ["train"]
 
-# field that `repro check` names -> the change, and which stages run again before the evaluation
+# field that `samebits check` names -> the change, and which stages run again before the evaluation
 CHANGES: dict[str, tuple[Change, list[str]]] = {
     "code.losses.py": (lambda p: p.write(f"{CODE}/losses.py"), TRAIN),
     "code.blocks/wide.py": (lambda p: p.write(f"{CODE}/blocks/wide.py"), TRAIN),

@@ -83,7 +83,7 @@ def test_lint_passes(yours: InstalledProject) -> None:
 
 
 def test_own_tests_pass(yours: InstalledProject) -> None:
-    """None of them asks for digits; one of them is a short `repro verify`."""
+    """None of them asks for digits; one of them is a short `samebits verify`."""
     printed = make(yours, "test")
     assert re.search(r"^\d+ passed in ", printed, re.MULTILINE), printed
 

@@ -2,7 +2,7 @@
 
     python tools/networks.py [--only NAME]
 
-Each network of tests/library/networks.py is trained by `repro verify` in a generated project. What it prints stays in
+Each network of tests/library/networks.py is trained by `samebits verify` in a generated project. What it prints stays in
 build/networks; a network whose result lies there already is not trained again.
 """
 
@@ -60,7 +60,7 @@ def lay(project: Path) -> None:
 
 
 def prove(name: str, project: Path) -> None:
-    """Run `repro verify` on a network; keep what it prints, and how much of it was sharded."""
+    """Run `samebits verify` on a network; keep what it prints, and how much of it was sharded."""
     only = [word for way in WAYS for word in ("--only", way)]
     words = "-m", "samebits", "verify", *only, "--set", f"model.name={name}"
     message = printed(project, *words, ends=range(256), venv=MORE)

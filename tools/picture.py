@@ -59,12 +59,12 @@ def main() -> None:
         show("pkill -9 -f torchrun")
         show(f"python -m {TRAIN} --out killed", *run(TRAIN, *SETTINGS, "--out", "killed"))
         show(f"python -m {TRAIN} --out whole", *run(TRAIN, *SETTINGS, "--out", "whole"))
-        show("repro diff killed whole", *run(PACKAGE, "diff", "killed", "whole"))
+        show("samebits diff killed whole", *run(PACKAGE, "diff", "killed", "whole"))
         code = project / "src" / PACKAGE / "train.py"
         code.write_text(code.read_text().replace(*EDIT))
         show(f"sed -i 's/{EDIT[0]}/{EDIT[1]}/' src/{PACKAGE}/train.py    # somebody's change, weeks ago")
         show(f"python -m {TRAIN} --out edited", *run(TRAIN, *SETTINGS, "--out", "edited"))
-        show("repro diff whole edited", *run(PACKAGE, "diff", "whole", "edited"))
+        show("samebits diff whole edited", *run(PACKAGE, "diff", "whole", "edited"))
     svg = console.export_svg(title="one epoch of handwritten digits", clear=False)
     # the fonts would be fetched from another site
     RESULT.write_text("".join(part.split("}", 1)[-1] for part in svg.split("@font-face")))

@@ -1,4 +1,4 @@
-"""`repro cost`: time and memory that each flag costs, measured on the owner's own training.
+"""`samebits cost`: time and memory that each flag costs, measured on the owner's own training.
 
 In each cycle one strict training is made, and one for each flag with it relaxed, in another order each time. A cycle
 compares its own trainings alone, so that a machine that grows slower meets all of them alike.
@@ -182,7 +182,7 @@ def lines(costs: Costs) -> list[str]:
         wanted = fewest_cycles(len(rows))
         found += [f"No intervals: {costs.cycles} cycles seen, --cycles {wanted} wanted for {len(rows)} rows."]
     if not costs.repeats:
-        found += ["The strict trainings do not repeat. Find out why: repro verify"]
+        found += ["The strict trainings do not repeat. Find out why: samebits verify"]
     return found
 
 

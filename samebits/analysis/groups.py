@@ -1,4 +1,4 @@
-"""The groups of runs that `repro compare` is given: their records, their metrics, and what to know of them."""
+"""The groups of runs that `samebits compare` is given: their records, their metrics, and what to know of them."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from .results import STEPS
 from .sources import listed, located
 from .statistics import Numbers
 
-USAGE = "repro compare A... -- B..."
+USAGE = "samebits compare A... -- B..."
 LARGEST = 1e300  # a sum of many such numbers is still finite
 LONGEST = 60  # characters of a name that somebody else chose
 

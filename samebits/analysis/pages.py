@@ -1,4 +1,4 @@
-"""The pages of the library, by task: `repro docs` lists them, shows one, or finds those that have a word."""
+"""The pages of the library, by task: `samebits docs` lists them, shows one, or finds those that have a word."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from ..base.shape import plain
 from ..core.errors import UserError
 
 FOLDER = LIBRARY / "docs"
-INDEX = "index"  # the page that names the others, in the order of `repro docs`
+INDEX = "index"  # the page that names the others, in the order of `samebits docs`
 
 
 def pages() -> dict[str, str]:
@@ -35,7 +35,7 @@ def about(word: str) -> str:
         return _text(word)
     hits = {name: sections for name, text in found.items() if (sections := [*_headings(text, word)])}
     if not hits:
-        raise UserError(f"{plain(word)}: no page has this word; repro docs lists the pages")
+        raise UserError(f"{plain(word)}: no page has this word; samebits docs lists the pages")
     if len(hits) == 1:
         return found[next(iter(hits))]
     width = max(map(len, hits))

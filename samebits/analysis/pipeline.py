@@ -27,7 +27,9 @@ def main() -> int:
     try:
         known = is_repository(Path())
         if not known:  # DVC would not begin
-            print("no git repository here: a receipt will name no commit, and `repro replay` needs one. Take a clone")
+            print(
+                "no git repository here: a receipt will name no commit, and `samebits replay` needs one. Take a clone"
+            )
         with Repo(config={"core": {"no_scm": not known}}) as repo:
             if not repo.reproduce():
                 print("nothing has changed since dvc.lock")

@@ -25,7 +25,7 @@ def located(name: str, uri: Callable[[], str], kept: Set[str] = KEPT) -> Iterato
     """The run directory or receipt that `name` means: a path, or the id of an MLflow run at `uri`, to be downloaded.
 
     Only what has one of the names `kept` is downloaded. `FILE.tar:2` is the second run in an archive of
-    `repro bundle`.
+    `samebits bundle`.
 
     Raises:
         UserError: it means none of them.

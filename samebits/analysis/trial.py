@@ -1,4 +1,4 @@
-"""`repro trial`: may a change of the config become the default? Pairs of runs with and without it, judged by ranges.
+"""`samebits trial`: may a change of the config become the default? Pairs of runs with and without it, judged by ranges.
 
 Each pair shares a seed, so that the draw of the weights and of the order is no part of the difference. The change may
 become the default if each interval lies in the range that results.lock gives. One criterion that fails is enough to

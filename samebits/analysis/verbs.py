@@ -1,4 +1,4 @@
-"""The verbs of the `repro` command that ask analysis. cli.py loads them when one is asked for, and no run does."""
+"""The verbs of the `samebits` command that ask analysis. cli.py loads them when one is asked for, and no run does."""
 
 import json
 import os
@@ -194,9 +194,9 @@ def replay(ours: Ours, source: str, out: Path, ranks: int | None, signers: Path 
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option("--noise", type=Path, help="The noise floor, as `repro noise --json` prints it.")
-@click.option("--cost", type=Path, help="The cost of determinism, as `repro cost --json` prints it.")
-@click.option("--doctor", type=Path, help="The checklist, as `repro doctor --json` prints it.")
+@click.option("--noise", type=Path, help="The noise floor, as `samebits noise --json` prints it.")
+@click.option("--cost", type=Path, help="The cost of determinism, as `samebits cost --json` prints it.")
+@click.option("--doctor", type=Path, help="The checklist, as `samebits doctor --json` prints it.")
 @click.option("--out", type=Path, default=Path("build", "report.html"), show_default=True, help="The page.")
 @click.option("--log", is_flag=True, help="Add the page to the MLflow run of each RUN, too.")
 @click.pass_obj
@@ -242,7 +242,7 @@ def bundle(ours: Ours, runs: tuple[Path, ...], out: Path, weights: bool) -> None
     """Pack finished runs for an artifact evaluation, in one archive.
 
     It holds their receipts, report, locks, data manifests as Croissant, a citation file, and an appendix that says how
-    to check each claim. The same runs give the same bytes. `repro replay`, `diff` and `compare` take it as a run.
+    to check each claim. The same runs give the same bytes. `samebits replay`, `diff` and `compare` take it as a run.
     """
     from .bundle.bundle import bundled
 

@@ -211,7 +211,7 @@ def train_in_all_ways(
                 same = row.weights == first.weights and row.trace in (None, first.trace)
                 row = Row(row.name, "EQUAL" if same else "DIFFERS", row.weights, row.trace)
             if row.verdict == "DIFFERS":
-                report(f"see where: repro diff {ONCE.folder} {way.folder}")
+                report(f"see where: samebits diff {ONCE.folder} {way.folder}")
             yield row
 
 

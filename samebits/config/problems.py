@@ -69,7 +69,7 @@ def problems(path: Path, schema: Any, details: Sequence[Any], set_here: Iterable
     if missing:
         keys = some([key_of(detail) for detail in missing])
         lines.insert(
-            0, f"{path}: {keys}: missing; add the key{'s' * (len(missing) > 1)} (repro docs config explains each)"
+            0, f"{path}: {keys}: missing; add the key{'s' * (len(missing) > 1)} (samebits docs config explains each)"
         )
     return lines
 

@@ -93,7 +93,7 @@ class Chain:
             if self._file.read(self.width + LINK) != row + self._link:
                 raise RunError(
                     f"step {step}: the digests in {self.path} are others than before the interruption: "
-                    f"the resumed run is not the same run. What differs: repro diff"
+                    f"the resumed run is not the same run. What differs: samebits diff"
                 )
         else:
             self._file.write(row + self._link)

@@ -42,7 +42,7 @@ class Follower:
         if state.get("complete"):
             return state["where"]
         reason = state.get("error") or f"not done after {seconds:g} s"
-        return f"tracking incomplete ({reason}); the record is kept, upload it with: repro sync {self.folder}"
+        return f"tracking incomplete ({reason}); the record is kept, upload it with: samebits sync {self.folder}"
 
 
 def read_state(folder: Path) -> dict[str, Any]:

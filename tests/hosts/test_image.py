@@ -114,8 +114,8 @@ def test_user_of_the_image_is_not_root_and_writes_nowhere_but_in_tmp(image: Imag
 
 
 def test_environment_is_the_portable_class_and_names_the_image(image: Image) -> None:
-    """`repro env`, from the image alone."""
-    environment = json.loads(image.run("repro", "env"))
+    """`samebits env`, from the image alone."""
+    environment = json.loads(image.run("samebits", "env"))
     assert environment["preimage"]["image"] == image.digests[0]
     assert environment["class"].startswith("cpu-portable/torch-")
 
@@ -126,7 +126,7 @@ def test_dvc_repro_in_the_image_gives_the_released_digest(image: Image, checkout
     image.run("dvc", "repro", mounts=mounts)
     (released,) = yaml.safe_load(image.project.text("results.lock"))["results"]
     said = f"reproduced bit for bit: {released['source']} (weights {released['weights']})"
-    assert said in image.run("repro", "check", mounts=mounts)
+    assert said in image.run("samebits", "check", mounts=mounts)
     receipt = json.loads((checkout / "artifacts" / "receipt.json").read_bytes())
     assert receipt["predicate"]["environment"]["preimage"]["image"] == image.digests[0]
     assert receipt["subject"][0]["digest"]["sha256"] == released["weights"]
@@ -141,16 +141,16 @@ def test_torchrun_in_the_image_gives_the_bits_of_one_process(image: Image, check
         f"python -m samebits train {short} --out /tmp/one >/dev/null",
         f"torchrun --standalone --local-addr localhost --nproc-per-node 3 -m samebits train {short} "
         "--out /tmp/three >/dev/null",
-        "repro diff /tmp/one /tmp/three",
+        "samebits diff /tmp/one /tmp/three",
     )
     mounts = (f"{checkout / 'data'}:/work/data",)
     assert image.run("sh", "-c", " && ".join(commands), mounts=mounts).startswith("EQUAL: ")
 
 
 def test_contract_is_verified_in_the_image(image: Image, checkout: Path) -> None:
-    """`repro verify`: on other ranks and workers, sharded, killed and resumed."""
+    """`samebits verify`: on other ranks and workers, sharded, killed and resumed."""
     only = " ".join(f"--only '{way}'" for way in VERIFIED)
-    table = image.run("sh", "-c", f"dvc repro --quiet prepare && repro verify {only}", mounts=(f"{checkout}:/work",))
+    table = image.run("sh", "-c", f"dvc repro --quiet prepare && samebits verify {only}", mounts=(f"{checkout}:/work",))
     assert f"\nEQUAL: {1 + len(VERIFIED)} of {1 + len(VERIFIED)} trainings\n" in table, table
 
 

@@ -30,7 +30,7 @@ def test_short_training_is_one_digest_on_every_cpu(
     request: pytest.FixtureRequest,
     tmp_path: Path,
 ) -> None:
-    """As short as `repro verify` makes it, or shorter, on one process."""
+    """As short as `samebits verify` makes it, or shorter, on one process."""
     faulthandler.cancel_dump_traceback_later()  # it takes minutes
     recipe = request.node.callspec.params["laid"]
     params = yaml.safe_load(laid.text("params.yaml"))

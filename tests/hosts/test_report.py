@@ -1,4 +1,4 @@
-"""The page of `repro report` in a real browser: it asks for nothing, runs nothing, and fits a phone."""
+"""The page of `samebits report` in a real browser: it asks for nothing, runs nothing, and fits a phone."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -30,7 +30,7 @@ class Numbers(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 @dataclass
 class Case:
-    """A training; `update` is the body of its loop after the sum of gradients of a loss; there may be `more` of both."""
+    """A training; `update` is the body of its loop after the gradients of a loss; there may be `more` of both."""
 
     model: nn.Module
     optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]

@@ -94,7 +94,7 @@ def _svg(code: str) -> str:
 
 
 def message(*words: str | Path, code: int = 0) -> str:
-    """What `repro report` says, in this process."""
+    """What `samebits report` says, in this process."""
     done = CliRunner().invoke(main, ["report", *map(str, words)], obj=ours(OURS))
     assert done.exit_code == code, done.output
     return done.output

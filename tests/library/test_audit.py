@@ -1,4 +1,4 @@
-"""`repro audit` names the operations and lines that put bits at risk, and nothing in a project that has none."""
+"""`samebits audit` names the operations and lines that put bits at risk, and nothing in a project that has none."""
 
 import json
 import shutil

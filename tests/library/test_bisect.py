@@ -1,4 +1,4 @@
-"""The search of `repro bisect` alone, by oracles that train nothing: it names exactly the suspects that matter."""
+"""The search of `samebits bisect` alone, by oracles that train nothing: it names exactly the suspects that matter."""
 
 import random
 from collections.abc import Callable, Collection, Sequence

@@ -1,4 +1,4 @@
-"""`repro bisect`: planted causes are named, exactly those, innocent differences are not, wrong words are refused."""
+"""`samebits bisect`: planted causes are named, exactly those, innocent differences are not, wrong words are refused."""
 
 import itertools
 import json

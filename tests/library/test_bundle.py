@@ -1,4 +1,4 @@
-"""`repro bundle`: one archive with all that is needed to check a result, and nothing that was altered."""
+"""`samebits bundle`: one archive with all that is needed to check a result, and nothing that was altered."""
 
 import hashlib
 import io
@@ -63,7 +63,7 @@ def test_appendix_and_citation_state_what_the_receipt_does(held: dict[str, bytes
     for value in (stated["subject"][0]["digest"]["sha256"], predicate["trace"], predicate["code"]["commit"]):
         assert value in appendix
     assert all(f"metric {name} | `{value}`" in appendix for name, value in predicate["metrics"].items())
-    assert "repro replay ARCHIVE --run-patch" in appendix and predicate["environment"]["class"] in appendix
+    assert "samebits replay ARCHIVE --run-patch" in appendix and predicate["environment"]["class"] in appendix
     citation = YAML(typ="safe").load(held["CITATION.cff"])
     assert citation["cff-version"] == "1.2.0" and citation["commit"] == predicate["code"]["commit"]
     assert citation["authors"] and citation["title"]

@@ -1,4 +1,4 @@
-"""`repro compare`: a difference between groups of runs is called more than noise where it is, and nowhere else."""
+"""`samebits compare`: a difference between groups of runs is called more than noise where it is, and nowhere else."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def group(folder: Path, accuracies: Sequence[float], metric: str = "accuracy", *
 
 
 def message(*words: str | Path, code: int = 0) -> str:
-    """What `repro compare` prints, in this process."""
+    """What `samebits compare` prints, in this process."""
     done = verb("compare", *words)
     assert done.exit_code == code, done.output
     return done.output
@@ -196,7 +196,7 @@ def test_command_takes_options_on_either_side_and_folders_with_spaces(low: list[
 
 
 def test_training_loads_nothing_of_the_lab():
-    """A stage refuses modules that the content address lacks, and `repro train` is one of these verbs."""
+    """A stage refuses modules that the content address lacks, and `samebits train` is one of these verbs."""
     names = "[name for name in sys.modules if '.analysis' in name or 'scipy' in name]"
     loaded = f"import sys, samebits.cli; print({names})"
     assert python("-c", loaded).stdout == "[]\n"
@@ -206,7 +206,7 @@ def test_training_loads_nothing_of_the_lab():
 
 
 def test_groups_that_are_not_two_are_refused(low: list[Path], high: list[Path]):
-    wanted = "one between the groups wanted: repro compare A... -- B...\n"
+    wanted = "one between the groups wanted: samebits compare A... -- B...\n"
     assert refusal(*low, *high) == f"no -- seen, {wanted}"
     assert refusal(*low, "--", *high[:2], "--", *high[2:]) == f"2 -- seen, {wanted}"
     assert refusal() == f"no -- seen, {wanted}"

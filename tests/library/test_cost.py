@@ -1,4 +1,4 @@
-"""`repro cost`: what flags cost, and when that cannot be told from zero."""
+"""`samebits cost`: what flags cost, and when that cannot be told from zero."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -95,7 +95,7 @@ def test_strict_trainings_that_differ_are_told():
     fake = Fake()
     honest = fake.one
     fake.one = lambda requested: SimpleNamespace(**vars(honest(requested)) | {"bits": len(fake.made)})  # type: ignore[method-assign]
-    assert "The strict trainings do not repeat. Find out why: repro verify" in cost.lines(
+    assert "The strict trainings do not repeat. Find out why: samebits verify" in cost.lines(
         cost.measure(fake, DETERMINISM, 2, [ALL])
     )
 

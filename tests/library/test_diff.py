@@ -1,4 +1,4 @@
-"""Planted faults, each of which `repro diff` must place exactly and give its cause; and runs that are equal."""
+"""Planted faults, each of which `samebits diff` must place exactly and give its cause; and runs that are equal."""
 
 import dataclasses
 import json

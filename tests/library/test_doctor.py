@@ -1,4 +1,4 @@
-"""`repro doctor`: each check finds its planted fault, and says nothing where all is well."""
+"""`samebits doctor`: each check finds its planted fault, and says nothing where all is well."""
 
 import base64
 import hashlib

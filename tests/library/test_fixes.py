@@ -56,7 +56,7 @@ def record(run: Path) -> None:
 
 
 def test_finished_run_is_one_of_the_project_as_it_stands(fixed: Path):
-    """By its address, all of it, with which `repro check` and results.lock compare."""
+    """By its address, all of it, with which `samebits check` and results.lock compare."""
     requested = training(fixed / "finished", fixed / "data" / "prepared", *SETTINGS)[:-2]  # but for --out
     done = command(fixed, "samebits", "address", *requested)
     assert done.returncode == 0 and json.loads(done.stdout) == read_json(fixed / "finished" / "address.json")

@@ -144,7 +144,7 @@ class Place(NamedTuple):
         return Path(self.config.data.prepared)
 
     def verb(self, *words: str | Path) -> int:
-        """Call `repro` in this process; its exit code."""
+        """Call `samebits` in this process; its exit code."""
         done = CliRunner().invoke(main, [*map(str, words)], obj=ours(self.project))
         if done.exception and not isinstance(done.exception, SystemExit):
             raise done.exception

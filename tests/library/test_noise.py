@@ -1,4 +1,4 @@
-"""`repro noise`: what it says of runs, what it refuses, and that it finds noise where it is planted alone."""
+"""`samebits noise`: what it says of runs, what it refuses, and that it finds noise where it is planted alone."""
 
 import json
 import math
@@ -131,7 +131,7 @@ def test_strict_runs_that_differ_are_told_first(requested: Any, tmp_path: Path):
     assert done.exit_code == 1
     first = done.stdout.splitlines()[0]
     assert first.startswith("DIFFERS: strict 0 and strict 2 have other bits") and "this breaks the contract" in first
-    words = first.partition("repro diff ")[2].split(" ../")
+    words = first.partition("samebits diff ")[2].split(" ../")
     assert words[0].endswith("strict 0") and words[1].endswith("other/strict 2")
     facts = json.loads(requested(given, "--json").stdout)
     assert not facts["groups"]["strict"]["equal_bits"] and facts["groups"]["strict"]["distances"][1] > 0
@@ -147,7 +147,10 @@ def test_strict_runs_that_are_equal_end_with_0(requested: Any, tmp_path: Path):
     [
         (("--runs", "1"), "--runs 1 seen, 2 or more wanted: one run has no spread"),
         (("--runs", "0"), "--runs 0 seen"),
-        (("--set", "determinism.relax=[all]"), 'determinism.relax=["all"] seen, [] wanted: repro noise relaxes runs'),
+        (
+            ("--set", "determinism.relax=[all]"),
+            'determinism.relax=["all"] seen, [] wanted: samebits noise relaxes runs',
+        ),
         (("--set", f"seed={2**53 - 1}"), "seed"),
         (("--set", "model.nam=x"), "unknown key"),
         (("--at", "3"), "--runs is for groups, --at for --perturb"),

@@ -1,4 +1,4 @@
-"""`repro noise --perturb`: one ULP is added where it was asked for, and nothing else is another."""
+"""`samebits noise --perturb`: one ULP is added where it was asked for, and nothing else is another."""
 
 import itertools
 import json

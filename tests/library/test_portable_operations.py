@@ -361,7 +361,7 @@ def test_kind_of_number_is_part_of_an_operation():
     ]  # fmt: skip
 
 
-# ---- repro verify
+# ---- samebits verify
 
 
 @pytest.mark.parametrize("met", [{}, {"sqrt float32": "sqrt float32 at model.py:1: its bits differ between CPUs"}])

@@ -1,4 +1,4 @@
-"""`repro report`: one page tells what runs are, and whether their bits are equal."""
+"""`samebits report`: one page tells what runs are, and whether their bits are equal."""
 
 import json
 import math

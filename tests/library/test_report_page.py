@@ -1,4 +1,4 @@
-"""The page of `repro report`: its pictures, what others measured, its bytes, and what no record can make it do."""
+"""The page of `samebits report`: its pictures, what others measured, its bytes, and what no record can make it do."""
 
 import json
 import math
@@ -78,7 +78,7 @@ def test_what_no_verb_printed_is_refused_in_a_line(name: str):
     run, word = write(Path("one")), {"noise": "groups", "cost": "device", "doctor": "[0]"}[name]
     for value in ({"groups": {"relaxed": 1}}, [{"area": 1}]):
         said = message(run, *given(name, value), code=2)
-        assert said.count("\n") == 1 and f"`repro {name} --json` prints it" in said, said
+        assert said.count("\n") == 1 and f"`samebits {name} --json` prints it" in said, said
     assert word in message(run, *given(name, [{}] if name == "doctor" else {}), code=2)
     assert "nowhere.json: missing" in message(run, f"--{name}", "nowhere.json", code=2)
 

@@ -1,4 +1,4 @@
-"""`repro check`: whether a run gave what the locks expect, in words and in the exit code."""
+"""`samebits check`: whether a run gave what the locks expect, in words and in the exit code."""
 
 import hashlib
 import os
@@ -118,7 +118,7 @@ class Case:
         return [verdict.holds for verdict in verdicts], "\n".join(verdict.sentence for verdict in verdicts)
 
     def command(self, *arguments: str) -> Result:
-        """`repro check`, run in this process, which is in the project."""
+        """`samebits check`, run in this process, which is in the project."""
         return verb("check", self.run, *arguments, project=self.project)
 
 

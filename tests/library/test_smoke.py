@@ -1,4 +1,4 @@
-"""`repro smoke`: the whole way, short."""
+"""`samebits smoke`: the whole way, short."""
 
 from pathlib import Path
 

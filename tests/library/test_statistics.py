@@ -1,4 +1,4 @@
-"""The statistics of `repro compare`: as scipy computes them, and as rarely wrong as they say."""
+"""The statistics of `samebits compare`: as scipy computes them, and as rarely wrong as they say."""
 
 from typing import Any
 

@@ -126,7 +126,7 @@ def test_lost_answers_do_no_harm(server: Server, few: Path, proxy: Proxy):
 
 
 def upload(folder: str, uri: str) -> None:
-    """What a child does: as `repro sync`."""
+    """What a child does: as `samebits sync`."""
     os.environ["MLFLOW_TRACKING_URI"] = uri
     tracking.sync(Path(folder), LOCKS)
 

@@ -108,7 +108,7 @@ def test_server_that_is_down_costs_a_warning(offline: Trained):
     assert (offline.done.returncode, offline.done.stderr) == (0, "")
     tracked = [line for line in offline.done.stdout.splitlines() if line.startswith("tracked")]
     assert len(tracked) == 1 and "tracking incomplete (" in tracked[0]
-    assert f"the record is kept, upload it with: repro sync {offline.out}" in tracked[0]
+    assert f"the record is kept, upload it with: samebits sync {offline.out}" in tracked[0]
     assert read_json(offline.out / names.RUN)["status"] == "FINISHED"
 
 
@@ -163,7 +163,7 @@ def test_server_that_dies_midway_costs_a_warning(server: Server, tmp_path: Path,
         stdout, stderr = process.communicate(timeout=PATIENCE)
     try:
         assert (process.returncode, stderr) == (0, "")
-        assert "tracking incomplete (" in stdout and f"repro sync {out}" in stdout
+        assert "tracking incomplete (" in stdout and f"samebits sync {out}" in stdout
         assert Trained(out, untracked.done).weights == untracked.weights
         assert followers(out) == []
     finally:

@@ -1,4 +1,4 @@
-"""`repro trial`: a change becomes the default only where nothing gets worse by more than the ranges allow."""
+"""`samebits trial`: a change becomes the default only where nothing gets worse by more than the ranges allow."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`repro diff --values`: the tensors of a recorded step, made again, and by how much two of them differ."""
+"""`samebits diff --values`: the tensors of a recorded step, made again, and by how much two of them differ."""
 
 import shutil
 from pathlib import Path

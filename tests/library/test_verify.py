@@ -1,4 +1,4 @@
-"""`repro verify`: every way to train gives the same bits, and one that does not is named."""
+"""`samebits verify`: every way to train gives the same bits, and one that does not is named."""
 
 import shutil
 import signal

@@ -1,6 +1,6 @@
 """What the tests share: the package, whatever its name is; the environment of a run; the config, with data prepared.
 
-The tests are yours, and ask nothing of your model and your data but the few names that `repro docs your-model` lists.
+The tests are yours, and ask nothing of your model and your data but the few names that `samebits docs your-model` lists.
 """
 
 import os
@@ -57,7 +57,7 @@ def data_in(config: Any, **places: str) -> Any:
 
 
 def prepare(config: Any) -> None:
-    """Prepare the data as `repro prepare` does."""
+    """Prepare the data as `samebits prepare` does."""
     import_module("samebits.start.launch").call(
         ours("__init__").PROJECT, ours("prepare").prepare, config, Path(), only="data"
     )

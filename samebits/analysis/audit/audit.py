@@ -1,4 +1,4 @@
-"""`repro audit`: the operations of one step and the lines of the owner's code that put bits at risk.
+"""`samebits audit`: the operations of one step and the lines of the owner's code that put bits at risk.
 
 Operations are seen in a child (`audited.py`), which makes the first step of a training; code is read, not run.
 """

@@ -2,7 +2,7 @@
 
     python -m samebits.analysis.audit.audited REPORT ARGUMENTS
 
-`repro audit` starts it; ARGUMENTS are those of `train`. It is the owner's own training with all its flags. Only the
+`samebits audit` starts it; ARGUMENTS are those of `train`. It is the owner's own training with all its flags. Only the
 watch that every run keeps of its first step is another one. An operation that raises because it has no deterministic
 kernel is noted and called once more without that mode, and it alone: `warn_only` would give other operations another
 kernel than a run takes.

@@ -1,4 +1,4 @@
-"""`repro bisect`: what makes two runs differ. Trainings are made, suspects exchanged, and the cause is told."""
+"""`samebits bisect`: what makes two runs differ. Trainings are made, suspects exchanged, and the cause is told."""
 
 import json
 import time

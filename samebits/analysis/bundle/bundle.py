@@ -1,4 +1,4 @@
-"""`repro bundle`: all that a paper's artifact track asks for of some runs, in one archive that `repro replay` takes."""
+"""`samebits bundle`: all that a paper's artifact track asks for of some runs, in one archive that `samebits replay` takes."""
 
 import hashlib
 import json
@@ -55,7 +55,7 @@ class About:
 
 
 def bundled(project: Project, runs: Sequence[Path], report: str, with_weights: bool) -> bytes:
-    """The archive. `report` is the page of `repro report` on the runs.
+    """The archive. `report` is the page of `samebits report` on the runs.
 
     Raises:
         UserError: a run is not finished, its files are not those of its receipt, it was made outside git, or the runs

@@ -36,14 +36,14 @@ def described(run: Receipt, about: "About", folder: bool) -> dict[str, Any]:
     """The dataset that a run started from, and the files that it was prepared into, each with its SHA-256.
 
     `about` is what the project says of itself. The dataset is a `folder` or one file; the SHA-256 of a
-    folder is that of its listing, as `repro hash-data --files` prints it.
+    folder is that of its listing, as `samebits hash-data --files` prints it.
     """
     raw, digest = str(run.stated["config"]["data.raw"]), str(run.stated["config"]["data.sha256"])
     prepared = str(run.stated["config"]["data.prepared"])
     what = "listing of the dataset: the SHA-256 and the path of each file" if folder else "dataset"
     files = [_file(f"{raw}.sha256sums" if folder else raw, digest, LISTING if folder else UNKNOWN, what)]
     files += [
-        _file(f"{prepared}/{entry['path']}", entry["sha256"], UNKNOWN, "made from the dataset by `repro prepare`")
+        _file(f"{prepared}/{entry['path']}", entry["sha256"], UNKNOWN, "made from the dataset by `samebits prepare`")
         for entry in run.stated["preimage"]["data"]["files"]
     ]
     return {

@@ -1,4 +1,4 @@
-"""Checks of `repro doctor`: code, data, environment, random numbers and services.
+"""Checks of `samebits doctor`: code, data, environment, random numbers and services.
 
 Each looks at one thing and says what it saw, and how to mend it.
 """
@@ -49,7 +49,7 @@ def git(context: Context) -> Found:
 
 
 def library_as_released(context: Context) -> Found:
-    """Whether `repro/` is as the template wrote it."""
+    """Whether `vendor/samebits` is as the template wrote it."""
     here = library(context.project)
     if here.modified:
         fix = "its promises are tested as released only: restore these files, or update with cruft"
@@ -181,7 +181,7 @@ def mlflow(context: Context) -> Found:
         return Found(WARNING, f"{shown}: HTTP {error.code}", "is it an MLflow server? tracking.uri names it")
     except (OSError, ValueError, HTTPException) as error:
         reason = without_credentials(" ".join(str(error).split()))
-        return Found(WARNING, f"{shown}: {reason}", "runs go on without it: repro sync uploads them later")
+        return Found(WARNING, f"{shown}: {reason}", "runs go on without it: samebits sync uploads them later")
     if not re.match(r"[3-9]|\d\d", version):
         return Found(WARNING, f"{shown}: MLflow {version[:20]!r}", "a server of MLflow 3 keeps models, too")
     return Found(OK, f"{shown}: MLflow {version[:20]}")

@@ -1,4 +1,4 @@
-"""What the checks of `repro doctor` look at, and what they return."""
+"""What the checks of `samebits doctor` look at, and what they return."""
 
 import enum
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Checks of `repro doctor`: GPU, memory, disk and clock, as far as this machine tells."""
+"""Checks of `samebits doctor`: GPU, memory, disk and clock, as far as this machine tells."""
 
 import os
 import shutil

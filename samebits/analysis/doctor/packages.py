@@ -1,4 +1,4 @@
-"""Checks of `repro doctor`: the installed packages are those of the locks, file by file."""
+"""Checks of `samebits doctor`: the installed packages are those of the locks, file by file."""
 
 import base64
 import csv

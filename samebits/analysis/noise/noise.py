@@ -149,7 +149,7 @@ def requested_for(schema: type[Settings], overrides: Sequence[str], short: bool)
         settings, requested, _ = shortened(schema, overrides)
         overrides = trainings.texts(requested)
     if relaxed := settings.determinism.relax:
-        raise UserError(f"determinism.relax={json.dumps(relaxed)} seen, [] wanted: repro noise relaxes runs itself")
+        raise UserError(f"determinism.relax={json.dumps(relaxed)} seen, [] wanted: samebits noise relaxes runs itself")
     return settings, overrides
 
 
@@ -231,7 +231,7 @@ def _of_strict(group: Group, runs: Sequence[Made]) -> str:
     other = next(count for count, each in enumerate(runs) if each.bits != runs[0].bits)
     return (
         f"DIFFERS: {group.names[0]} and {group.names[other]} have other bits, and the same was asked for: this breaks "
-        f"the contract. See where: repro diff {group.folders[0]} {group.folders[other]}"
+        f"the contract. See where: samebits diff {group.folders[0]} {group.folders[other]}"
     )
 
 

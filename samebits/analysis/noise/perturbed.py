@@ -2,7 +2,7 @@
 
     python -m samebits.analysis.noise.perturbed FOLDER KIND AT ARGUMENTS
 
-`repro noise --perturb` starts it; ARGUMENTS are those of `train`. It is the owner's own training with all its flags.
+`samebits noise --perturb` starts it; ARGUMENTS are those of `train`. It is the owner's own training with all its flags.
 KIND `none` changes nothing: then the weights are those of the honest training. FOLDER gets the weights and a report.
 It violates its content address on purpose, so it writes no receipt, and no checkpoint from which one could come.
 """

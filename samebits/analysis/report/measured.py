@@ -37,7 +37,7 @@ class Group(Form):
 
 
 class Noise(Form):
-    """What `repro noise` prints."""
+    """What `samebits noise` prints."""
 
     groups: dict[str, Group]
     verdicts: list[Any] = ABSENT
@@ -63,7 +63,7 @@ class Flag(Form):
 
 
 class Cost(Form):
-    """What `repro cost` prints."""
+    """What `samebits cost` prints."""
 
     device: str
     rows: list[Flag]
@@ -71,7 +71,7 @@ class Cost(Form):
 
 
 class Check(Form):
-    """A row of what `repro doctor` prints."""
+    """A row of what `samebits doctor` prints."""
 
     area: str
     name: str
@@ -86,7 +86,7 @@ def read(path: Path | None, form: Any, verb: str) -> Any:
     Raises:
         UserError: it is missing, or of another form.
     """
-    return read_json(path, form, f"A file is wanted as `repro {verb} --json` prints it") if path else None
+    return read_json(path, form, f"A file is wanted as `samebits {verb} --json` prints it") if path else None
 
 
 def number(held: Any) -> float:
@@ -178,7 +178,7 @@ def size(amount: float) -> str:
 
 
 def checklist(rows: list[Mapping[str, str]] | None) -> list[list[str]] | None:
-    """The checklist as `repro doctor` told it: a row of each check."""
+    """The checklist as `samebits doctor` told it: a row of each check."""
     if rows is None:
         return None
     return [

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 INK, RULE = "#1b1b1b", "#c9c9c9"
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "repro report",  # the same picture, the same bytes
+    "svg.hashsalt": "samebits report",  # the same picture, the same bytes
     "text.parse_math": False,  # a $ of somebody's name is no mathematics
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Helvetica Neue", "Arial"],  # matplotlib brings the first: it measures letters
