@@ -73,7 +73,7 @@ class Grouped(click.Group):
 
 @click.group(cls=Grouped, context_settings={"max_content_width": 120})
 def main() -> None:
-    """Train the project in this folder, and prove that its runs repeat bit for bit. `samebits VERB --help` says more."""
+    """Train the project in this folder, and prove that its runs repeat bit for bit. See also `samebits VERB --help`."""
 
 
 for stage in (front.prepare, front.train, front.evaluate):

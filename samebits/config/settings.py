@@ -197,7 +197,7 @@ class Tracking(Section):
 
 
 class Verify(Section):
-    """How `samebits verify` makes a training short, and varies neutral keys: overrides of other keys, as `KEY=VALUE`."""
+    """How `samebits verify` shortens a training, and varies neutral keys: overrides of other keys, as `KEY=VALUE`."""
 
     shorten: tuple[str, ...] = ()
     vary: tuple[str, ...] = ()

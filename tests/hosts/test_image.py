@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,9 @@ from postgres import Database
 
 USER = 10001  # the image's own
 NAME, EDITOR, SERVER = "repro-project:test", "repro-project-editor:test", "repro-project-mlflow:test"
+PYTHON = "standin-python:bookworm"  # stands in for the server's base
+TRAIN = "torch-cpu", "train-cpu", "run"
+LOCKS = {NAME: TRAIN, EDITOR: (*TRAIN, "dev", "server"), SERVER: ("server",)}
 SECRET = "pa55word-of-the-build"
 VERIFIED = "3 ranks, 1 worker", "weights sharded on 2 ranks", "killed and resumed on 2 ranks"
 
@@ -87,8 +90,9 @@ def image(bake: Bake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Imag
             docker.docker("builder", "prune", "--all", "--force")
             sh(*made, f"IMAGE={NAME}", f"BUILD_OPTIONS={options}", cwd=project.path, env=docker.env)
             digests.append(docker.inspect(NAME)["Id"])
-        # now, while the engine remembers what it built
-        for name, target in ((SERVER, "mlflow"), (EDITOR, "editor")):
+        # now, while the engine remembers what it built; the stage with Python's venv stands in for the server's base
+        options += f" --build-arg SERVER_BASE={PYTHON}"
+        for name, target in ((PYTHON, "builder"), (SERVER, "mlflow"), (EDITOR, "editor")):
             sh(*made, f"IMAGE={name}", f"BUILD_OPTIONS={options} --target {target}", cwd=project.path, env=docker.env)
         yield Image(docker, base, digests, projects[0])
 
@@ -104,6 +108,30 @@ def checkout(image: Image, tmp_path: Path) -> Path:
 def test_builds_that_share_nothing_give_one_digest(image: Image) -> None:
     """Two checkouts of one commit, no cache: every layer, and the image with its dates."""
     assert image.digests[0] == image.digests[1]
+
+
+def names(texts: Iterable[str]) -> set[str]:
+    """Return the names of packages, written alike."""
+    return {re.sub("[-_.]+", "-", text).lower() for text in texts}
+
+
+def installed(image: Image, name: str) -> set[str]:
+    """Return the packages of an image's Python, but for what its venv brings."""
+    listed = "import importlib.metadata as m; print(*(each.name for each in m.distributions()), sep='\\n')"
+    return names(image.run("python", "-c", listed, name=name).splitlines()) - {"pip", "setuptools"}
+
+
+def test_each_image_holds_its_locks_and_nothing_else(image: Image) -> None:
+    """The one that trains has no tools and no MLflow server; the server's no torch, and no layer of the CUDA base."""
+    for name, locks in LOCKS.items():
+        pins = "".join(image.project.text(f"requirements/{lock}.txt") for lock in locks)
+        locked = names(re.findall(r"^(\S+)==", pins, re.MULTILINE)) - {"setuptools"}
+        assert installed(image, name) - {"repro-project"} == locked, name
+    tools = {"pytest", "mypy", "ruff", "mlflow", "flask"}
+    assert not tools & installed(image, NAME) and tools < installed(image, EDITOR)
+    assert not {"torch", "dvc"} & installed(image, SERVER)
+    base, server = (image.engine.inspect(name)["RootFS"]["Layers"] for name in (PYTHON, SERVER))
+    assert server[: len(base)] == base and len(server) == len(base) + 2  # folders, packages
 
 
 def test_user_of_the_image_is_not_root_and_writes_nowhere_but_in_tmp(image: Image) -> None:
@@ -155,10 +183,7 @@ def test_contract_is_verified_in_the_image(image: Image, checkout: Path) -> None
 
 
 def test_own_tests_pass_in_the_image_of_developers(image: Image, checkout: Path) -> None:
-    """All of the project's tests, on a mounted checkout; the image that trains has no tools for them."""
-    tools = "import importlib.util as u; print([name for name in ('pytest', 'mypy', 'ruff') if u.find_spec(name)])"
-    assert image.run("python", "-c", tools) == "[]\n"
-    assert image.run("python", "-c", tools, name=EDITOR) == "['pytest', 'mypy', 'ruff']\n"
+    """All of the project's tests, on a mounted checkout."""
     words = ("env", "PYTHONPATH=/work/src:/work/vendor", "python", "-m", "pytest", "-p", "no:cacheprovider")
     printed = image.run(*words, mounts=(f"{checkout}:/work",), name=EDITOR)
     assert re.search(r"\d+ passed", printed) and "skipped" not in printed
@@ -205,9 +230,9 @@ def test_secret_that_leaks_is_found(image: Image, tmp_path: Path) -> None:
 
 
 def test_server_of_the_compose_file_answers_in_its_image(image: Image) -> None:
-    """Its own target, command, health check and hardening; PostgreSQL is another process here."""
+    """Its own target, command, health check and hardening, without git; PostgreSQL is another process here."""
     server = yaml.safe_load(image.project.text("compose.yaml"))["services"]["mlflow"]
-    assert server["build"]["target"] == "mlflow"
+    assert server["build"] == {"context": ".", "target": "mlflow", "args": ["SERVER_BASE"]}
     database, port = Database(), str(free_port())
     command = [word.replace("5000", port) for word in image.engine.inspect(SERVER)["Config"]["Cmd"]]
     variables = {name: value for name, value in server["environment"].items() if name in ("PGUSER", "PGDATABASE")}
@@ -216,8 +241,9 @@ def test_server_of_the_compose_file_answers_in_its_image(image: Image) -> None:
     hard += [f"--security-opt={option}" for option in server["security_opt"]]
     assert server["read_only"] and server["tmpfs"] == ["/tmp"]
     environment = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
+    volumes = "--volume=/mlartifacts", "--volume=/dev/null:/usr/bin/git"
     container = image.engine.docker("run", "--detach", "--network=host", "--read-only", "--tmpfs=/tmp",
-                                    "--volume=/mlartifacts", *hard, *environment, SERVER, *command).strip()  # fmt: skip
+                                    *volumes, *hard, *environment, SERVER, *command).strip()  # fmt: skip
     check = [word.replace("5000", port) for word in server["healthcheck"]["test"][1:]]
     try:
         until(lambda: image.engine.succeeds("exec", container, *check), "the server is healthy")

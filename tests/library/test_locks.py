@@ -33,7 +33,10 @@ PLANTED = {
     "stranger": (CUDA, r"\Z", "zz==1\n    # via rich\n", "zz: only in the train-cuda lock, asked for by ['rich']"),
     "another CUDA": ("Dockerfile", r"cuda:13\.0\.", "cuda:13.1.", "Dockerfile: the base has CUDA 13.1, torch in"),
     "another major": ("Dockerfile", r"cuda:13\.0\.", "cuda:12.8.", "Dockerfile: the base has CUDA 12.8, torch in"),
-    "base by tag": ("Dockerfile", "@sha256:[0-9a-f]+", "", "Dockerfile: BASE_IMAGE is not nvidia/cuda:VERSION"),
+    "base by tag": ("Dockerfile", r"04@sha256:\w+", "04", "Dockerfile: BASE_IMAGE is not nvidia/cuda:VERSION"),
+    "server by tag": ("Dockerfile", r"worm@sha256:\w+", "worm", "Dockerfile: SERVER_BASE is not python:VERSION-"),
+    "server on CUDA": ("Dockerfile", "SERVER_BASE=python", "SERVER_BASE=nvidia/cuda", "Dockerfile: SERVER_BASE is not"),
+    "server's Python": ("Dockerfile", r"python:3\.12\.", "python:3.14.", "Dockerfile: SERVER_BASE has Python 3.14, py"),
     "another Ubuntu": (
         "Dockerfile",
         r"ubuntu24\.04",
@@ -71,17 +74,20 @@ def test_check_finds_a_planted_misfit(tmp_path: Path, file: str, pattern: str, r
 
 DIGEST = "sha256:" + "0" * 64
 NEXT = f"nvidia/cuda:13.0.3-cudnn-runtime-ubuntu24.04@{DIGEST}"
+NEXT_SERVER = f"python:3.13.1-slim-trixie@{DIGEST}"
 
 
 def test_bump_changes_its_lines_and_nothing_else() -> None:
     before = (ROOT / "Dockerfile").read_text()
-    after = bump.put(before, {"base": NEXT, "snapshot": "20270101T000000Z", "epoch": "1798761600"})
-    changed = [line for line, old in zip(after.splitlines(), before.splitlines(), strict=True) if line != old]
-    assert changed == [
-        f"ARG BASE_IMAGE={NEXT}",
-        "ARG APT_SNAPSHOT=20270101T000000Z",
-        "ARG SOURCE_DATE_EPOCH=1798761600",
+    moved = [
+        f"BASE_IMAGE={NEXT}",
+        f"SERVER_BASE={NEXT_SERVER}",
+        "APT_SNAPSHOT=20270101T000000Z",
+        "SOURCE_DATE_EPOCH=1798761600",
     ]
+    after = bump.put(before, dict(line.split("=") for line in moved))
+    changed = [line for line, old in zip(after.splitlines(), before.splitlines(), strict=True) if line != old]
+    assert changed == [f"ARG {line}" for line in moved]
     assert seconds("20270101T000000Z") == "1798761600"
 
 
@@ -94,9 +100,12 @@ def test_bump_tells_what_changed() -> None:
 
 
 def test_bump_takes_a_base_by_digest_only() -> None:
-    assert bump.with_digest(NEXT) == NEXT
+    assert bump.with_digest("BASE_IMAGE", NEXT) == NEXT
+    assert bump.with_digest("SERVER_BASE", NEXT_SERVER) == NEXT_SERVER
     with pytest.raises(bump.BumpError, match="cudnn-runtime-ubuntuRELEASE"):
-        bump.with_digest(f"debian:bookworm@{DIGEST}")
+        bump.with_digest("BASE_IMAGE", NEXT_SERVER)
+    with pytest.raises(bump.BumpError, match="python:VERSION-slim-DEBIAN"):
+        bump.with_digest("SERVER_BASE", NEXT)
 
 
 def test_cuda_lock_adds_only_what_torch_brings() -> None:

@@ -1,8 +1,9 @@
-"""Moves the base image, the apt snapshot and the locks forward together, and says what changed (`make bump`).
+"""Moves the base images, the apt snapshot and the locks forward together, and says what changed (`make bump`).
 
-python requirements/bump.py [--base TAG@DIGEST] [--snapshot MOMENT] --torch-index URL
+python requirements/bump.py [--base TAG@DIGEST] [--server-base TAG@DIGEST] [--snapshot MOMENT] --torch-index URL
 
-The base is an nvidia/cuda tag with its digest; a tag alone is looked up with `docker buildx imagetools inspect`.
+The base is an nvidia/cuda tag with its digest, that of the MLflow server a tag of python; a tag alone is looked up with
+`docker buildx imagetools inspect`.
 The snapshot is a moment such as 20261101T000000Z, later than the base; without one it is today's midnight (UTC).
 The locks are written anew with the newest versions that pyproject.toml allows. Then all is checked against another.
 """
@@ -13,33 +14,29 @@ import re
 import subprocess
 import sys
 
-from check_locks import BASE, DOCKERFILE, ROOT, misfits, read_locks, seconds
+from check_locks import BASES, DOCKERFILE, ROOT, base_of, misfits, read_locks, seconds
 
-LINES = {
-    "base": re.compile(r"(?m)^ARG BASE_IMAGE=(.*)$"),
-    "snapshot": re.compile(r"(?m)^ARG APT_SNAPSHOT=(.*)$"),
-    "epoch": re.compile(r"(?m)^ARG SOURCE_DATE_EPOCH=(.*)$"),
-}
+LINES = {name: re.compile(rf"(?m)^ARG {name}=(.*)$") for name in (*BASES, "APT_SNAPSHOT", "SOURCE_DATE_EPOCH")}
 
 
 class BumpError(Exception):
     """The update cannot be made, for a reason the user can do something about."""
 
 
-def with_digest(base: str) -> str:
-    """The base with its digest, looked up where it has none."""
+def with_digest(name: str, base: str) -> str:
+    """The base of this name with its digest, looked up where it has none."""
     if "@sha256:" not in base:
         try:
             command = ["docker", "buildx", "imagetools", "inspect", base]
             done = subprocess.run(command, capture_output=True, text=True)
         except FileNotFoundError:
-            raise BumpError(f"{base}: no digest given, and no docker to look it up: --base {base}@sha256:…") from None
+            raise BumpError(f"{base}: no digest given, and no docker to look it up: {base}@sha256:… wanted") from None
         digest = re.search(r"(?m)^Digest:\s+(sha256:[0-9a-f]{64})$", done.stdout)
         if done.returncode or not digest:
             raise BumpError(f"{base}: no digest found: {' '.join(done.stderr.split())}")
         base = f"{base}@{digest[1]}"
-    if not BASE.search(f"ARG BASE_IMAGE={base}"):
-        raise BumpError(f"{base}: nvidia/cuda:VERSION-cudnn-runtime-ubuntuRELEASE@sha256:DIGEST wanted")
+    if not base_of(f"ARG {name}={base}", name):
+        raise BumpError(f"{base}: {BASES[name][1]} wanted")
     return base
 
 
@@ -67,21 +64,21 @@ def state() -> dict[str, str]:
 def main() -> int:
     """Bump, say what changed, and whether it fits together."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", default="")
+    parser.add_argument("--base", dest="BASE_IMAGE")
+    parser.add_argument("--server-base", dest="SERVER_BASE")
     parser.add_argument("--snapshot", default=f"{datetime.datetime.now(datetime.UTC):%Y%m%d}T000000Z")
     parser.add_argument("--torch-index", required=True)
     given = parser.parse_args()
     before, dockerfile = state(), ROOT / DOCKERFILE
     try:
-        epoch = seconds(given.snapshot)
-        base = with_digest(given.base) if given.base else before["base"]
+        values = {"APT_SNAPSHOT": given.snapshot, "SOURCE_DATE_EPOCH": seconds(given.snapshot)}
+        values |= {name: with_digest(name, base) for name in BASES if (base := getattr(given, name))}
     except BumpError as error:
         print(error, file=sys.stderr)
         return 2
     except ValueError:
         print(f"--snapshot {given.snapshot}: a moment such as 20261101T000000Z wanted", file=sys.stderr)
         return 2
-    values = {"base": base, "snapshot": given.snapshot, "epoch": epoch}
     dockerfile.write_text(put(dockerfile.read_text(), values))
     writer = [sys.executable, str(ROOT / "requirements" / "write_locks.py"), "--upgrade", "all"]
     if code := subprocess.run([*writer, "--torch-index", given.torch_index]).returncode:

@@ -25,15 +25,17 @@ CPU, TORCH_CPU, CUDA = "requirements/train-cpu.txt", "requirements/torch-cpu.txt
 AROUND = {purpose: f"requirements/{purpose}.txt" for purpose in ("run", "dev", "server")}  # of pyproject.toml's extras
 LOCKS = {"train-cpu": (CPU, TORCH_CPU), "train-cuda": (CUDA,), **{purpose: (name,) for purpose, name in AROUND.items()}}
 DOCKERFILE = "Dockerfile"
-# The base: its CUDA version, its Ubuntu release, its digest; and the Python that each release has.
-BASE = re.compile(
-    r"^ARG BASE_IMAGE=nvidia/cuda:(?P<cuda>(?P<major>\d+)\.\d+)\.\d+-cudnn-runtime-ubuntu(?P<release>[\d.]+)"
-    r"@sha256:[0-9a-f]{64}$",
-    re.MULTILINE,
-)
+# The bases of the image and of the MLflow server's: what is read of their tags, and how they are named in messages.
+BASES = {
+    "BASE_IMAGE": (
+        r"nvidia/cuda:(?P<cuda>(?P<major>\d+)\.\d+)\.\d+-cudnn-runtime-ubuntu(?P<release>[\d.]+)",
+        "nvidia/cuda:VERSION-cudnn-runtime-ubuntuRELEASE@sha256:DIGEST",
+    ),
+    "SERVER_BASE": (r"python:(?P<python>\d+\.\d+)\.\d+-slim-[a-z]+", "python:VERSION-slim-DEBIAN@sha256:DIGEST"),
+}
 SNAPSHOT = re.compile(r"^ARG APT_SNAPSHOT=(\d{8}T\d{6}Z)$", re.MULTILINE)
 EPOCH = re.compile(r"^ARG SOURCE_DATE_EPOCH=(\d+)$", re.MULTILINE)
-PYTHONS = {"24.04": "3.12"}
+PYTHONS = {"24.04": "3.12"}  # of each Ubuntu release
 DIRECT = "pyproject.toml"  # stands in a pin's `via` where the project itself asks for it
 
 
@@ -128,11 +130,19 @@ def seconds(snapshot: str) -> str:
     return f"{datetime.datetime.strptime(snapshot, '%Y%m%dT%H%M%S%z').timestamp():.0f}"
 
 
+def base_of(dockerfile: str, name: str) -> re.Match[str] | None:
+    """The match of a base of BASES in the Dockerfile; None if it is no such base or has no digest."""
+    return re.search(rf"(?m)^ARG {name}={BASES[name][0]}@sha256:[0-9a-f]{{64}}$", dockerfile)
+
+
 def against_base(dockerfile: str, cuda: dict[str, Pin], pythons: SpecifierSet) -> Iterable[str]:
-    """One line per thing in which the Dockerfile's base and the CUDA lock do not fit."""
-    base = BASE.search(dockerfile)
+    """One line per thing in which the Dockerfile's bases and the locks do not fit."""
+    found = {name: base_of(dockerfile, name) for name in BASES}
+    yield from (f"{DOCKERFILE}: {name} is not {BASES[name][1]}" for name, match in found.items() if not match)
+    base, server = found.values()
+    if server and not pythons.contains(f"{server['python']}.0"):
+        yield f"{DOCKERFILE}: SERVER_BASE has Python {server['python']}, pyproject.toml wants {pythons}"
     if not base:
-        yield f"{DOCKERFILE}: BASE_IMAGE is not nvidia/cuda:VERSION-cudnn-runtime-ubuntuRELEASE@sha256:DIGEST"
         return
     snapshot, epoch = SNAPSHOT.search(dockerfile), EPOCH.search(dockerfile)
     if not snapshot:

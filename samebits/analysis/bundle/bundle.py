@@ -1,4 +1,4 @@
-"""`samebits bundle`: all that a paper's artifact track asks for of some runs, in one archive that `samebits replay` takes."""
+"""`samebits bundle`: what a paper's artifact track asks for of runs, in one archive that `samebits replay` takes."""
 
 import hashlib
 import json

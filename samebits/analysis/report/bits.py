@@ -33,7 +33,7 @@ def judge(runs: Sequence[RunView]) -> tuple[str, list[str]]:
 
 
 def compared(one: RunView, other: RunView) -> Verdict:
-    """The verdict of `samebits diff` on two runs of one content address, with their names and what the contract says."""
+    """The verdict of `samebits diff` on two runs of one content address, with names and what the contract says."""
     both = f"{one.name} and {other.name}"
     if one.doubts or other.doubts or not (one.is_comparable and other.is_comparable):
         why = ALTERED if one.doubts or other.doubts else "a trace or a receipt of both is wanted"
