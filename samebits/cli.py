@@ -22,7 +22,7 @@ GROUPS = {
     "Ask": ("docs", "config", "address", "env", "diff"),
     "Prove": ("doctor", "smoke", "hash-data", "check-data", "check", "verify", "verify-receipt"),
     "Measure": ("audit", "bisect", "compare", "cost", "noise", "trial"),
-    "Hand on": ("accept", "bundle", "replay", "report", "sync"),
+    "Hand on": ("accept", "bundle", "replay", "report", "sync", "upgrade"),
 }
 
 

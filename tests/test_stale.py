@@ -1,4 +1,4 @@
-"""What enters the content address makes DVC train again, and until then `samebits check` says STALE: nothing is silent."""
+"""What enters the content address makes DVC train again, and until then `samebits check` says STALE."""
 
 import gzip
 import hashlib

@@ -2,7 +2,7 @@
 
     python tools/networks.py [--only NAME]
 
-Each network of tests/library/networks.py is trained by `samebits verify` in a generated project. What it prints stays in
+Each network of tests/library/networks.py is trained by `samebits verify` in a generated project. What it prints is in
 build/networks; a network whose result lies there already is not trained again.
 """
 

@@ -41,9 +41,14 @@ class LibraryState:
 
 def library(project: Project) -> LibraryState:
     """The library of `project`, compared with the list that was released with it."""
-    there, wanted = files(project.library), released(project)
+    return library_in(project.library, project.template)
+
+
+def library_in(folder: Path, template: str) -> LibraryState:
+    """The library in a folder, which this version of the template brought."""
+    there, wanted = files(folder), _listed(folder)
     modified = sorted(name for name in there | wanted if there.get(name) != wanted.get(name)) if wanted else [LIST]
-    return LibraryState(project.template, digest(there), tuple(modified), core_digest(there))
+    return LibraryState(template, digest(there), tuple(modified), core_digest(there))
 
 
 def core_digest(files: Mapping[str, str]) -> str:
@@ -58,7 +63,11 @@ def files(folder: Path) -> dict[str, str]:
 
 def released(project: Project) -> dict[str, str]:
     """What `files` returned when the template was released; empty where the list is lost."""
-    path = project.library / LIST
+    return _listed(project.library)
+
+
+def _listed(folder: Path) -> dict[str, str]:
+    path = folder / LIST
     lines = path.read_text("utf-8", errors="replace").splitlines() if path.is_file() else []
     # a line that is no digest and name makes the list differ from itself
     return {name or LIST: sha256 for sha256, _, name in (line.partition("  ") for line in lines)}

@@ -23,7 +23,7 @@ from ..record.view import other_metrics
 from ..start import trainings
 from . import diff, results
 from .trust import Trust, require_trusted
-from .workcopy import work_copy
+from .workcopy import require_command, work_copy
 
 Report = Callable[[str], None]
 ENVIRONMENT_KEYS = ("device", "determinism.cpu", "determinism.relax")
@@ -129,8 +129,10 @@ def _with_library(project: Project, root: Path, run: Mapping[str, Any]) -> Proje
     """The project in a worktree, with the library of that commit; where it holds none, with this one if core is its.
 
     Raises:
-        UserError: the commit has no copy of the library, and the core of the run is another than this project's.
+        UserError: the commit has no copy of the library, and the core of the run is another than this project's; or
+            as `require_command`.
     """
+    require_command(root, run["code"]["commit"])
     if (root / VENDORED).is_dir():
         return Project.at(root)
     here, wanted = library(project).core, run["parts"].get("core")

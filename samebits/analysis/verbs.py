@@ -267,5 +267,22 @@ def docs(word: str | None) -> None:
     click.echo_via_pager(pages.about(word) if word else pages.listing())
 
 
-HERE = accept, bundle, check, diff, docs, doctor, replay, report, smoke, verify, verify_receipt
+@click.command()
+@click.argument("source", metavar="PATH", type=Path)
+@click.option("--only", multiple=True, metavar="NAME", help="Verify this way alone; repeatable.")
+@click.option("--force", is_flag=True, help="Give up what was modified in vendor/samebits.")
+@click.pass_obj
+def upgrade(ours: Ours, source: Path, only: tuple[str, ...], force: bool) -> None:
+    """Take the library of another release, proved on your model.
+
+    PATH is a checkout of the template's repository, or another project. It says whether results stay valid, brings
+    pyproject.toml and the locks to what the release asks for, and runs `verify` with it. Where that fails, everything
+    is put back.
+    """
+    from .upgrade import upgrade
+
+    upgrade(ours.project, load(ours.schema), source, only, force, click.echo)
+
+
+HERE = accept, bundle, check, diff, docs, doctor, replay, report, smoke, upgrade, verify, verify_receipt
 VERBS: dict[str, click.Command] = {str(verb.name): verb for verb in (*HERE, *measure.VERBS)}

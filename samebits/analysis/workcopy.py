@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..base.git import GitFailed, git_text, is_repository
-from ..base.project import Project
+from ..base.project import NAME, VENDORED, Project
 from ..core.errors import UserError
 
 # Of each command there: no hook of anybody runs.
@@ -78,6 +78,20 @@ def work_copy(project: Project, folder: Path, whose: str, commit: str = "HEAD") 
         yield WorkCopy(folder, _git(project, "rev-parse", "--show-prefix"))
     finally:
         _remove(project, folder)
+
+
+def require_command(root: Path, commit: str) -> None:
+    """Refuse a commit of a project in `root` whose library is of an older layout, in which the package was the command.
+
+    Raises:
+        UserError: it is.
+    """
+    if (root / VENDORED).is_dir() and not (root / VENDORED / "__main__.py").is_file():
+        raise UserError(
+            f"commit {commit[:12]}: its library has no command {NAME}, which came with a later release, so nothing of "
+            f"it starts from here. Its own command does it: git worktree add ../before {commit[:12]}, and there: "
+            f"python -m PACKAGE replay RUN"
+        )
 
 
 def _remove(project: Project, folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..address.address import ContentAddress, digest
 from ..base.files import PART, free, part
-from ..base.text import Difference, differences, named
+from ..base.text import Difference, differences, named, short, some
 from ..core.errors import UserError
 from . import names
 from .classes import environments
@@ -91,9 +91,10 @@ def _name(beside: Path, mark: str) -> Path:
 def of_another_address(out: Path, differing: Sequence[Difference]) -> UserError:
     """The refusal of a directory that holds an unfinished run of another content address, with three ways to go on."""
     place = out.absolute()
+    values = [f"{each.field}: {short(each.one)} there, {short(each.other)} here" for each in differing]
     beside, aside = (shlex.quote(str(free(each))) for each in (out, out.parent / f"{place.name}-unfinished"))
     return UserError(
-        f"{out} holds an unfinished run of another content address ({named(differing, 'there', 'here')}). "
+        f"{out} holds an unfinished run of another content address ({some(values)}). "
         f"To finish that one, repeat the command with {_requested_there(out, differing)}. "
         f"To leave it as it is, begin this one elsewhere: --out {beside}. "
         f"To have this one here, move that one away first: mv {shlex.quote(str(out))} {aside}"

@@ -116,6 +116,11 @@ def run(
     return done.stdout
 
 
+def shown(project: Project, words: Sequence[str]) -> int:
+    """Run a command in `project` to its end, printing where this process does, and return its exit code."""
+    return subprocess.run(words, cwd=project.root, env=environment(project)).returncode
+
+
 def config_of(project: Project, overrides: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
     """The config of a project as its own code reads it, which may be another release's.
 

@@ -85,7 +85,11 @@ def test_library_is_that_of_the_commit_or_this_one_where_core_is_that_of_the_run
     assert not (tmp_path / "vendor").exists()
     assert replay_module._with_library(OURS, tmp_path, run | {"parts": {"core": core}}) == tree
     assert library(tree).core == core
-    assert replay_module._with_library(OURS, tmp_path, {}) == tree  # the commit holds it, whatever core the run had
+    committed = {"code": run["code"]}  # the commit holds it, whatever core the run had
+    assert replay_module._with_library(OURS, tmp_path, committed) == tree
+    (tmp_path / "vendor" / "samebits" / "__main__.py").unlink()  # as in a commit of an older layout
+    with pytest.raises(UserError, match=r"^commit c{12}: its library has no command samebits, which came with a later"):
+        replay_module._with_library(OURS, tmp_path, committed)
 
 
 @pytest.mark.long

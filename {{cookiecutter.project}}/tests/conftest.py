@@ -1,6 +1,6 @@
 """What the tests share: the package, whatever its name is; the environment of a run; the config, with data prepared.
 
-The tests are yours, and ask nothing of your model and your data but the few names that `samebits docs your-model` lists.
+The tests are yours. Of your model and your data they ask for the few names that `samebits docs your-model` lists.
 """
 
 import os

@@ -18,7 +18,7 @@ from ...config.params import PARAMS
 from ...core.errors import RunError, UserError
 from ...start import trainings
 from ..series import Made, Requested, environment, kept
-from ..workcopy import WorkCopy, work_copy
+from ..workcopy import WorkCopy, require_command, work_copy
 from .bisect import Verdict
 from .suspects import Setup, Side, checked
 
@@ -82,12 +82,13 @@ class Clone:
         """Have a commit there, with these files of the package or the library `of` another one, and nothing else.
 
         Raises:
-            RunError: git cannot, or the commit holds no library.
+            RunError: git cannot, or the commit holds no library, or one of an older layout.
         """
         self._copy.check_out(commit)
         self._prepared = ""
         if not (self.project.root / VENDORED).is_dir():  # what is removed below would be the library's that runs
             raise RunError(f"commit {commit[:12]}: it has no {self._at[FOLDER].rstrip('/')}")
+        require_command(self.project.root, commit)
         for name in files:
             path = self._path(name)
             if self._copy.holds("cat-file", "-e", f"{of}:{path}"):

@@ -1,0 +1,245 @@
+"""Another release of the library in vendor/: proved on the owner's model, and taken back where that fails.
+
+While this works, build/upgrade holds what it replaces. After a kill git has it: only what is committed is replaced.
+"""
+
+import json
+import re
+import shutil
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..address.address import CORE
+from ..address.locks import LOCKS, normal
+from ..address.pins import REQUESTED
+from ..address.release import library, library_in
+from ..base.files import durable, exchange, read_text
+from ..base.git import git_text, is_repository
+from ..base.project import NAME, SETTINGS, VENDORED, Project
+from ..base.text import differences, some
+from ..config.settings import Settings
+from ..core.errors import RunError, UserError
+from ..start import trainings
+
+Report = Callable[[str], None]
+CHECKOUT = "{{cookiecutter.project}}"  # a folder that the template's repository alone has
+VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
+STATED = re.compile(r'^template = "[^"]*"$', re.MULTILINE)  # in pyproject.toml: the release of the library
+TRAIN, RUN = "dependencies", "run"  # the lists in pyproject.toml that hold what the library asks for
+REPLACED = str(VENDORED), SETTINGS, LOCKS
+FROM = "make upgrade FROM=../repro-template"
+MAKE = "make", "--no-print-directory"
+
+
+@dataclass(frozen=True)
+class Release:
+    """A library to take.
+
+    Attributes:
+        folder: where it lies.
+        version: as it states it.
+        ranges: what it asks for, as the list in pyproject.toml, then the requirement; empty where only a checkout
+            of the template says so, and this is none.
+    """
+
+    folder: Path
+    version: str
+    ranges: tuple[tuple[str, str], ...]
+
+
+def release(source: Path) -> Release:
+    """The library in a checkout of the template's repository, in a project, or in its own folder.
+
+    Raises:
+        UserError: none is there.
+    """
+    for folder in (source / NAME, source / VENDORED, source):
+        if (folder / "__init__.py").is_file() and (folder / CORE).is_dir():
+            version = VERSION.search(read_text(folder / "__init__.py"))
+            return Release(folder, version[1] if version else "unknown", tuple(_ranges(source)))
+    raise UserError(f"{source}: no {NAME} seen, a checkout of the template's repository wanted, or a project: {FROM}")
+
+
+def _ranges(source: Path) -> Iterator[tuple[str, str]]:
+    if (source / CHECKOUT).is_dir():
+        stated = tomllib.loads(read_text(source / SETTINGS))["project"]
+        yield from ((TRAIN, each) for each in stated["dependencies"])
+        yield from ((RUN, each) for lines in stated["optional-dependencies"].values() for each in lines)
+
+
+def upgrade(project: Project, config: Settings, source: Path, only: Sequence[str], force: bool, report: Report) -> None:
+    """Replace the project's library, and verify its model with the new one.
+
+    `only` names the ways of `verify` to try; `force` gives up what was modified in the library.
+
+    Raises:
+        UserError: no library is at `source`; or what would be replaced is in no commit, or modified.
+        RunError: a step failed, and everything is as before.
+    """
+    new = release(source)
+    if new.folder.resolve() == project.library.resolve():
+        raise UserError(f"{source}: this project's own library, that of another release wanted: {FROM}")
+    before, after = library(project), library_in(new.folder, new.version)
+    if before.digest == after.digest:
+        return report(f"{VENDORED} is the library in {source} already: nothing to do")
+    _require_kept(project, before.modified, force)
+    if after.modified:
+        report(f"{source}: modified since its release, as each receipt will say: {some(after.modified)}")
+    report(f"library: {before.template} -> {after.template}")
+    trainings.prepared(project, config, report)
+    recorded = _address(project)
+    with _or_as_before(project, report) as kept:
+        shutil.copytree(new.folder, kept / NAME, ignore=shutil.ignore_patterns("__pycache__"))
+        exchange(kept / NAME, project.root / VENDORED)
+        if _merged(project, new, report):
+            _do(project, "the locks", [*MAKE, "lock"])
+            _do(project, "the environment", [*MAKE, "environment"])
+        report(_compared(recorded, _address(project)))
+        ways = [word for name in only for word in ("--only", name)]
+        _do(project, "repro verify", trainings.command("verify", {}, *ways))
+    report(f"upgraded; commit it: git add {' '.join(REPLACED)} && git commit -m 'samebits {new.version}'")
+
+
+def _require_kept(project: Project, modified: Sequence[str], force: bool) -> None:
+    """Refuse to replace what git could not bring back.
+
+    Raises:
+        UserError: the library is no copy in the project, or modified; or something has no commit.
+    """
+    root = project.root
+    if not (root / VENDORED).is_dir():
+        raise UserError(f"{root / VENDORED}: missing; the library is installed, so upgrade it as you installed it")
+    if not is_repository(root, own=True):
+        raise UserError(f"{root}: no git repository, which keeps the release of before; git init begins one")
+    if changed := git_text(root, "status", "--porcelain", "-uall", "--", *REPLACED, own=True).splitlines():
+        raise UserError(
+            f"{some([line[3:] for line in changed])}: in no commit as it is now, and upgrade would replace it. "
+            f"Commit it, or put it back: git restore --staged --worktree {' '.join(REPLACED)}"
+        )
+    if modified and not force:
+        raise UserError(
+            f"{VENDORED}: modified since its release: {some(modified)}. To give that up (git keeps it): "
+            f"repro upgrade --force"
+        )
+
+
+@contextmanager
+def _or_as_before(project: Project, report: Report) -> Iterator[Path]:
+    """A folder beside, for the library that is exchanged; after a failure, all that was replaced is put back.
+
+    Raises:
+        RunError: the failure.
+    """
+    beside, library = project.root / "build" / "upgrade", project.root / VENDORED
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    before, inode = _contents(project), library.stat().st_ino
+    try:
+        yield beside
+    except BaseException as failure:
+        if library.stat().st_ino != inode:
+            exchange(beside / NAME, library)
+        for path, content in {**dict.fromkeys(now := _contents(project)), **before}.items():
+            if content is None:  # it is new
+                path.unlink()
+            elif content != now.get(path):
+                _write(path, content)
+        locks = [path for path in now | before if now.get(path) != before.get(path) and path.suffix == ".txt"]
+        shutil.rmtree(beside)
+        then = "; the environment: make setup" if locks else ""
+        report(f"put back as before: {', '.join(REPLACED)}{then}")
+        if isinstance(failure, trainings.Ended):  # a library that does not start says why in its last line
+            raise RunError(f"not upgraded: {failure.said[-1] if failure.said else failure}") from None
+        if isinstance(failure, RunError | OSError):
+            raise RunError(f"not upgraded: {failure}") from None
+        raise
+    shutil.rmtree(beside)
+
+
+def _contents(project: Project) -> dict[Path, bytes]:
+    """What else may be replaced."""
+    paths = [project.root / SETTINGS, *(project.root / LOCKS).rglob("*")]
+    return {path: path.read_bytes() for path in paths if path.is_file() and "__pycache__" not in path.parts}
+
+
+def _write(path: Path, content: bytes) -> None:
+    with durable(path) as beside:
+        beside.write_bytes(content)
+        shutil.copymode(path, beside) if path.exists() else None
+
+
+def _merged(project: Project, new: Release, report: Report) -> bool:
+    """Write the release and what it asks for into pyproject.toml; say whether it asks for other packages than before.
+
+    What the owner added stays, and so do extras that the owner wants of a package.
+
+    Raises:
+        RunError: pyproject.toml has a form that this cannot change.
+    """
+    path = project.root / SETTINGS
+    text = STATED.sub(f'template = "{new.version}"', read_text(path), count=1)
+    own, lines = _requested(text), []
+    for group, wanted in new.ranges:
+        name, versions = _name_and_versions(wanted)
+        line = own.get(name, "")
+        if line and _name_and_versions(line)[1] == versions:
+            continue
+        if line:
+            seen = REQUESTED.fullmatch(line)
+            new_line = f"{seen[1]}[{seen[2]}]{versions}" if seen and seen[2] else wanted
+            text = text.replace(f'"{line}"', f'"{new_line}"')
+        else:
+            text = re.sub(rf"(?m)^{group} = \[.*$", rf'\g<0>\n    "{wanted}",', text, count=1)
+        if _name_and_versions(_requested(text).get(name, ""))[1] != versions:
+            raise RunError(f"{SETTINGS}: {line or group} cannot be changed here; write {wanted} there, then commit it")
+        lines.append(f"{SETTINGS}: {line or 'nothing'} -> {wanted}")
+    _write(path, text.encode())
+    report("\n".join(lines or [f"{SETTINGS}: the packages that it asks for stay as they are"]))
+    return bool(lines)
+
+
+def _requested(text: str) -> dict[str, str]:
+    """What a pyproject.toml of this text asks for, by name."""
+    stated = tomllib.loads(text)["project"]
+    lists = [stated[TRAIN], *stated.get("optional-dependencies", {}).values()]
+    return {_name_and_versions(line)[0]: line for lines in lists for line in lines}
+
+
+def _name_and_versions(line: str) -> tuple[str, str]:
+    found = REQUESTED.fullmatch(line)
+    return (normal(found[1]), "".join(found[3].split())) if found else ("", "")
+
+
+def _do(project: Project, what: str, words: Sequence[str]) -> None:
+    """Run a command that prints what it does.
+
+    Raises:
+        RunError: it failed.
+    """
+    if code := trainings.shown(project, words):
+        raise RunError(f"{what} ended with exit code {code}")
+
+
+def _address(project: Project) -> dict[str, Any]:
+    """What enters the content address now, as the library in vendor/ reads it."""
+    preimage: dict[str, Any] = json.loads(trainings.run(project, trainings.command("address", {})))["preimage"]
+    return preimage
+
+
+def _compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Whether results of before are valid."""
+    fields = [each.field for each in differences(before, after)]
+    core = [field.removeprefix("core.") for field in fields if field.startswith("core.")]
+    others = [field for field in fields if not field.startswith("core.")]
+    files = f"core changed in {len(core)} file{'s' * (len(core) > 1)}: {some(core)}" if core else "core is the same"
+    if not fields:
+        return f"{files}, and so is the content address: results stay valid, unfinished runs go on"
+    more = f"; the content address also changes by {some(others)}" if others else ""
+    return (
+        f"{files}{more}. Results and unfinished runs of before are stale: they have another content address. "
+        f"repro replay RECEIPT makes such a result again, with the library of its commit"
+    )
