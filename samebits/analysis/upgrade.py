@@ -100,7 +100,7 @@ def upgrade(project: Project, config: Settings, source: Path, only: Sequence[str
             _do(project, "the environment", [*MAKE, "environment"])
         report(_compared(recorded, _address(project)))
         ways = [word for name in only for word in ("--only", name)]
-        _do(project, "repro verify", trainings.command("verify", {}, *ways))
+        _do(project, "samebits verify", trainings.command("verify", {}, *ways))
     report(f"upgraded; commit it: git add {' '.join(REPLACED)} && git commit -m 'samebits {new.version}'")
 
 
@@ -123,7 +123,7 @@ def _require_kept(project: Project, modified: Sequence[str], force: bool) -> Non
     if modified and not force:
         raise UserError(
             f"{VENDORED}: modified since its release: {some(modified)}. To give that up (git keeps it): "
-            f"repro upgrade --force"
+            f"samebits upgrade --force"
         )
 
 
@@ -241,5 +241,5 @@ def _compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     more = f"; the content address also changes by {some(others)}" if others else ""
     return (
         f"{files}{more}. Results and unfinished runs of before are stale: they have another content address. "
-        f"repro replay RECEIPT makes such a result again, with the library of its commit"
+        f"samebits replay RECEIPT makes such a result again, with the library of its commit"
     )

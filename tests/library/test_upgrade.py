@@ -117,7 +117,7 @@ def test_release_whose_bits_differ_is_put_back(project: Path, tmp_path: Path):
     done = upgraded(project, release(tmp_path / "new", core__seeds=PLANTED), *ONLY)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "DIFFERS: 1 of 2 trainings" in done.stdout and "put back as before: vendor/samebits" in done.stdout
-    assert done.stderr.splitlines()[-1] == "not upgraded: repro verify ended with exit code 1"
+    assert done.stderr.splitlines()[-1] == "not upgraded: samebits verify ended with exit code 1"
     assert contents(project) == before and not (project / "build" / "upgrade").exists()
 
 
