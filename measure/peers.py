@@ -272,7 +272,7 @@ class Step:
         import torch
 
         run, self.loss = self._run, loss
-        with torch.autocast(run.world.device.type, enabled=False):
+        with torch.autocast(run.device.type, enabled=False):
             run.parts.backward(loss / run.share)
 
     def ends_epoch(self, every: int = 1) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..address.address import CORE
+from ..address.address import CORE, code, core
 from ..address.locks import LOCKS, normal
 from ..address.pins import REQUESTED
 from ..address.release import library, library_in
@@ -21,7 +21,6 @@ from ..base.files import durable, exchange, read_text
 from ..base.git import git_text, is_repository
 from ..base.project import NAME, SETTINGS, VENDORED, Project
 from ..base.text import differences, some
-from ..config.settings import Settings
 from ..core.errors import RunError, UserError
 from ..start import trainings
 
@@ -71,7 +70,7 @@ def _ranges(source: Path) -> Iterator[tuple[str, str]]:
         yield from ((RUN, each) for lines in stated["optional-dependencies"].values() for each in lines)
 
 
-def upgrade(project: Project, config: Settings, source: Path, only: Sequence[str], force: bool, report: Report) -> None:
+def upgrade(project: Project, source: Path, only: Sequence[str], force: bool, report: Report) -> None:
     """Replace the project's library, and verify its model with the new one.
 
     `only` names the ways of `verify` to try; `force` gives up what was modified in the library.
@@ -90,8 +89,11 @@ def upgrade(project: Project, config: Settings, source: Path, only: Sequence[str
     if after.modified:
         report(f"{source}: modified since its release, as each receipt will say: {some(after.modified)}")
     report(f"library: {before.template} -> {after.template}")
-    trainings.prepared(project, config, report)
-    recorded = _address(project)
+    try:
+        recorded = _address(project)
+    except trainings.Ended as ended:  # as with a key in params.yaml that the new release alone knows
+        report(f"the project does not start with its library as it is, so core alone is compared: {_last(ended)}")
+        recorded = {"core": core(code(project))}
     with _or_as_before(project, report) as kept:
         shutil.copytree(new.folder, kept / NAME, ignore=shutil.ignore_patterns("__pycache__"))
         exchange(kept / NAME, project.root / VENDORED)
@@ -152,8 +154,8 @@ def _or_as_before(project: Project, report: Report) -> Iterator[Path]:
         shutil.rmtree(beside)
         then = "; the environment: make setup" if locks else ""
         report(f"put back as before: {', '.join(REPLACED)}{then}")
-        if isinstance(failure, trainings.Ended):  # a library that does not start says why in its last line
-            raise RunError(f"not upgraded: {failure.said[-1] if failure.said else failure}") from None
+        if isinstance(failure, trainings.Ended):
+            raise RunError(f"not upgraded: {_last(failure)}") from None
         if isinstance(failure, RunError | OSError):
             raise RunError(f"not upgraded: {failure}") from None
         raise
@@ -225,17 +227,38 @@ def _do(project: Project, what: str, words: Sequence[str]) -> None:
 
 
 def _address(project: Project) -> dict[str, Any]:
-    """What enters the content address now, as the library in vendor/ reads it."""
-    preimage: dict[str, Any] = json.loads(trainings.run(project, trainings.command("address", {})))["preimage"]
+    """What enters the content address now, as the library in vendor/ reads it; it prepares data that are missing.
+
+    Raises:
+        Ended: that library does not start, or refuses the config.
+    """
+    words = trainings.command("address", {})
+    try:
+        said = trainings.run(project, words)
+    except trainings.Ended:
+        trainings.run(project, trainings.command("prepare", {}))
+        said = trainings.run(project, words)
+    preimage: dict[str, Any] = json.loads(said)["preimage"]
     return preimage
 
 
+def _last(ended: trainings.Ended) -> str:
+    """The line in which a command says why it failed."""
+    return ended.said[-1] if ended.said else str(ended)
+
+
 def _compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Whether results of before are valid."""
-    fields = [each.field for each in differences(before, after)]
-    core = [field.removeprefix("core.") for field in fields if field.startswith("core.")]
+    """Whether results of before are valid, from what entered the content address, or core alone, and what does now."""
+    fields = [each.field for each in differences(before, {part: after.get(part) for part in before})]
+    changed = [field.removeprefix("core.") for field in fields if field.startswith("core.")]
     others = [field for field in fields if not field.startswith("core.")]
-    files = f"core changed in {len(core)} file{'s' * (len(core) > 1)}: {some(core)}" if core else "core is the same"
+    files = (
+        f"core changed in {len(changed)} file{'s' * (len(changed) > 1)}: {some(changed)}"
+        if changed
+        else "core is the same"
+    )
+    if not fields and "config" not in before:
+        return f"{files}; repro check says whether results stay valid"
     if not fields:
         return f"{files}, and so is the content address: results stay valid, unfinished runs go on"
     more = f"; the content address also changes by {some(others)}" if others else ""

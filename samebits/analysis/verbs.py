@@ -281,7 +281,7 @@ def upgrade(ours: Ours, source: Path, only: tuple[str, ...], force: bool) -> Non
     """
     from .upgrade import upgrade
 
-    upgrade(ours.project, load(ours.schema), source, only, force, click.echo)
+    upgrade(ours.project, source, only, force, click.echo)
 
 
 HERE = accept, bundle, check, diff, docs, doctor, replay, report, smoke, upgrade, verify, verify_receipt

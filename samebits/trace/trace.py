@@ -157,8 +157,9 @@ class Trace(Observer):
     def ballot(self, view: View) -> Ballot:
         """This rank's terms of the digests that are summed over the ranks."""
         stop = 0 <= self._stop_after < view.done  # the step that was asked for
-        own = self._own[0] if len(self._own) == 1 else torch.cat(self._own) if self._own else None
-        return Ballot(sums=own if self.level != "off" else None, stop=stop)
+        if self.level == "off":
+            return Ballot(stop=stop)
+        return Ballot(sums=self._own[0] if len(self._own) == 1 else torch.cat(self._own), stop=stop)
 
     def end_step(self, view: View, sums: Sequence[int], own: Sequence[float]) -> None:
         """Record the step.

@@ -515,8 +515,8 @@ def test_renamed_project_has_the_same_address(renamed: Project, prepared: Path, 
     (elsewhere / "params.yaml").write_text(
         params.replace(f'"{config.tracking.experiment}"', '"another"').replace("# ", "# remark: ")
     )
-    asked = (PROJECT / "pyproject.toml").read_text().replace(f'package = "{PACKAGE}"', 'package = "renamed"')
-    (elsewhere / "pyproject.toml").write_text(asked)
+    settings = (PROJECT / "pyproject.toml").read_text().replace(f'package = "{PACKAGE}"', 'package = "renamed"')
+    (elsewhere / "pyproject.toml").write_text(settings)
     words = "-m", "samebits", "address", "--set", f"data.prepared={prepared}"
     done = python(*words, cwd=elsewhere, env={"PYTHONPATH": f"{elsewhere}/src:{elsewhere}/vendor"})
     assert done.returncode == 0, done.stderr

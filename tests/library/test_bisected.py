@@ -335,6 +335,17 @@ def test_commit_without_a_library_leaves_the_one_that_runs_alone(folder: Path, m
     assert running.exists()
 
 
+def test_commit_of_an_older_layout_is_refused_in_a_line(folder: Path):
+    root = folder / "project"
+    for name in (f"src/{PACKAGE}/model.py", "vendor/samebits/cli.py"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).touch()
+    commit(root)
+    said = pytest.raises(UserError, match=r"^commit HEAD: its library has no command samebits, .* git worktree add ")
+    with cloned(project_in(root), folder / "kept", {}) as clone, said:
+        clone.check_out("HEAD")
+
+
 def test_commits_outside_git_are_refused(folder: Path):
     shutil.copytree(PROJECT / "src", folder / "src")
     words = Named([], [], [], [], ("HEAD~1", "HEAD"), False)

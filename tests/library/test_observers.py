@@ -131,9 +131,9 @@ def test_observer_that_draws_or_sleeps_changes_no_bit(does: Does, train: Train, 
 def test_what_an_observer_draws_would_change_bits(event: str, train: Train, control: dict[str, Any], monkeypatch: Any):
     seed = Loop.seed
 
-    def micro_batches_only(loop: Loop, step: int, micro_batch: int) -> None:
+    def micro_batches_only(loop: Loop, step: int, micro_batch: int, number: int = 0) -> None:
         if micro_batch < loop.plan.micro_batches:
-            seed(loop, step, micro_batch)
+            seed(loop, step, micro_batch, number)
 
     monkeypatch.setattr(Loop, "seed", micro_batches_only)
     monkeypatch.setattr(loop_module, "preserved", nullcontext)

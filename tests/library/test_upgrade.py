@@ -137,6 +137,20 @@ def test_release_that_does_not_start_is_put_back_with_its_locks(project: Path, t
     assert command(project, "samebits", "address").returncode == 0
 
 
+def test_key_that_the_new_release_alone_knows_is_no_obstacle(project: Path, tmp_path: Path):
+    """The owner has written it into params.yaml already, which the library of before refuses."""
+    edit(project / "params.yaml", ("data:", "novel: 1\ndata:"))
+    done = upgraded(project, release(tmp_path / "new", front="import nowhere_at_all\n"))
+    assert "so core alone is compared: params.yaml: novel: unknown key" in done.stdout, done.stdout + done.stderr
+    assert done.stderr == "not upgraded: ModuleNotFoundError: No module named 'nowhere_at_all'\n"
+    before = {"core": {"step.py": "a"}}
+    assert upgrade_module._compared(before, {**before, "config": {}}).startswith("core is the same; repro check says")
+    after = {"core": {"step.py": "b"}, "config": {}}
+    assert upgrade_module._compared(before, after).startswith("core changed in 1 file: step.py. Results")
+    others = upgrade_module._compared({"core": {}, "config": {"a": 1}}, {"core": {}, "config": {"a": 1, "b": 2}})
+    assert others.startswith("core is the same; the content address also changes by config.b. Results and unfinished")
+
+
 def test_ranges_of_the_release_replace_those_of_before_and_the_owners_stay(project: Path):
     path, lines = project / "pyproject.toml", list[str]()
     edit(

@@ -58,9 +58,8 @@ def data_in(config: Any, **places: str) -> Any:
 
 def prepare(config: Any) -> None:
     """Prepare the data as `samebits prepare` does."""
-    import_module("samebits.start.launch").call(
-        ours("__init__").PROJECT, ours("prepare").prepare, config, Path(), only="data"
-    )
+    front, project = import_module("samebits.front"), import_module("samebits.base.project").Project.at(ROOT)
+    front.call(project, front.STAGES["prepare"](project, ours("prepare").prepare), config, Path(), only="data")
 
 
 @pytest.fixture(scope="session")

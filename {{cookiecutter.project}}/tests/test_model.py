@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,14 +25,8 @@ class Rehearsal:
 
     number, of, epochs, is_last = 0, 100, 0.0, True  # the last one is not evaluated in the loop
 
-    def __init__(self, world: Any, batch: Any) -> None:
-        self.world, self._batch = world, batch
-
-    def __enter__(self) -> "Rehearsal":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing is left to do."""
+    def __init__(self, config: Any, world: Any, batch: Any) -> None:
+        self.config, self.world, self.device, self._batch = config, world, world.device, batch
 
     def steps(self, model: torch.nn.Module, *given: Any, **named: Any) -> Iterator["Rehearsal"]:
         """One step."""
@@ -72,15 +65,14 @@ def build(config: Any, world: Any) -> torch.nn.Module:
 
 
 @pytest.fixture
-def rehearsed(config: Any, world: Any, batch: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def rehearsed(config: Any, world: Any, batch: Any) -> Any:
     """A function that makes one step of the loop in train.py, and returns what it saw."""
 
     def rehearsed() -> Rehearsal:
-        rehearsal = Rehearsal(world, batch)
-        monkeypatch.setattr(ours("train"), "Run", lambda *given: rehearsal)
+        rehearsal = Rehearsal(config, world, batch)
         seeds.seed_everything(seeds.derive(config.seed, "init"))
         with suppress(Ended):
-            ours("train").train(config, Path())
+            ours("train").train(rehearsal)
         return rehearsal
 
     return rehearsed

@@ -4,14 +4,14 @@ import subprocess
 import sys
 from typing import Any
 
-from conftest import PACKAGE, ROOT
+from conftest import ROOT
 
 WAYS = "once more", "2 ranks", "killed and resumed"
 
 
 def test_short_trainings_give_the_same_bits(config: Any):
     only = [word for way in WAYS for word in ("--only", way)]
-    command = [sys.executable, "-m", PACKAGE, "verify", "--set", f"data.prepared={config.data.prepared}", *only]
+    command = [sys.executable, "-m", "samebits", "verify", "--set", f"data.prepared={config.data.prepared}", *only]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith(("one process", *WAYS))]
