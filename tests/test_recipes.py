@@ -17,9 +17,7 @@ from bake import MORE, ROOT, VENV, in_venv, python_path
 from baked import Bake, InstalledProject, commit_all, run
 
 WAYS = "3 ranks, 1 worker", "killed and resumed on 2 ranks", "neutral keys varied"
-OWN = (
-    "tests/test_config.py tests/test_data.py tests/test_locks.py tests/test_model.py"  # and `samebits verify`
-)
+OWN = "tests/test_config.py tests/test_data.py tests/test_locks.py tests/test_model.py"  # and `samebits verify`
 QUICK, PRETRAINED = "series", "finetuning"
 ADDING = [name for name in tool.known() if (tool.RECIPES / name / tool.PACKAGES).is_file()]  # packages
 RECIPES = [pytest.param(name, marks=() if name == QUICK else pytest.mark.long) for name in tool.known()]

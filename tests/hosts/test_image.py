@@ -111,21 +111,21 @@ def test_builds_that_share_nothing_give_one_digest(image: Image) -> None:
 
 
 def names(texts: Iterable[str]) -> set[str]:
-    """Return the names of packages, written alike."""
-    return {re.sub("[-_.]+", "-", text).lower() for text in texts}
+    """Return the names of packages, written alike, but for what a venv brings and a lock may pin, too."""
+    return {re.sub("[-_.]+", "-", text).lower() for text in texts} - {"pip", "setuptools"}
 
 
 def installed(image: Image, name: str) -> set[str]:
-    """Return the packages of an image's Python, but for what its venv brings."""
+    """Return the packages of an image's Python."""
     listed = "import importlib.metadata as m; print(*(each.name for each in m.distributions()), sep='\\n')"
-    return names(image.run("python", "-c", listed, name=name).splitlines()) - {"pip", "setuptools"}
+    return names(image.run("python", "-c", listed, name=name).splitlines())
 
 
 def test_each_image_holds_its_locks_and_nothing_else(image: Image) -> None:
     """The one that trains has no tools and no MLflow server; the server's no torch, and no layer of the CUDA base."""
     for name, locks in LOCKS.items():
         pins = "".join(image.project.text(f"requirements/{lock}.txt") for lock in locks)
-        locked = names(re.findall(r"^(\S+)==", pins, re.MULTILINE)) - {"setuptools"}
+        locked = names(re.findall(r"^(\S+)==", pins, re.MULTILINE))
         assert installed(image, name) - {"repro-project"} == locked, name
     tools = {"pytest", "mypy", "ruff", "mlflow", "flask"}
     assert not tools & installed(image, NAME) and tools < installed(image, EDITOR)
@@ -230,7 +230,7 @@ def test_secret_that_leaks_is_found(image: Image, tmp_path: Path) -> None:
 
 
 def test_server_of_the_compose_file_answers_in_its_image(image: Image) -> None:
-    """Its own target, command, health check and hardening, without git; PostgreSQL is another process here."""
+    """Its own target, command, health check and hardening; PostgreSQL is another process here."""
     server = yaml.safe_load(image.project.text("compose.yaml"))["services"]["mlflow"]
     assert server["build"] == {"context": ".", "target": "mlflow", "args": ["SERVER_BASE"]}
     database, port = Database(), str(free_port())
@@ -241,7 +241,8 @@ def test_server_of_the_compose_file_answers_in_its_image(image: Image) -> None:
     hard += [f"--security-opt={option}" for option in server["security_opt"]]
     assert server["read_only"] and server["tmpfs"] == ["/tmp"]
     environment = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
-    volumes = "--volume=/mlartifacts", "--volume=/dev/null:/usr/bin/git"
+    absent = "/usr/bin/git", "/etc/passwd"  # the real base has no git, and no account for the user
+    volumes = ["--volume=/mlartifacts", *(f"--volume=/dev/null:{path}" for path in absent)]
     container = image.engine.docker("run", "--detach", "--network=host", "--read-only", "--tmpfs=/tmp",
                                     *volumes, *hard, *environment, SERVER, *command).strip()  # fmt: skip
     check = [word.replace("5000", port) for word in server["healthcheck"]["test"][1:]]

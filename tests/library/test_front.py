@@ -101,7 +101,7 @@ def test_other_commands_give_the_same_bits(way: str, prepared: Path, tmp_path: P
 
 
 def test_stage_of_its_module_keeps_the_options_of_python():
-    done = python("-X", "importtime", "-m", "samebits", "train", "--help")
+    done = python("-X", "importtime", *("-m", f"{PACKAGE}.train", "--help"))
     assert done.returncode == 0 and done.stdout.startswith("Usage: python -m samebits train ")
     assert done.stderr.count("import time: self [us]") == 2
 
