@@ -77,7 +77,7 @@ class Trainer:
         raise Failed(f"{name} ended before it was killed: let it train longer, with --epochs")
 
     def lines(self, *words: str) -> Iterator[str]:
-        """Yield what `python -m <package> words…` prints, as it comes; its exit code does not matter."""
+        """Yield what `python -m samebits words…` prints, as it comes; its exit code does not matter."""
         process = self._start(["-m", "samebits", *words], subprocess.PIPE)
         assert process.stdout
         for line in process.stdout:

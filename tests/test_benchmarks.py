@@ -163,10 +163,11 @@ def hanging(tmp_path: Path) -> Path:
     """Return a bundle whose project hangs."""
     for program in BENCHMARKS.glob("*.py"):
         shutil.copy2(program, tmp_path)
-    package = tmp_path / "project" / "src" / "repro_project"
-    for folder in (package, tmp_path / "project" / "data" / "prepared"):
+    library = tmp_path / "project" / "vendor" / "samebits"
+    for folder in (library, tmp_path / "project" / "data" / "prepared"):
         folder.mkdir(parents=True)
-    (package / "__main__.py").write_text(HANGS)
+    (library / "__init__.py").touch()
+    (library / "__main__.py").write_text(HANGS)
     return tmp_path
 
 

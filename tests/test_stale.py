@@ -97,8 +97,8 @@ def pipeline(bake: Bake) -> Iterator[Pipeline]:
     imported, epochs = "from .config import Config\n", "    epochs: PositiveInt\n"
     edit(baked.path / CODE / "data.py", imported, imported + "from .scale import SCALE\n")
     edit(baked.path / CODE / "config.py", epochs, epochs + "    patience: PositiveInt\n")
-    section = 'class Owner(Section):\n    """The owner\'s."""\n\n    level: PositiveInt\n\n\nclass Config(Settings):'
-    edit(baked.path / CODE / "config.py", "class Config(Settings):", section)
+    section = 'class Owner(sb.Section):\n    """Own."""\n\n    level: PositiveInt\n\n\nclass Config(sb.Settings):'
+    edit(baked.path / CODE / "config.py", "class Config(sb.Settings):", section)
     edit(baked.path / CODE / "config.py", "    model: Model\n", "    model: Model\n    owner: Owner\n")
     edit(baked.path / "params.yaml", "\n  epochs: 30 ", "\n  patience: 1\n  epochs: 1 ")
     edit(baked.path / "params.yaml", "\nparallel:", "\nowner:\n  level: 1\n\nparallel:")
@@ -282,9 +282,11 @@ SEEN = f"""
 import json
 from dvc.repo import Repo
 from dvc_data.hashfile.build import build
-from {PACKAGE} import PROJECT
+from pathlib import Path
 from samebits.address.address import code, locks
+from samebits.base.project import Project
 
+project = Project.at(Path.cwd())
 (stage,) = [stage for stage in Repo(".").index.stages if stage.addressing == "train"]
 dvc = set()
 for dep in stage.deps:
@@ -293,7 +295,7 @@ for dep in stage.deps:
     elif dep.def_path in ("{CODE}", "vendor/samebits/core"):
         tree = build(dep.cache, dep.fs_path, dep.fs, dep.hash_name, ignore=dep.dvcignore, dry_run=True)[2]
         dvc |= {{"/".join((dep.def_path, *parts)) for parts, _, _ in tree}}
-ours = {{PROJECT.shown(name) for name in code(PROJECT)}} | {{f"requirements/{{name}}" for name in locks(PROJECT)}}
+ours = {{project.shown(name) for name in code(project)}} | {{f"requirements/{{name}}" for name in locks(project)}}
 print(json.dumps([sorted(dvc), sorted(ours)]))
 """
 

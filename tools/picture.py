@@ -17,7 +17,7 @@ from rich.text import Text
 
 RESULT = ROOT / "docs" / "picture.svg"
 SETTINGS = ["--set", "train.epochs=1", "--set", "tracking.enabled=false", "--set", "checkpoint.every=5"]
-TRAIN = f"{PACKAGE}.train"
+TRAIN = "samebits", "train"
 KILLED_AFTER = 12  # steps, of 23
 EDIT = ("fused=True)", "fused=True, eps=1e-6)")
 SHOWN = {"weights", "resumed", "DIFFERENT:", "EQUAL:", "code.train.py:"}  # lines that begin with these words
@@ -31,7 +31,7 @@ def kill(command: list[str], out: Path, project: Path) -> None:
     rows = out / "metrics.jsonl"
     while process.poll() is None and not (rows.is_file() and rows.read_bytes().count(b"\n") > KILLED_AFTER):
         time.sleep(0.01)
-    subprocess.run(["pkill", "-9", "-f", f"{TRAIN}.*--out {out.name}"], check=False)
+    subprocess.run(["pkill", "-9", "-f", f"samebits train.*--out {out.name}"], check=False)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -53,18 +53,18 @@ def main() -> None:
             lines = [line.strip() for line in printed(project, "-m", *words, ends=(0, 1)).splitlines()]
             return [line for line in lines if line.split(" ")[0] in SHOWN]
 
-        four = ["torch.distributed.run", "--standalone", "--local-addr=localhost", "--nproc-per-node=4", "-m", TRAIN]
+        four = ["torch.distributed.run", "--standalone", "--local-addr=localhost", "--nproc-per-node=4", "-m", *TRAIN]
         kill([python, "-m", *four, *SETTINGS, "--out", "killed"], project / "killed", project)
-        show(f"torchrun --standalone --nproc-per-node 4 -m {TRAIN} --out killed &")
-        show("pkill -9 -f torchrun")
-        show(f"python -m {TRAIN} --out killed", *run(TRAIN, *SETTINGS, "--out", "killed"))
-        show(f"python -m {TRAIN} --out whole", *run(TRAIN, *SETTINGS, "--out", "whole"))
-        show("samebits diff killed whole", *run(PACKAGE, "diff", "killed", "whole"))
+        show("samebits train --ranks 4 --out killed &")
+        show("pkill -9 -f samebits")
+        show("samebits train --out killed", *run(*TRAIN, *SETTINGS, "--out", "killed"))
+        show("samebits train --out whole", *run(*TRAIN, *SETTINGS, "--out", "whole"))
+        show("samebits diff killed whole", *run("samebits", "diff", "killed", "whole"))
         code = project / "src" / PACKAGE / "train.py"
         code.write_text(code.read_text().replace(*EDIT))
         show(f"sed -i 's/{EDIT[0]}/{EDIT[1]}/' src/{PACKAGE}/train.py    # somebody's change, weeks ago")
-        show(f"python -m {TRAIN} --out edited", *run(TRAIN, *SETTINGS, "--out", "edited"))
-        show("samebits diff whole edited", *run(PACKAGE, "diff", "whole", "edited"))
+        show("samebits train --out edited", *run(*TRAIN, *SETTINGS, "--out", "edited"))
+        show("samebits diff whole edited", *run("samebits", "diff", "whole", "edited"))
     svg = console.export_svg(title="one epoch of handwritten digits", clear=False)
     # the fonts would be fetched from another site
     RESULT.write_text("".join(part.split("}", 1)[-1] for part in svg.split("@font-face")))

@@ -57,7 +57,7 @@ class _Watch:
         name = path.relative_to(self.root).as_posix()
         if flags & os.O_ACCMODE == os.O_WRONLY or flags & (os.O_TRUNC | os.O_EXCL):
             self.written.add(name)
-        elif name not in self.written and (line := self._line()):
+        elif name not in self.written and path.exists() and (line := self._line()):  # some are only looked for
             self.read.setdefault(name, line)
 
     def _opened_own(self, path: Path, flags: int) -> None:
