@@ -260,8 +260,8 @@ def test_training_that_does_not_begin_is_told(bare: Path, prepared: Path, tmp_pa
 def test_training_that_fails_in_its_step_tells_what_was_seen(bare: Path, prepared: Path, tmp_path: Path):
     project = Path(shutil.copytree(bare, tmp_path / "project"))
     source = project / "src" / PACKAGE / "train.py"
-    loss = "    return F.cross_entropy(network(images), labels)"
-    edit(source, (loss, "    torch.cumsum(network(images), 0)\n    raise ValueError('no loss')"))
+    loss = "            step.backward(F.cross_entropy(model(images), labels))"
+    edit(source, (loss, "            torch.cumsum(model(images), 0)\n            raise ValueError('no loss')"))
     done = audit(project, prepared).done
     assert done.exit_code == 2 and "ValueError: no loss" in done.stderr
     assert "cumsum (torch.cumsum)" in done.stdout

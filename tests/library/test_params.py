@@ -224,7 +224,10 @@ def test_key_of_former_times_is_told_in_a_line_of_its_own(path: Path, key: str):
     class Now(Settings):
         parallel: Parallel
 
-    path.write_text(f"sede: 0\nparallel:\n  micro_batches: 8\n  {key.partition('.')[2]}: 8\n")
+    section, _, name = key.partition(".")
+    before = "" if section == "parallel" else "parallel:\n  micro_batches: 8\n"
+    kept = "  micro_batches: 8\n" if section == "parallel" else ""
+    path.write_text(f"sede: 0\n{before}{section}:\n{kept}  {name}: 8\n")
     assert f"{path}: {key}: {FORMER[key]}" in refusal_of(path, schema=Now)
 
 

@@ -26,7 +26,7 @@ def test_seeds_are_the_known_ones(arguments: tuple[int, str, int]):
 
 
 # per number of ids: what each id runs over; (roots, ids...)
-SAMPLES = {0: (5000,), 1: (100, 200), 2: (5, 60, 200)}
+SAMPLES = {0: (5000,), 1: (100, 200), 2: (5, 60, 200), 3: (3, 20, 50, 3)}
 
 
 def test_no_two_arguments_share_a_seed():

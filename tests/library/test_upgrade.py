@@ -216,5 +216,5 @@ def test_interrupted_upgrade_is_put_back(project: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(upgrade_module, "_compared", interrupt)
     monkeypatch.chdir(project)
     done = verb("upgrade", new, project=project_in(project))
-    assert done.exit_code == 1 and "put back as before" in done.output
+    assert done.exit_code == 130 and "put back as before" in done.output
     assert contents(project) == before
