@@ -37,7 +37,7 @@ def seconds(way: str, folder: str, known: str) -> float:
             if path.is_file():
                 manifest.sha256_file(path)
     else:
-        manifest.require(Path(folder), known, "", way)
+        manifest.require_sha256(Path(folder), known, "", way)
     return time.perf_counter() - start
 
 
