@@ -90,38 +90,28 @@ def main(stage: Function) -> NoReturn:
     becomes that command. It loads torch a second time.
     """
     words = sys.orig_argv
-    options = words[1 : words.index("-m")] if "-m" in words else []
+    options = words[1 : words.index("-m")] if sys.modules["__main__"].__spec__ else []  # of Python itself
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, *options, "-m", NAME, stage.__name__, *sys.argv[1:]])
 
 
-@click.command()
-@overriding
-@out_option
-@click.pass_obj
-def prepare(ours: Ours, overrides: tuple[str, ...], out: Path) -> None:
-    """Write the training and test sets from the dataset."""
-    run(ours, "prepare", overrides, out)
+def _verb(name: str, line: str) -> click.Command:
+    """The command of a stage, with this line of help."""
+
+    @click.command(name, help=line)
+    @overriding
+    @out_option
+    @click.pass_obj
+    def verb(ours: Ours, overrides: tuple[str, ...], out: Path, ranks: int = 1) -> None:
+        run(ours, name, overrides, out, ranks)
+
+    return verb
 
 
-@click.command()
-@overriding
-@out_option
-@ranks_option
-@click.pass_obj
-def train(ours: Ours, overrides: tuple[str, ...], out: Path, ranks: int) -> None:
-    """Train; --ranks N trains on N processes, to the same bits."""
-    run(ours, "train", overrides, out, ranks)
-
-
-@click.command()
-@overriding
-@out_option
-@click.pass_obj
-def evaluate(ours: Ours, overrides: tuple[str, ...], out: Path) -> None:
-    """Measure a run's weights on the test set."""
-    run(ours, "evaluate", overrides, out)
+prepare = _verb("prepare", "Write the training and test sets from the dataset.")
+train = ranks_option(_verb("train", "Train; --ranks N trains on N processes, to the same bits."))
+evaluate = _verb("evaluate", "Measure a run's weights on the test set.")
 
 
 def run(ours: Ours, name: str, overrides: Sequence[str], out: Path, ranks: int = 1) -> None:

@@ -258,7 +258,7 @@ def _compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
         else "core is the same"
     )
     if not fields and "config" not in before:
-        return f"{files}; repro check says whether results stay valid"
+        return f"{files}; samebits check says whether results stay valid"
     if not fields:
         return f"{files}, and so is the content address: results stay valid, unfinished runs go on"
     more = f"; the content address also changes by {some(others)}" if others else ""

@@ -64,7 +64,7 @@ def rename(beside: Path, path: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Swap the names of two folders: by one call, so that a kill leaves each whole, where the file system can."""
+    """Swap the names of two folders: by one call, so that a kill leaves both complete, where the file system can."""
     for folder in (one, other):
         sync(folder)
     here, swap = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)

@@ -221,13 +221,17 @@ def test_key_of_former_times_is_told_in_a_line_of_its_own(path: Path, key: str):
     class Parallel(Section):
         micro_batches: int
 
+    class Train(Section):
+        epochs: int
+
     class Now(Settings):
         parallel: Parallel
+        train: Train
 
     section, _, name = key.partition(".")
-    before = "" if section == "parallel" else "parallel:\n  micro_batches: 8\n"
-    kept = "  micro_batches: 8\n" if section == "parallel" else ""
-    path.write_text(f"sede: 0\n{before}{section}:\n{kept}  {name}: 8\n")
+    sections = {"parallel": "  micro_batches: 8\n", "train": "  epochs: 8\n"}
+    sections[section] += f"  {name}: 8\n"
+    path.write_text("sede: 0\n" + "".join(f"{title}:\n{lines}" for title, lines in sections.items()))
     assert f"{path}: {key}: {FORMER[key]}" in refusal_of(path, schema=Now)
 
 

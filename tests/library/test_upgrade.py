@@ -144,7 +144,9 @@ def test_key_that_the_new_release_alone_knows_is_no_obstacle(project: Path, tmp_
     assert "so core alone is compared: params.yaml: novel: unknown key" in done.stdout, done.stdout + done.stderr
     assert done.stderr == "not upgraded: ModuleNotFoundError: No module named 'nowhere_at_all'\n"
     before = {"core": {"step.py": "a"}}
-    assert upgrade_module._compared(before, {**before, "config": {}}).startswith("core is the same; repro check says")
+    assert upgrade_module._compared(before, {**before, "config": {}}).startswith(
+        "core is the same; samebits check says"
+    )
     after = {"core": {"step.py": "b"}, "config": {}}
     assert upgrade_module._compared(before, after).startswith("core changed in 1 file: step.py. Results")
     others = upgrade_module._compared({"core": {}, "config": {"a": 1}}, {"core": {}, "config": {"a": 1, "b": 2}})

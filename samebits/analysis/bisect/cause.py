@@ -1,4 +1,4 @@
-"""`samebits bisect`: what makes two runs differ. Trainings are made, suspects exchanged, and the cause is told."""
+"""`samebits bisect`: what makes two runs differ. Trainings are made, suspects exchanged, and the cause is named."""
 
 import json
 import time

@@ -178,7 +178,7 @@ def size(amount: float) -> str:
 
 
 def checklist(rows: list[Mapping[str, str]] | None) -> list[list[str]] | None:
-    """The checklist as `samebits doctor` told it: a row of each check."""
+    """The checklist as `samebits doctor` reported it: a row of each check."""
     if rows is None:
         return None
     return [
