@@ -35,7 +35,7 @@ class Project(Protocol):
 def python(project: Project, profile: str, *arguments: str, **variables: str) -> str:
     """Run the project's python on a CPU, in the project, and return what it printed."""
     environment = {name: value for name, value in os.environ.items() if name not in THREADS}
-    environment |= {**disguise.variables(profile), **variables}
+    environment |= {"PYTHONPATH": python_path(project.path), **disguise.variables(profile), **variables}
     command = [*disguise.command(profile), str(project.python), *arguments]
     done = subprocess.run(command, cwd=project.path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -95,7 +95,7 @@ def few(project: Project, folder: Path) -> tuple[str, ...]:
     sha256 = hashlib.sha256(raw.read_bytes()).hexdigest()
     overrides = f"data.raw={raw}", f"data.sha256={sha256}", f"data.prepared={folder / 'prepared'}"
     words = [word for override in overrides for word in ("--set", override)]
-    python(project, HERE, "-m", "samebits", "prepare", *words, PYTHONPATH=python_path(project.path))
+    python(project, HERE, "-m", "samebits", "prepare", *words)
     return overrides
 
 
