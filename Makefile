@@ -1,18 +1,18 @@
 # Every target is one line of `make help`. Needs python >= 3.11, make and git.
 PYTHON ?= python3
 TOOLS := build/tools
-HYPOTHESIS := build/hypothesis
+BESIDE := build/beside
 IN_TOOLS = PATH="$(abspath $(TOOLS))/bin:$$PATH"
 # Tests wait for processes and servers now and then: three workers keep two cores busy.
 WORKERS = $(shell echo $$(($$(nproc) * 3 / 2)))
-PYTEST = $(IN_TOOLS) python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadscope --no-loadscope-reorder
+PYTEST = $(IN_TOOLS) PYTHONPATH="$(abspath $(BESIDE))" build/venv/bin/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 # Projects made below build/ lie inside this repository and are repositories of their own all the same.
 export GIT_CEILING_DIRECTORIES := $(abspath build)
 # Without bytecode a process takes three times as long to load torch, and the tests start hundreds.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts test-all lint lock released chaos step-cost order loader sharding networks hashing portability stock measure bench-check times scaling allocation picture page architecture gpu-bundle gpu clean
+.PHONY: help demo environment test test-hosts test-all lint lock released chaos step-cost order loader sharding networks hashing portability stock measure bench-check times scaling allocation picture page architecture gpu-bundle gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -20,17 +20,17 @@ help:  ## list the targets
 demo: $(TOOLS)/.locked  ## generate a project, train it twice in different ways, compare the bits
 	@$(IN_TOOLS) python tools/demo.py
 
-test: $(HYPOTHESIS)/.locked  ## test generation, a generated project and its library (TESTS=FILES); ten minutes
+test: environment  ## test generation, a generated project and its library (TESTS=FILES); ten minutes
 	@echo "pytest"
 	@$(PYTEST) $(or $(TESTS),-m "not long")
 
-test-hosts: $(TOOLS)/.locked  ## test containers, Slurm, PostgreSQL, networks, other CPUs; as root, it installs packages
+test-hosts: environment  ## test containers, Slurm, PostgreSQL, networks, other CPUs; as root, it installs packages
 	@$(IN_TOOLS) python tests/hosts/packages.py
 	@echo "pytest"
 	@$(PYTEST) $(or $(TESTS),tests/hosts)
 
 # Without --keep-duplicates pytest drops tests/hosts, which lies in tests, and then leaves it out as norecursedirs says.
-test-all: $(HYPOTHESIS)/.locked  ## run the tests of both, side by side, as CI does; as root
+test-all: environment  ## run the tests of both, side by side, as CI does; as root
 	@$(IN_TOOLS) python tests/hosts/packages.py
 	@echo "pytest"
 	@$(PYTEST) --keep-duplicates tests/hosts tests
@@ -118,7 +118,9 @@ $(TOOLS)/.locked: requirements/test.txt
 	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/test.txt
 	@touch $@
 
-# For the library's tests, in a folder of its own: a generated project's environment has what its locks have.
-$(HYPOTHESIS)/.locked: tests/library/requirements.txt $(TOOLS)/.locked
-	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --upgrade --target $(HYPOTHESIS) -r $<
+$(BESIDE)/.locked: requirements/beside.txt $(TOOLS)/.locked
+	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade --target $(BESIDE) -r $<
 	@touch $@
+
+environment: $(BESIDE)/.locked
+	@$(IN_TOOLS) python tools/bake.py

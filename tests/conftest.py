@@ -1,31 +1,69 @@
-"""Bake projects out of a committed copy of the template, as someone with a fresh clone would."""
+"""The process of the tests, and projects out of a committed copy of the template, as from a fresh clone."""
 
 import os
+import shutil
+import sys
 from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
 
 import pytest
-from bake import VENV, python_path
+from bake import VENV, bake as bake_in, python_path
 from baked import Bake, BakedProject, Environment, InstalledProject, cookiecutter, copy_template
+from xdist.scheduler import LoadScopeScheduling
 
 # What takes longest begins first, and generation, which needs no environment, while another process makes that. With a
 # class of one test a worker takes the next file along, too: so a short one stands after each.
 FIRST = (
-    *("test_image", "test_generation", "test_library.py::TestTraining", "test_surroundings", "test_benchmarks"),
-    *("test_recipes", "test_library.py::TestRest", "test_kubernetes", "test_library.py::TestRepeated"),
-    *("test_hygiene", "test_library.py::TestMeasuring", "test_measure", "test_library.py::TestSharded"),
+    *("test_image", "test_generation", "test_surroundings", "test_benchmarks"),
+    *("test_recipes", "test_kubernetes", "test_hygiene", "test_measure"),
     "test_project",
-    "test_library.py::TestRecords",
     *("test_answers", "test_yours", "test_stale"),
     *("test_portable", "test_nodes", "test_slurm"),
 )
+# Files that share what is slow to make, which one worker does: a server of MLflow.
+TOGETHER = {"server": ("test_logged", "test_sync", "test_tracking")}
+# The project that the library's tests run on. Written here, for their modules look for it when they are imported.
+OWN = Path(gettempdir(), f"samebits-tests-{os.getpid()}")
+if "REPRO_PROJECT" not in os.environ:
+    os.environ["REPRO_PROJECT"] = str(bake_in(OWN, package="project"))
+STRICT = "REPRO_TESTS_STRICT"  # holds the names of the variables that were set for them
 DATES = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give this process and the workers the strict environment, by starting it again where something is missing.
+
+    It must happen before torch is imported, and while standard output is the real one: pytest captures it when it
+    imports this file, and again from the first test on, but not now.
+    """
+    if not hasattr(config, "workerinput"):
+        sys.path.insert(0, f"{os.environ['REPRO_PROJECT']}/vendor")
+        from samebits.config.settings import Determinism
+        from samebits.core.errors import UserError
+        from samebits.core.flags import set_environment, stated_variables
+
+        strict = Determinism(cpu="portable", relax=())
+        try:
+            os.environ.setdefault(STRICT, " ".join(stated_variables(strict)))
+            set_environment(strict)
+        except UserError as refused:
+            pytest.exit(f"the tests want the strict environment:\n{refused}", returncode=2)
+    os.environ.pop("PYTHONPATH", None)  # it leads to xdist
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the project."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(OWN, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
 def env(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """Return this environment with fixed dates, an empty home and no settings of git, cookiecutter or this pytest."""
-    foreign = ("GIT_", "COOKIECUTTER_", "PYTEST_")
-    kept = {name: os.environ[name] for name in os.environ if not name.startswith(foreign)}
+    foreign = ("GIT_", "COOKIECUTTER_", "PYTEST_", "REPRO_")
+    strict = os.environ[STRICT].split()
+    kept = {name: os.environ[name] for name in os.environ if not name.startswith(foreign) and name not in strict}
     known = tmp_path_factory.mktemp("mypy")  # of the packages that all projects import
     return kept | DATES | {"HOME": str(tmp_path_factory.mktemp("home")), "MYPY_CACHE_DIR": str(known)}
 
@@ -59,6 +97,17 @@ def project(bake: Bake) -> InstalledProject:
     project.make("setup")
     project.run(python, "-m", "samebits", "prepare")
     return project
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Hand out classes and files, and files that belong together, as one."""
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            stem = Path(nodeid.partition("::")[0]).stem
+            return next((name for name, stems in TOGETHER.items() if stem in stems), super()._split_scope(nodeid))
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,16 +1,21 @@
-"""Generate a project out of this work tree, and run it in the environment that all generated projects share here."""
+"""Generate a project out of this work tree, and run it in the environment that all generated projects share here.
+
+    python tools/bake.py
+
+makes that environment, unless it is already what the locks say.
+"""
 
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / "build" / "venv"  # one for the demo, the tests and the tools, so that it is made once
 MORE = ROOT / "build" / "venv-recipes"  # with the packages that recipes add
-TOOLS = Path(sys.executable).parent  # where cookiecutter is
+TOOLS = ROOT / "build" / "tools" / "bin"  # where cookiecutter is
 NAME, PACKAGE = "repro-project", "repro_project"  # of a project with the default answers
 
 
@@ -44,3 +49,8 @@ def make_venv(project: Path, venv: Path = VENV) -> None:
     """Make an environment from the project's locks, unless it is already what they say; by default the shared one."""
     make = ["make", "--no-print-directory", "environment", f"VENV={venv}"]
     subprocess.run(make, cwd=project, env=os.environ | {"LOCKS_ONLY": "1"}, check=True)
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as folder:
+        make_venv(bake(Path(folder)))

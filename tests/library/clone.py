@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
-from conftest import OURS, PACKAGE, PROJECT, python, training
+from support import OURS, PACKAGE, PROJECT, python, training
 from project.config import Config
 from warm import Warm
 

@@ -1,27 +1,19 @@
-"""What the tests share: the package under any name, a strict process, the prepared data, and trainings.
-
-Tests write `from samebits import seeds`: `project` is another name for the one package under src/
-that holds the library. It is the same modules, imported once.
-"""
+"""The environment of the library's tests, and their fixtures: the prepared data, trainings, a clone, a server."""
 
 import hashlib
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable, Iterator
+from contextlib import chdir
 from pathlib import Path
 from threading import Thread
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import HERE, OURS, PROJECT, SECRETS, WORD, Trained, prepare_here, train_here, trained
 from victim import Start, Victim
-from warm import PACKAGE, PATIENCE, PROJECT, Warm
+from warm import PATIENCE, Warm
 
 if TYPE_CHECKING:
     from attempt import Finish
@@ -30,70 +22,32 @@ if TYPE_CHECKING:
 
 pytest.register_assert_rewrite("server")  # it asserts too, and tells as much
 
-
-# This project is what is tested, installed or not, by this process and by those it starts.
-HERE = [str(PROJECT / "src"), str(PROJECT / "vendor")]
-sys.path[:0] = [*HERE, str(PROJECT / "requirements")]
-OURS = import_module("samebits.base.project").Project(PROJECT / "src" / PACKAGE)
-import_module("samebits.loader").cover(PACKAGE)  # as the command does
-del os.environ["SAMEBITS_PACKAGE"]  # processes that the tests start do it themselves
-sys.path.append(str(Path(__file__).parents[2] / "build" / "hypothesis"))  # where the template's Makefile puts it
-os.environ["PYTHONPATH"] = os.pathsep.join([*HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
-os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # dvc, and the python of its stages
+# A real tracking server or repository is none of the tests' business.
+FOREIGN = ("MLFLOW_", "GIT_")
 
 
-class Alias(MetaPathFinder, Loader):
-    """Finds `project` and its submodules by importing the package's own."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Answer for `project` alone."""
-        return ModuleSpec(name, self) if name.partition(".")[0] == "project" else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Import the module under its own name."""
-        module = import_module(PACKAGE + spec.name.removeprefix("project"))
-        spec.loader_state = module.__spec__
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Give the module its own spec back: it has run already."""
-        module.__spec__ = module.__spec__.loader_state
-
-
-if PACKAGE != "project":
-    sys.meta_path.insert(0, Alias())
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Give this process the strict environment, by starting it again where something is missing.
-
-    It must happen before torch is imported, and while standard output is the real one: pytest captures it
-    when it imports this file, and again from the first test on, but not now.
-    """
+def pytest_configure() -> None:
+    """Work for the project in this process."""
     from samebits.base.project import work_for
-    from samebits.config.settings import Determinism
-    from samebits.core.errors import UserError
-    from samebits.core.flags import set_environment
 
     work_for(OURS)
-    assert "torch" not in sys.modules, "torch was imported too early to be strict"
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background begins without it
-    for name in [name for name in os.environ if name.startswith(("MLFLOW_", "GIT_"))]:
-        del os.environ[name]  # a real tracking server or repository is none of the tests' business
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    """Lead the processes that a test starts to the project's code and to dvc, and those of other tests to none."""
+    before = dict(os.environ)
+    for name in [name for name in os.environ if name.startswith(FOREIGN)]:
+        del os.environ[name]
+    os.environ["PYTHONPATH"] = os.pathsep.join(HERE)
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     try:
-        set_environment(Determinism(cpu="portable", relax=()))
-    except UserError as refused:
-        pytest.exit(f"the tests want the strict environment:\n{refused}", returncode=2)
-
-
-def python(
-    *arguments: str | Path, cwd: Path = PROJECT, env: Mapping[str, str | None] | None = None, **options: Any
-) -> subprocess.CompletedProcess[str]:
-    """Run python to its end; variables of `env` are set, or unset where the value is None."""
-    merged = {name: value for name, value in (os.environ | (env or {})).items() if value is not None}
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)], cwd=cwd, env=merged, capture_output=True, text=True, **options
-    )
+        with chdir(Path(__file__).parent):  # not at the root, where the template's own copy of the library lies
+            return (yield)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @pytest.fixture(scope="session")
@@ -113,68 +67,6 @@ def prepared(config: "Config", tmp_path_factory: pytest.TempPathFactory) -> Path
     places = {"raw": str(PROJECT / config.data.raw), "prepared": str(folder)}
     prepare_here(config.data.model_copy(update=places))
     return folder
-
-
-def prepare_here(config: Any) -> None:
-    """Prepare the data in this process, as the stage does: `config` is the section `data`."""
-    from project import prepare
-
-    from samebits.front import STAGES
-
-    STAGES["prepare"](OURS, prepare.prepare)(config, Path())
-
-
-def train_here(config: Any, out: Path) -> None:
-    """Train in this process, as the stage does."""
-    from project import train
-
-    from samebits.front import STAGES
-
-    STAGES["train"](OURS, train.train)(config, out)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A training that ended: its run directory and what it printed."""
-
-    out: Path
-    done: subprocess.CompletedProcess[str]
-
-    @property
-    def weights(self) -> str:
-        """The SHA-256 of its weights."""
-        return hashlib.sha256((self.out / "model.safetensors").read_bytes()).hexdigest()
-
-
-def training(out: Path, prepared: Path, *overrides: str) -> list[str]:
-    """The arguments of a training for one epoch into `out`."""
-    settings = ["train.epochs=1", f"tracking.wait_seconds={PATIENCE}", f"data.prepared={prepared}", *overrides]
-    return [*(text for setting in settings for text in ("--set", setting)), "--out", str(out)]
-
-
-def trained(
-    out: Path,
-    prepared: Path,
-    *overrides: str,
-    ranks: int | None = None,
-    meanwhile: Callable[[Warm], None] = lambda process: None,
-    **env: str,
-) -> Trained:
-    """Train for one epoch into `out`, warm and to the end; `meanwhile` is called as soon as it has started."""
-    arguments, logs = training(out, prepared, *overrides), (out.with_suffix(".out"), out.with_suffix(".err"))
-    process = Warm(*arguments, out=logs[0], err=logs[1], ranks=ranks, env=env)
-    meanwhile(process)
-    return Trained(out, subprocess.CompletedProcess(arguments, process.wait(), *(log.read_text() for log in logs)))
-
-
-# Parts of these must never leave the environment; all hold the same word, so that one search finds any.
-WORD = "pa55word"
-SECRETS = {
-    "AWS_SECRET_ACCESS_KEY": "pa55word-of-aws",
-    "NCCL_FAKE_TOKEN": "pa55word-of-nccl",
-    "TORCH_URL": "https://user:pa55word@with-at@host/x?key=pa55word",
-    "MLFLOW_TRACKING_URI": "http://user:pa55word@127.0.0.1:1",  # a server that is down
-}
 
 
 @pytest.fixture(scope="session")
@@ -202,6 +94,7 @@ def offline(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained
     return trained(out, prepared, "tracking.wait_seconds=1", meanwhile=meanwhile, **SECRETS)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What asks a real MLflow server is long: it takes a minute to begin. The embedded store is asked all the same."""
     for item in items:

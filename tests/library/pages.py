@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from click.testing import CliRunner
 from clone import ours
-from conftest import OURS
+from support import OURS
 
 from samebits.cli import main
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import OURS, PACKAGE, PROJECT, python
+from support import OURS, PACKAGE, PROJECT, python
 from project.config import Config
 from ruamel.yaml import YAML
 

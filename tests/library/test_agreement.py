@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import pytest
 from clone import copied
-from conftest import PACKAGE, PROJECT, prepare_here
+from support import PACKAGE, PROJECT, prepare_here
 from faulty import Faulty
 from project.config import Config
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from clone import Forked, command, copied, edit, project_in, verb
-from conftest import PACKAGE, Trained, training
+from support import PACKAGE, Trained, training
 
 from samebits.address.manifest import sha256_file
 from samebits.analysis.audit.audit import Audit

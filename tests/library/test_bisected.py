@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from clone import Forked, commit, copied, edit, project_in, verb
-from conftest import OURS, PACKAGE, PROJECT
+from support import OURS, PACKAGE, PROJECT
 from handmade import traced, write
 from project.config import Config
 from test_replay import state

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from clone import verb
-from conftest import OURS, python
+from support import OURS, python
 from handmade import write
 
 from samebits.record import names

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import PACKAGE
+from support import PACKAGE
 
 from samebits.core import errors
 

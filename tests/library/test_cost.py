@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from clone import Forked, project_in, verb
-from conftest import PACKAGE
+from support import PACKAGE
 
 from samebits.analysis import cost, statistics
 from samebits.analysis.cost import ALL, STRICT

@@ -15,7 +15,7 @@ import pytest
 import torch
 from attempt import crash_after, inside
 from clone import copied, verb
-from conftest import OURS, PACKAGE, Trained, python, train_here, trained, training
+from support import OURS, PACKAGE, Trained, python, train_here, trained, training
 from faulty import Faulty
 from handmade import HEX, write
 from pages import page

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from conftest import python
+from support import python
 from torch import Tensor
 
 from samebits.core.digest import (

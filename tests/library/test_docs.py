@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 import pytest
-from conftest import PACKAGE, PROJECT, python
+from support import PACKAGE, PROJECT, python
 
 from samebits.base.project import LIBRARY
 from samebits.cli import main
@@ -153,7 +153,7 @@ def test_each_verb_has_a_page_that_shows_it():
 def test_pages_name_no_project():
     """And they are copied as they are, so nothing in them waits to be filled in."""
     for text in PAGES.values():
-        assert PACKAGE not in text and PACKAGE.replace("_", "-") not in text and "cookiecutter" not in text
+        assert "repro_project" not in text and "repro-project" not in text and "cookiecutter" not in text
 
 
 # ---- the reference is complete

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from clone import commit, copied, edit, project_in, verb
-from conftest import PACKAGE, PROJECT, WORD, python
+from support import PACKAGE, PROJECT, WORD, python
 from project.config import Config
 from server import Quiet
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SECRETS, WORD, Trained, python
+from support import SECRETS, WORD, Trained, python
 from project.config import Config
 
 from samebits.address.address import digest

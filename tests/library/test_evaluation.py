@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from conftest import Trained, python
+from support import Trained, python
 from safetensors.torch import save_model
 from torch import nn
 from warm import PATIENCE

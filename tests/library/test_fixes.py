@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from clone import SETTINGS, command, copied, project_in
-from conftest import python, training
+from support import python, training
 
 from samebits.address.address import in_core
 from samebits.address.manifest import sha256_file

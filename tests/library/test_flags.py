@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import python
+from support import python
 
 from samebits.config.settings import Determinism
 from samebits.core import flags

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from clone import command, commit, copied, edit, git, project_in
-from conftest import PACKAGE, PROJECT, python
+from support import PACKAGE, PROJECT, python
 from project.config import Config
 from project.data import parse
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from attempt import inside
-from conftest import OURS as PROJECT
+from support import OURS as PROJECT
 from loops import STEPS, WHOLE, Loop, Parts, broken, draws, each_step, good, loss_of, plain, summed, trained_with
 from project.config import Config
 from slips import GAVE_NONE, SLIPS, backward_twice, second_optimizer

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from clone import copied, project_in
-from conftest import OURS as PROJECT
-from conftest import PACKAGE
+from support import OURS as PROJECT
+from support import PACKAGE
 from server import until, until_gone
 
 from samebits.analysis import verify

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from clone import command, copied, edit
-from conftest import PACKAGE, Trained, python, training
+from support import PACKAGE, Trained, python, training
 
 import samebits
 from samebits.address.manifest import sha256_file

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Trained, python, trained, training
+from support import Trained, python, trained, training
 from states import ORIGIN, Training, silent
 from torch import nn
 
@@ -60,7 +60,7 @@ WRITER = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-import conftest
+import support
 from test_full_disk import on_a_full_disk
 print(json.dumps({how: on_a_full_disk(Path(sys.argv[1]), how) for how in ("stop", "continue")}))
 """

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import PROJECT, python
+from support import PROJECT, python
 
 from samebits.address import hashing, manifest
 from samebits.config.settings import Data

@@ -129,5 +129,4 @@ def test_every_package_of_this_environment_is_the_locks():
     locked = locks.locked_files(PROJECT, folder)
     packages = {path.stem: set(locks.files_of(path)) for path in folder.glob("*.dist-info")}
     projects = {path.parent.stem for path in folder.glob("*/direct_url.json") if '"editable": true' in path.read_text()}
-    assert f"{PACKAGE}-0.1.0" in projects  # and maybe others, which share this environment
-    assert {name for name, files in packages.items() if not files <= locked} == projects
+    assert len(packages) > 50 and {name for name, files in packages.items() if not files <= locked} == projects

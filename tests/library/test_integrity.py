@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import PACKAGE
+from support import PACKAGE
 from faulty import FLIPPED_AFTER, Faulty, flip
 from project.config import Config
 from project.model import MODELS

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from attempt import STEPS, Crash, Finish, crash_after, inside, origin
-from conftest import OURS, train_here
+from support import OURS, train_here
 from project.config import Config
 
 from samebits.address.address import digest

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import OURS, python
+from support import OURS, python
 
 from samebits.address import loaded
 from samebits.address.address import code

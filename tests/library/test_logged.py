@@ -14,7 +14,7 @@ import pytest
 import torch
 from attempt import inside
 from clone import git
-from conftest import OURS, PACKAGE, PROJECT, Trained, python
+from support import OURS, PACKAGE, PROJECT, Trained, python
 from project.config import Config
 from project.model import build
 from safetensors.torch import load_file

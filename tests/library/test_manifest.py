@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import PROJECT, prepare_here, python
+from support import PROJECT, prepare_here, python
 from project.config import Config
 from safetensors.numpy import save_file
 

@@ -15,7 +15,7 @@ import rfc8785
 from click.testing import CliRunner
 from clone import copied as cloned
 from clone import ours, project_in
-from conftest import PROJECT, Trained
+from support import PROJECT, Trained
 from project.config import Config
 from ruamel.yaml import YAML
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from click.testing import Result
 from clone import Forked, copied, edit, project_in, verb
-from conftest import OURS, PROJECT
+from support import OURS, PROJECT
 from project.config import Config
 from safetensors.torch import save_file
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from attempt import inside, result
-from conftest import OURS as PROJECT
-from conftest import PACKAGE
+from support import OURS as PROJECT
+from support import PACKAGE
 from faulty import Faulty
 from loops import Numbers, Parts, loss_of
 from project.config import Config

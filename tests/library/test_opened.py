@@ -9,7 +9,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from conftest import OURS
+from support import OURS
 from project.config import Config
 from small import PIPELINE, Case, small
 from warm import PROJECT

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pytest
 from clone import commit, project_in
-from conftest import OURS
+from support import OURS
 from project.config import Config
 from warm import PACKAGE
 

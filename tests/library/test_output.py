@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import OURS, training
+from support import OURS, training
 from warm import PROJECT
 
 from samebits.analysis.verify_receipt import report

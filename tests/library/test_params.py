@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from conftest import OURS, PROJECT, python
+from support import OURS, PROJECT, python
 from project import train as train_module
 from project.config import Config
 from pydantic import ValidationError

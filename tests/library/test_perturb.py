@@ -16,7 +16,7 @@ import scipy.stats
 import torch
 from click.testing import Result
 from clone import Forked, verb
-from conftest import OURS, PROJECT, Trained
+from support import OURS, PROJECT, Trained
 from project.config import Config
 from torch import nn
 

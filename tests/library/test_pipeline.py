@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from clone import commit, project_in
-from conftest import python
+from support import python
 
 from samebits.analysis import outputs
 

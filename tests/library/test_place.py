@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from conftest import OURS
+from support import OURS
 from project.config import Config
 
 from samebits import front

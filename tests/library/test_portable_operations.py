@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from attempt import Crash, inside
-from conftest import OURS as PROJECT
-from conftest import Trained
+from support import OURS as PROJECT
+from support import Trained
 from loops import Loop, Parts, each_step, good
 from project.config import Config
 from torch import Tensor, nn

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import rfc8785
 from attempt import inside
-from conftest import OURS, SECRETS, WORD, Trained, python, train_here, trained
+from support import OURS, SECRETS, WORD, Trained, python, train_here, trained
 from project.config import Config
 from server import until
 
@@ -336,7 +336,7 @@ from pathlib import Path
 pid, terminal = pty.fork()
 if pid == 0:
     sys.path.insert(0, sys.argv[1])
-    import conftest
+    import support
     from samebits.core.errors import UserError
     from samebits.record.signature import require_key
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from clone import project_in
-from conftest import PACKAGE, PROJECT
+from support import PACKAGE, PROJECT
 
 from samebits.address.address import LIST, code, core, digest
 from samebits.address.judged import judged

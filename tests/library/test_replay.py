@@ -13,7 +13,7 @@ import pytest
 import rfc8785
 from click.testing import Result
 from clone import Forked, command, git, project_in, verb
-from conftest import OURS, PACKAGE, python
+from support import OURS, PACKAGE, python
 
 from samebits.address.address import digest
 from samebits.address.manifest import sha256_file

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import PROJECT
+from support import PROJECT
 from handmade import ENVIRONMENT, traced, write
 from pages import message, page
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import PROJECT, SECRETS, WORD, python
+from support import PROJECT, SECRETS, WORD, python
 from handmade import ENVIRONMENT, HOSTILE, IMAGE, PHASES, hostile, write
 from pages import ELEMENTS, given, message, page
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 from clone import copied, git, project_in, verb
-from conftest import PACKAGE, PROJECT, python
+from support import PACKAGE, PROJECT, python
 from project.config import Config
 from ruamel.yaml import YAML
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from clone import project_in
-from conftest import PROJECT
+from support import PROJECT
 
 from samebits.core.errors import UserError
 from samebits.record.code_state import code_state, public_files

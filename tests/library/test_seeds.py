@@ -7,7 +7,7 @@ import traceback
 import numpy
 import pytest
 import torch
-from conftest import python
+from support import python
 
 from samebits.core.seeds import PURPOSES, derive, seed_everything
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from clone import Forked, project_in
-from conftest import PACKAGE
+from support import PACKAGE
 from project.config import Config
 
 from samebits.analysis.series import Requested, Series

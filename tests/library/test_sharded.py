@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Trained, trained
+from support import Trained, trained
 from cutting import SAMPLES
 from safetensors.torch import load_file
 from states import content, parallel_of, state_of

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attempt import Finish, inside
-from conftest import train_here
+from support import train_here
 from project import train as train_module
 from project.config import Config
 

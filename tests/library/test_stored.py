@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Trained, trained
+from support import Trained, trained
 from faulty import Faulty
 from states import OPTIMIZERS, ORIGIN, Training, content, silent, state_of
 from torch import Tensor, nn

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from clone import verb
-from conftest import PROJECT, WORD, Trained, python
+from support import PROJECT, WORD, Trained, python
 from server import Proxy, Server, assert_complete
 from warm import FORKS, PATIENCE
 

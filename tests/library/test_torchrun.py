@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import python, training
+from support import python, training
 from server import until
 from warm import PATIENCE, Warm
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from attempt import STEPS, inside
-from conftest import OURS, PACKAGE, train_here
+from support import OURS, PACKAGE, train_here
 from faulty import Faulty
 from loops import Parts, loss_of
 from project.config import Config

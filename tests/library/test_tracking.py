@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from clone import verb
-from conftest import PROJECT, WORD, Trained, python, training
+from support import PROJECT, WORD, Trained, python, training
 from project.config import Config
 from server import Server, assert_complete, logged, until
 from warm import PATIENCE

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from attempt import inside
-from conftest import PACKAGE, python, train_here, trained
+from support import PACKAGE, python, train_here, trained
 from project.config import Config
 from safetensors.torch import load_file
 from states import parallel_of

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from clone import Forked, project_in, verb
-from conftest import PROJECT
+from support import PROJECT
 from ruamel.yaml import YAML
 
 from samebits.analysis import statistics, trial

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from clone import command, commit, copied, edit, project_in, verb
-from conftest import OURS, PACKAGE
+from support import OURS, PACKAGE
 
 from samebits.address.address import LIST
 from samebits.address.release import files

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from clone import SETTINGS, Forked, project_in, verb
-from conftest import PACKAGE, training
+from support import PACKAGE, training
 from safetensors.torch import load_file
 from torch import Tensor, nn
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from clone import command, verb
-from conftest import OURS, PACKAGE
+from support import OURS, PACKAGE
 from project.config import Config
 from server import until, until_gone
 from warm import PATIENCE, Warm

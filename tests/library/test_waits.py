@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from attempt import inside
-from conftest import PACKAGE, train_here
+from support import PACKAGE, train_here
 from project.config import Config
 from torch import Tensor
 from torch.overrides import TorchFunctionMode

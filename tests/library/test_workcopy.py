@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from clone import commit, copied, git, project_in
-from conftest import PACKAGE, PROJECT
+from support import PACKAGE, PROJECT
 from project.config import Config
 
 from samebits.analysis.workcopy import WorkCopy, work_copy
