@@ -8,7 +8,8 @@ from tempfile import gettempdir
 from typing import Any
 
 import pytest
-from bake import VENV, bake as bake_in, python_path
+from bake import VENV, python_path
+from bake import bake as bake_in
 from baked import Bake, BakedProject, Environment, InstalledProject, cookiecutter, copy_template
 from xdist.scheduler import LoadScopeScheduling
 

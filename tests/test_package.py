@@ -1,12 +1,17 @@
-"""The library as a package: what `pip install .` builds and installs, and what an installed one can do."""
+"""The library as a package: what `pip install .` builds and installs, and a project that takes it from there."""
 
+import hashlib
+import json
+import os
 import shutil
 import subprocess
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
-from bake import ROOT
-from baked import InstalledProject, run
+import pytest
+from bake import ROOT, VENV
+from baked import Bake, InstalledProject, run
 
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
 PUBLIC = "import samebits as sb; print(sb.__version__, sb.__file__, sb.Run.__name__, sb.Step.__name__)"
@@ -39,3 +44,95 @@ def test_project_asks_for_the_ranges_of_the_library(project: InstalledProject):
     assert theirs["dependencies"] == ours["dependencies"] and theirs["requires-python"] == ours["requires-python"]
     extras = [line for lines in ours["optional-dependencies"].values() for line in lines]
     assert sorted(theirs["optional-dependencies"]["run"]) == sorted(extras)
+
+
+# ---- a project without a copy of the library
+
+
+@pytest.fixture(scope="module")
+def environment(project: InstalledProject, template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shared environment's files in one of its own, with the library in it as a package; and its wheel beside."""
+    folder = tmp_path_factory.mktemp("package")
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except OSError:  # another disk
+            shutil.copy2(source, target)
+
+    shutil.copytree(VENV, folder / "venv", symlinks=True, copy_function=link)
+    clone = shutil.copytree(template, folder / "clone", symlinks=True)
+    python, env = folder / "venv" / "bin" / "python", {**project.env, "PYTHONPATH": ""}
+    pip = python, "-m", "pip", "--quiet", "--disable-pip-version-check"
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, clone, cwd=folder, env=env)
+    run(*pip, "install", "--no-deps", *folder.glob("samebits-*.whl"), cwd=folder, env=env)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packaged(environment: Path, bake: Bake, project: InstalledProject) -> InstalledProject:
+    """A project that was changed as the page on upgrades says; `make lock` would write this line into the locks."""
+    path = bake().path
+    (wheel,) = environment.glob("samebits-*.whl")
+    shutil.rmtree(path / "vendor")
+    changes = {
+        "pyproject.toml": [("dependencies = [\n", 'dependencies = [\n    "samebits==0.1.0",\n')],
+        "dvc.yaml": [("      - vendor/samebits/core\n", "")],
+    }
+    for name, pairs in changes.items():
+        text = (path / name).read_text()
+        for old, new in pairs:
+            assert old in text
+            text = text.replace(old, new)
+        (path / name).write_text(text)
+    for name in ("train-cpu.txt", "train-cuda.txt"):
+        with (path / "requirements" / name).open("a") as lock:
+            sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+            lock.write(f"samebits==0.1.0 \\\n    --hash=sha256:{sha256}\n    # via pyproject.toml\n")
+    bin_, python = environment / "venv" / "bin", environment / "venv" / "bin" / "python"
+    env = {**project.env, "PATH": f"{bin_}:{project.env['PATH']}", "PYTHONPATH": str(path / "src")}
+    return replace(project, path=path, env=env, python=python)
+
+
+def address(project: InstalledProject) -> dict[str, object]:
+    """What `samebits address` prints of a project."""
+    asked = run(project.python, "-m", "samebits", "address", cwd=project.path, env=project.env, stderr=None)
+    return dict(json.loads(asked.stdout))
+
+
+@pytest.mark.long
+def test_library_from_a_package_gives_the_same_address_and_stages(
+    packaged: InstalledProject, project: InstalledProject
+):
+    """So results of before stay valid; DVC runs each stage, and the files of core are hashed where they lie."""
+    packaged.run("dvc", "repro", "prepare")
+    assert address(packaged) == address(project)
+    params = packaged.path / "params.yaml"
+    params.write_text(params.read_text().replace("epochs: 30", "epochs: 1", 1))
+    packaged.run("dvc", "repro")
+    stated = json.loads(packaged.text("artifacts/receipt.json"))["predicate"]["library"]
+    assert (stated["template"], stated["modified"]) == ("0.1.0", [])
+    assert packaged.run(packaged.python, "requirements/check_locks.py").startswith("train-cpu")
+    asked = run(packaged.python, "-m", "samebits", "upgrade", ROOT, cwd=packaged.path, env=packaged.env, check=False)
+    assert asked.returncode == 2 and asked.stdout.startswith("vendor/samebits: missing; the library is installed")
+    core = next(packaged.python.parents[1].glob("lib/python3*/site-packages/samebits/core/exact.py"))
+    text = core.read_text()
+    core.unlink()  # it may be a link to the shared environment's
+    core.write_text(f"{text}\n")
+    changed = address(packaged)["preimage"]
+    core.write_text(text)
+    before = address(packaged)["preimage"]
+    assert {name for name in before if before[name] != changed[name]} == {"core"}
+
+
+@pytest.mark.long
+def test_library_that_no_lock_names_is_refused(packaged: InstalledProject):
+    """As any other package."""
+    locks = {name: packaged.path / "requirements" / name for name in ("train-cpu.txt", "train-cuda.txt")}
+    before = {path: path.read_text() for path in locks.values()}
+    for path, text in before.items():
+        path.write_text(text[: text.index("samebits==")])
+    done = run(packaged.python, "-m", "samebits", "train", cwd=packaged.path, env=packaged.env, check=False)
+    for path, text in before.items():
+        path.write_text(text)
+    assert done.returncode == 2 and "samebits (samebits 0.1.0): loaded, but requirements/" in done.stdout

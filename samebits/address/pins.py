@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from ..base.files import read_text
+from ..base.project import NAME
 from ..base.text import some
 from ..core.errors import UserError
 from .locks import DEVICES, LOCKS, files_of, normal, packages, pins_of
@@ -82,7 +83,7 @@ def _requested(root: Path) -> dict[str, set[str]]:
     except (tomllib.TOMLDecodeError, KeyError, TypeError):
         raise UserError(f"{path}: no list project.dependencies seen. Mend it, or restore it from git") from None
     requested = dict(_needed(lines, set()))
-    return {name: extras for name, extras in requested.items() if name not in AROUND_CORE}
+    return {name: extras for name, extras in requested.items() if name not in {*AROUND_CORE, NAME}}
 
 
 def _imported(sources: Mapping[str, bytes], unhashed: Sequence[str]) -> dict[str, list[str]]:
@@ -90,7 +91,7 @@ def _imported(sources: Mapping[str, bytes], unhashed: Sequence[str]) -> dict[str
     modules: dict[str, list[str]] = {}
     for file, source in sources.items():
         for module in sorted(imports(source)):
-            if module.partition(".")[0] not in {*sys.stdlib_module_names, *unhashed}:
+            if module.partition(".")[0] not in {*sys.stdlib_module_names, *unhashed, NAME}:  # its core is hashed
                 modules.setdefault(module, []).append(file)
     found: dict[str, dict[str, None]] = {}
     here = packages()

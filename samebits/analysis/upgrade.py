@@ -76,9 +76,12 @@ def upgrade(project: Project, source: Path, only: Sequence[str], force: bool, re
     `only` names the ways of `verify` to try; `force` gives up what was modified in the library.
 
     Raises:
-        UserError: no library is at `source`; or what would be replaced is in no commit, or modified.
+        UserError: the project has no library of its own; none is at `source`; or what would be replaced is in no
+            commit, or modified.
         RunError: a step failed, and everything is as before.
     """
+    if not project.has_library:
+        raise UserError(f"{VENDORED}: missing; the library is installed, so upgrade it as you installed it")
     new = release(source)
     if new.folder.resolve() == project.library.resolve():
         raise UserError(f"{source}: this project's own library, that of another release wanted: {FROM}")
@@ -110,11 +113,9 @@ def _require_kept(project: Project, modified: Sequence[str], force: bool) -> Non
     """Refuse to replace what git could not bring back.
 
     Raises:
-        UserError: the library is no copy in the project, or modified; or something has no commit.
+        UserError: the library is modified; or something has no commit.
     """
     root = project.root
-    if not (root / VENDORED).is_dir():
-        raise UserError(f"{root / VENDORED}: missing; the library is installed, so upgrade it as you installed it")
     if not is_repository(root, own=True):
         raise UserError(f"{root}: no git repository, which keeps the release of before; git init begins one")
     if changed := git_text(root, "status", "--porcelain", "-uall", "--", *REPLACED, own=True).splitlines():

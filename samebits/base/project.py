@@ -4,6 +4,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import __version__
 from ..core.errors import UserError
 
 LIBRARY = Path(__file__).resolve().parents[1]  # the folder of the library that runs
@@ -42,10 +43,14 @@ class Project:
         return self.package.name
 
     @property
+    def has_library(self) -> bool:
+        """Whether it has a copy of the library; else it takes that of its environment, as one of its packages."""
+        return (self.root / VENDORED).is_dir()
+
+    @property
     def library(self) -> Path:
         """The folder of its copy of the library; where it has none, of the library that runs."""
-        own = self.root / VENDORED
-        return own if own.is_dir() else LIBRARY
+        return self.root / VENDORED if self.has_library else LIBRARY
 
     @property
     def path(self) -> list[str]:
@@ -54,7 +59,9 @@ class Project:
 
     @property
     def template(self) -> str:
-        """The version of the template that wrote the project."""
+        """The version of the template that wrote the project; where the library is a package, the library's."""
+        if not self.has_library:
+            return __version__
         try:
             return str(_stated(self.root, "template"))
         except UserError:

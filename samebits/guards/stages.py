@@ -174,6 +174,8 @@ def _require_files(project: Project, stage: Stage | None, whole: bool, unhashed:
     if stage:
         locked = [f"{LOCKS}/{name}" for name in locks(project)]
         used = [package, project.shown(f"{FOLDER}{CORE}"), *locked] if whole else [*used, *opened.unknown()]
+        if not project.has_library:
+            used = [name for name in used if not os.path.isabs(name)]  # a lock names the library
         stage.require("deps", [name for name in used if not stage.lists(name)])
 
 

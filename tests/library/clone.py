@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
-from support import OURS, PACKAGE, PROJECT, python, training
 from project.config import Config
+from support import OURS, PACKAGE, PROJECT, python, training
 from warm import Warm
 
 from samebits.base.project import Project, work_for

@@ -1,10 +1,9 @@
 """The environment of the library's tests, and their fixtures: the prepared data, trainings, a clone, a server."""
 
-import hashlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
 from threading import Thread

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import OURS, PACKAGE, PROJECT, python
 from project.config import Config
 from ruamel.yaml import YAML
+from support import OURS, PACKAGE, PROJECT, python
 
 from samebits.address import address, manifest, pins
 from samebits.address.address import ContentAddress, code, content_address, core, digest, locks

@@ -11,9 +11,9 @@ from typing import Any
 import numpy
 import pytest
 from clone import copied
-from support import PACKAGE, PROJECT, prepare_here
 from faulty import Faulty
 from project.config import Config
+from support import PACKAGE, PROJECT, prepare_here
 
 from samebits.address import manifest
 from samebits.base.text import flatten

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from clone import Forked, commit, copied, edit, project_in, verb
-from support import OURS, PACKAGE, PROJECT
 from handmade import traced, write
 from project.config import Config
+from support import OURS, PACKAGE, PROJECT
 from test_replay import state
 
 from samebits.analysis.bisect import cause, sides

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from clone import verb
-from support import OURS, python
 from handmade import write
+from support import OURS, python
 
 from samebits.record import names
 from samebits.tracking import tracking

@@ -15,7 +15,6 @@ import pytest
 import torch
 from attempt import crash_after, inside
 from clone import copied, verb
-from support import OURS, PACKAGE, Trained, python, train_here, trained, training
 from faulty import Faulty
 from handmade import HEX, write
 from pages import page
@@ -24,6 +23,7 @@ from project.config import Config
 from project.model import build
 from safetensors import safe_open
 from safetensors.torch import save_file
+from support import OURS, PACKAGE, Trained, python, train_here, trained, training
 
 from samebits.address import manifest
 from samebits.address.manifest import sha256_file

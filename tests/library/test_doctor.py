@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 from clone import commit, copied, edit, project_in, verb
-from support import PACKAGE, PROJECT, WORD, python
 from project.config import Config
 from server import Quiet
+from support import PACKAGE, PROJECT, WORD, python
 
 from samebits.address import locks as locks_module
 from samebits.analysis.doctor import checks, doctor, hardware, packages

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import SECRETS, WORD, Trained, python
 from project.config import Config
+from support import SECRETS, WORD, Trained, python
 
 from samebits.address.address import digest
 from samebits.base.redact import without_credentials

@@ -10,8 +10,8 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from support import Trained, python
 from safetensors.torch import save_model
+from support import Trained, python
 from torch import nn
 from warm import PATIENCE
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from clone import command, commit, copied, edit, git, project_in
-from support import PACKAGE, PROJECT, python
 from project.config import Config
 from project.data import parse
+from support import PACKAGE, PROJECT, python
 
 from samebits.address import hashing, manifest
 from samebits.address.manifest import sha256_file

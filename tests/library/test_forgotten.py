@@ -16,11 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from attempt import inside
-from support import OURS as PROJECT
 from loops import STEPS, WHOLE, Loop, Parts, broken, draws, each_step, good, loss_of, plain, summed, trained_with
 from project.config import Config
 from slips import GAVE_NONE, SLIPS, backward_twice, second_optimizer
 from states import parallel_of, state_of
+from support import OURS as PROJECT
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from clone import copied, project_in
+from server import until, until_gone
 from support import OURS as PROJECT
 from support import PACKAGE
-from server import until, until_gone
 
 from samebits.analysis import verify
 from samebits.analysis.verify import ONCE, WAYS, Way, starting

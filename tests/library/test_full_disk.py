@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import Trained, python, trained, training
 from states import ORIGIN, Training, silent
+from support import Trained, python, trained, training
 from torch import nn
 
 from samebits.checkpoint.checkpoint import found, newest

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 from small import Case, small
-from warm import PACKAGE, PROJECT
+from warm import PROJECT
 
 from samebits.address import locks
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from support import PACKAGE
 from faulty import FLIPPED_AFTER, Faulty, flip
 from project.config import Config
 from project.model import MODELS
 from states import parallel_of, state_of
+from support import PACKAGE
 from torch import Tensor, nn
 from torch.nn import functional as F
 

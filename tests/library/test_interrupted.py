@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from attempt import STEPS, Crash, Finish, crash_after, inside, origin
-from support import OURS, train_here
 from project.config import Config
+from support import OURS, train_here
 
 from samebits.address.address import digest
 from samebits.base.files import read_json, write_json

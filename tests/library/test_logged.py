@@ -14,11 +14,11 @@ import pytest
 import torch
 from attempt import inside
 from clone import git
-from support import OURS, PACKAGE, PROJECT, Trained, python
 from project.config import Config
 from project.model import build
 from safetensors.torch import load_file
 from server import Proxy, Server, until
+from support import OURS, PACKAGE, PROJECT, Trained, python
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import PROJECT, prepare_here, python
 from project.config import Config
 from safetensors.numpy import save_file
+from support import PROJECT, prepare_here, python
 
 from samebits.address import manifest
 from samebits.core.errors import UserError

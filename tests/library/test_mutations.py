@@ -15,9 +15,9 @@ import rfc8785
 from click.testing import CliRunner
 from clone import copied as cloned
 from clone import ours, project_in
-from support import PROJECT, Trained
 from project.config import Config
 from ruamel.yaml import YAML
+from support import PROJECT, Trained
 
 from samebits.address import manifest
 from samebits.address.address import ContentAddress, content_address, digest

@@ -12,9 +12,9 @@ import pytest
 import torch
 from click.testing import Result
 from clone import Forked, copied, edit, project_in, verb
-from support import OURS, PROJECT
 from project.config import Config
 from safetensors.torch import save_file
+from support import OURS, PROJECT
 
 from samebits.analysis.noise import noise
 from samebits.analysis.noise.distance import distance

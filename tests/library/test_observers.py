@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from attempt import inside, result
-from support import OURS as PROJECT
-from support import PACKAGE
 from faulty import Faulty
 from loops import Numbers, Parts, loss_of
 from project.config import Config
+from support import OURS as PROJECT
+from support import PACKAGE
 from test_core import CORE, REPRO, source
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode

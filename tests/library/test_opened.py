@@ -9,9 +9,9 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from support import OURS
 from project.config import Config
 from small import PIPELINE, Case, small
+from support import OURS
 from warm import PROJECT
 
 from samebits import front

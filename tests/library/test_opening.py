@@ -10,8 +10,8 @@ from typing import Any
 import click
 import pytest
 from clone import commit, project_in
-from support import OURS
 from project.config import Config
+from support import OURS
 from warm import PACKAGE
 
 from samebits.address.address import ContentAddress, digest

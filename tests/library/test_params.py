@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from support import OURS, PROJECT, python
 from project import train as train_module
 from project.config import Config
 from pydantic import ValidationError
+from support import OURS, PROJECT, python
 
 from samebits.config.params import load
 from samebits.config.problems import FORMER

@@ -16,8 +16,8 @@ import scipy.stats
 import torch
 from click.testing import Result
 from clone import Forked, verb
-from support import OURS, PROJECT, Trained
 from project.config import Config
+from support import OURS, PROJECT, Trained
 from torch import nn
 
 from samebits.address.manifest import sha256_file

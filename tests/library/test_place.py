@@ -6,8 +6,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from support import OURS
 from project.config import Config
+from support import OURS
 
 from samebits import front
 from samebits.core import errors

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 from attempt import Crash, inside
-from support import OURS as PROJECT
-from support import Trained
 from loops import Loop, Parts, each_step, good
 from project.config import Config
+from support import OURS as PROJECT
+from support import Trained
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from warm import Warm

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import rfc8785
 from attempt import inside
-from support import OURS, SECRETS, WORD, Trained, python, train_here, trained
 from project.config import Config
 from server import until
+from support import OURS, SECRETS, WORD, Trained, python, train_here, trained
 
 from samebits.address.address import digest
 from samebits.address.judged import judged

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import PROJECT
 from handmade import ENVIRONMENT, traced, write
 from pages import message, page
+from support import PROJECT
 
 pytestmark = pytest.mark.usefixtures("in_a_folder")
 

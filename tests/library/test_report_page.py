@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import PROJECT, SECRETS, WORD, python
 from handmade import ENVIRONMENT, HOSTILE, IMAGE, PHASES, hostile, write
 from pages import ELEMENTS, given, message, page
+from support import PROJECT, SECRETS, WORD, python
 
 from samebits.analysis.report import plots, public
 from samebits.base.shape import plain

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 from clone import copied, git, project_in, verb
-from support import PACKAGE, PROJECT, python
 from project.config import Config
 from ruamel.yaml import YAML
+from support import PACKAGE, PROJECT, python
 
 from samebits.address import manifest
 from samebits.address.address import content_address, digest

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from clone import Forked, project_in
-from support import PACKAGE
 from project.config import Config
+from support import PACKAGE
 
 from samebits.analysis.series import Requested, Series
 from samebits.core.errors import RunError

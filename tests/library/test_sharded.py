@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import Trained, trained
 from cutting import SAMPLES
 from safetensors.torch import load_file
 from states import content, parallel_of, state_of
+from support import Trained, trained
 from torch import nn
 from warm import PACKAGE, Warm
 

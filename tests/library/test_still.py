@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from attempt import Finish, inside
-from support import train_here
 from project import train as train_module
 from project.config import Config
+from support import train_here
 
 from samebits import run as run_module
 from samebits.checkpoint import checkpoint

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from support import Trained, trained
 from faulty import Faulty
 from states import OPTIMIZERS, ORIGIN, Training, content, silent, state_of
+from support import Trained, trained
 from torch import Tensor, nn
 from warm import PACKAGE
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from clone import verb
-from support import PROJECT, WORD, Trained, python
 from server import Proxy, Server, assert_complete
+from support import PROJECT, WORD, Trained, python
 from warm import FORKS, PATIENCE
 
 from samebits.base.files import read_json, write_json

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support import python, training
 from server import until
+from support import python, training
 from warm import PATIENCE, Warm
 
 from samebits.base.files import read_json

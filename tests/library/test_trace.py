@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from attempt import STEPS, inside
-from support import OURS, PACKAGE, train_here
 from faulty import Faulty
 from loops import Parts, loss_of
 from project.config import Config
+from support import OURS, PACKAGE, train_here
 
 from samebits import front
 from samebits.analysis import diff

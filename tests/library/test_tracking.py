@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from clone import verb
-from support import PROJECT, WORD, Trained, python, training
 from project.config import Config
 from server import Server, assert_complete, logged, until
+from support import PROJECT, WORD, Trained, python, training
 from warm import PATIENCE
 
 from samebits.address.manifest import sha256_file

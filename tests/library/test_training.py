@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from attempt import inside
-from support import PACKAGE, python, train_here, trained
 from project.config import Config
 from safetensors.torch import load_file
 from states import parallel_of
+from support import PACKAGE, python, train_here, trained
 from warm import PATIENCE
 
 from samebits import run as run_module

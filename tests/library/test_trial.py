@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import scipy.stats
 from clone import Forked, project_in, verb
-from support import PROJECT
 from ruamel.yaml import YAML
+from support import PROJECT
 
 from samebits.analysis import statistics, trial
 from samebits.analysis.trial import FAILS, HOLDS, UNDECIDED, Ranges

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from clone import SETTINGS, Forked, project_in, verb
-from support import PACKAGE, training
 from safetensors.torch import load_file
+from support import PACKAGE, training
 from torch import Tensor, nn
 
 from samebits.analysis.trust import Trust

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from clone import command, verb
-from support import OURS, PACKAGE
 from project.config import Config
 from server import until, until_gone
+from support import OURS, PACKAGE
 from warm import PATIENCE, Warm
 
 from samebits.analysis import verify as verify_module

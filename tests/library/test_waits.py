@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from attempt import inside
-from support import PACKAGE, train_here
 from project.config import Config
+from support import PACKAGE, train_here
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 

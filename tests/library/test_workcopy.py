@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from clone import commit, copied, git, project_in
-from support import PACKAGE, PROJECT
 from project.config import Config
+from support import PACKAGE, PROJECT
 
 from samebits.analysis.workcopy import WorkCopy, work_copy
 from samebits.config.params import load

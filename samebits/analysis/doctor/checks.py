@@ -49,10 +49,10 @@ def git(context: Context) -> Found:
 
 
 def library_as_released(context: Context) -> Found:
-    """Whether `vendor/samebits` is as the template wrote it."""
+    """Whether the library is as it was released."""
     here = library(context.project)
     if here.modified:
-        fix = "its promises are tested as released only: restore these files, or update with cruft"
+        fix = "its promises are tested as released only: restore these files, or install it again"
         return Found(WARNING, f"modified: {some(here.modified)}", fix)
     return Found(OK, f"as released by template {here.template} ({here.digest[:16]})")
 
