@@ -3,14 +3,17 @@
 While this works, build/upgrade holds what it replaces. After a kill git has it: only what is committed is replaced.
 """
 
+import io
 import json
 import re
 import shutil
+import tarfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..address.address import CORE, code, core
@@ -18,7 +21,7 @@ from ..address.locks import LOCKS, normal
 from ..address.pins import REQUESTED
 from ..address.release import library, library_in
 from ..base.files import durable, exchange, read_text
-from ..base.git import git_text, is_repository
+from ..base.git import GitFailed, git, git_text, is_repository
 from ..base.project import NAME, SETTINGS, VENDORED, Project
 from ..base.text import differences, some
 from ..core.errors import RunError, UserError
@@ -50,17 +53,40 @@ class Release:
     ranges: tuple[tuple[str, str], ...]
 
 
-def release(source: Path) -> Release:
+@contextmanager
+def checked_out(source: Path) -> Iterator[Path]:
+    """The folder to take a library from: a path, or for PATH@REF what a commit of the repository at PATH holds.
+
+    Raises:
+        UserError: no such repository or commit.
+    """
+    path, at, ref = str(source).rpartition("@")
+    if not at or source.exists():
+        yield source
+        return
+    try:
+        if not Path(path).is_dir():
+            raise GitFailed(f"no folder {path}")
+        archive = git(Path(path), "archive", "--format=tar", f"{ref}^{{tree}}", own=True)
+    except GitFailed as failed:
+        raise UserError(f"{source}: {failed}; a commit or tag of the repository in {path} wanted") from None
+    with TemporaryDirectory() as folder:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(folder, filter="data")
+        yield Path(folder)
+
+
+def release(source: Path, shown: Path) -> Release:
     """The library in a checkout of the template's repository, in a project, or in its own folder.
 
     Raises:
-        UserError: none is there.
+        UserError: none is there; it names the place as `shown`.
     """
     for folder in (source / NAME, source / VENDORED, source):
         if (folder / "__init__.py").is_file() and (folder / CORE).is_dir():
             version = VERSION.search(read_text(folder / "__init__.py"))
             return Release(folder, version[1] if version else "unknown", tuple(_ranges(source)))
-    raise UserError(f"{source}: no {NAME} seen, a checkout of the template's repository wanted, or a project: {FROM}")
+    raise UserError(f"{shown}: no {NAME} seen, a checkout of the template's repository wanted, or a project: {FROM}")
 
 
 def _ranges(source: Path) -> Iterator[tuple[str, str]]:
@@ -71,7 +97,7 @@ def _ranges(source: Path) -> Iterator[tuple[str, str]]:
 
 
 def upgrade(project: Project, source: Path, only: Sequence[str], force: bool, report: Report) -> None:
-    """Replace the project's library, and verify its model with the new one.
+    """Replace the project's library by that at `source`, a path or PATH@REF, and verify its model with the new one.
 
     `only` names the ways of `verify` to try; `force` gives up what was modified in the library.
 
@@ -82,7 +108,11 @@ def upgrade(project: Project, source: Path, only: Sequence[str], force: bool, re
     """
     if not project.has_library:
         raise UserError(f"{VENDORED}: missing; the library is installed, so upgrade it as you installed it")
-    new = release(source)
+    with checked_out(source) as folder:
+        _upgrade(project, release(folder, source), source, only, force, report)
+
+
+def _upgrade(project: Project, new: Release, source: Path, only: Sequence[str], force: bool, report: Report) -> None:
     if new.folder.resolve() == project.library.resolve():
         raise UserError(f"{source}: this project's own library, that of another release wanted: {FROM}")
     before, after = library(project), library_in(new.folder, new.version)

@@ -275,9 +275,9 @@ def docs(word: str | None) -> None:
 def upgrade(ours: Ours, source: Path, only: tuple[str, ...], force: bool) -> None:
     """Take the library of another release, proved on your model.
 
-    PATH is a checkout of the template's repository, or another project. It says whether results stay valid, brings
-    pyproject.toml and the locks to what the release asks for, and runs `verify` with it. Where that fails, everything
-    is put back.
+    PATH is a checkout of the template's repository, or another project; PATH@REF is a commit of it. It says whether
+    results stay valid, brings pyproject.toml and the locks to what the release asks for, and runs `verify` with it.
+    Where that fails, everything is put back.
     """
     from .upgrade import upgrade
 

@@ -175,7 +175,7 @@ def _require_files(project: Project, stage: Stage | None, whole: bool, unhashed:
         locked = [f"{LOCKS}/{name}" for name in locks(project)]
         used = [package, project.shown(f"{FOLDER}{CORE}"), *locked] if whole else [*used, *opened.unknown()]
         if not project.has_library:
-            used = [name for name in used if not os.path.isabs(name)]  # a lock names the library
+            used = [name for name in used if not Path(name).is_absolute()]  # a lock names the library
         stage.require("deps", [name for name in used if not stage.lists(name)])
 
 

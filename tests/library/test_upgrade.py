@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from clone import command, commit, copied, edit, project_in, verb
+from clone import command, commit, copied, edit, git, project_in, verb
 from support import OURS, PACKAGE
 
 from samebits.address.address import LIST
@@ -181,6 +181,21 @@ def test_list_in_a_form_that_cannot_be_changed_is_named(project: Path):
 
 def test_no_library_there_is_refused_in_a_line(refused: Callable[..., str], tmp_path: Path):
     assert refused(tmp_path / "nowhere").startswith(f"{tmp_path / 'nowhere'}: no samebits seen, a checkout of the ")
+
+
+def test_commit_of_a_checkout_is_taken(refused: Callable[..., str], project: Path, tmp_path: Path):
+    """By its tag, whatever has changed there since. One that is not there is named, as is one without a library."""
+    new = release(tmp_path / "new", front="import nowhere_at_all\n")
+    commit(new)
+    git(new, "tag", "v9")
+    shutil.rmtree(new / "samebits")
+    (new / "later.txt").touch()
+    commit(new, "without")
+    assert upgraded(project, Path(f"{new}@v9")).stderr.startswith("not upgraded: ModuleNotFoundError: No module named")
+    assert refused(f"{new}@v8").startswith(f"{new}@v8: git archive --format=tar v8^{{tree}}: fatal: ")
+    assert refused(f"{new}@main").startswith(f"{new}@main: ")
+    assert refused(f"{new}@HEAD").startswith(f"{new}@HEAD: no samebits seen, a checkout of the ")
+    assert refused(f"{tmp_path}/none@v9").startswith(f"{tmp_path}/none@v9: no folder {tmp_path}/none; a commit or tag ")
 
 
 def test_own_library_is_refused(refused: Callable[..., str]):

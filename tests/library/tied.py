@@ -24,4 +24,6 @@ if __name__ == "__main__":
         if Warm(*keys, "--out", str(out), out=message, err=message, ranks=ranks).wait():
             sys.exit(message.read_text())
         written = (out / name for name in ("model.safetensors", "trace/steps.bin"))
-        print(shard, *(hashlib.sha256(path.read_bytes()).hexdigest() for path in written), SHARDED in message.read_text())
+        print(
+            shard, *(hashlib.sha256(path.read_bytes()).hexdigest() for path in written), SHARDED in message.read_text()
+        )
