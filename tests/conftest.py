@@ -1,5 +1,6 @@
 """The process of the tests, and projects out of a committed copy of the template, as from a fresh clone."""
 
+import json
 import os
 import shutil
 import sys
@@ -28,7 +29,7 @@ TOGETHER = {"server": ("test_logged", "test_sync", "test_tracking")}
 OWN = Path(gettempdir(), f"samebits-tests-{os.getpid()}")
 if "REPRO_PROJECT" not in os.environ:
     os.environ["REPRO_PROJECT"] = str(bake_in(OWN, package="project"))
-STRICT = "REPRO_TESTS_STRICT"  # holds the names of the variables that were set for them
+STRICT = "REPRO_TESTS_STRICT"  # holds the variables that were set for them, as JSON
 DATES = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
 
 
@@ -46,11 +47,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
         strict = Determinism(cpu="portable", relax=())
         try:
-            os.environ.setdefault(STRICT, " ".join(stated_variables(strict)))
+            os.environ.setdefault(STRICT, json.dumps(stated_variables(strict)))
             set_environment(strict)
         except UserError as refused:
             pytest.exit(f"the tests want the strict environment:\n{refused}", returncode=2)
     os.environ.pop("PYTHONPATH", None)  # it leads to xdist
+
+
+def pytest_collection_finish() -> None:
+    """Take the strict variables away again: modules that read them when they are loaded are, and who tests a start
+    begins without. The library's tests get them back.
+    """
+    for name in json.loads(os.environ[STRICT]):
+        os.environ.pop(name, None)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -63,8 +72,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def env(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """Return this environment with fixed dates, an empty home and no settings of git, cookiecutter or this pytest."""
     foreign = ("GIT_", "COOKIECUTTER_", "PYTEST_", "REPRO_")
-    strict = os.environ[STRICT].split()
-    kept = {name: os.environ[name] for name in os.environ if not name.startswith(foreign) and name not in strict}
+    kept = {name: os.environ[name] for name in os.environ if not name.startswith(foreign)}
     known = tmp_path_factory.mktemp("mypy")  # of the packages that all projects import
     return kept | DATES | {"HOME": str(tmp_path_factory.mktemp("home")), "MYPY_CACHE_DIR": str(known)}
 

@@ -9,11 +9,17 @@ from pathlib import Path
 import pytest
 from bake import ROOT, TOOLS
 from baked import PROJECT, Answers, Environment, cookiecutter, run
-from cookiecutter.utils import create_env_with_context
 
 PRE_GEN = ROOT / "hooks" / "pre_gen_project.py"
 POST_GEN = ROOT / "hooks" / "post_gen_project.py"
 
+# As cookiecutter does it.
+RENDER = """
+import json, pathlib, sys
+from cookiecutter.utils import create_env_with_context
+source, context = pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"), json.loads(sys.argv[2])
+sys.stdout.write(create_env_with_context(context).from_string(source).render(**context))
+"""
 FREE = "a name that no package in the project's environment has"
 LINE = "one line, without invisible characters, and no { right before a {, % or #: cookiecutter runs such text as code"
 LONG = "200 characters at most"
@@ -149,7 +155,7 @@ def test_no_answer_ends_the_string_that_holds_it(hook: Path, answer: str) -> Non
     answers = {"author": answer, "__template_version": answer}
     context = {"cookiecutter": answers, "_cookiecutter": answers}
     source = hook.read_text(encoding="utf-8")
-    rendered = create_env_with_context(context).from_string(source).render(**context)
+    rendered = run(TOOLS / "python", "-c", RENDER, hook, json.dumps(context)).stdout
     pairs = list(zip(strings(source), strings(rendered), strict=True))
     assert [json.loads(new) for old, new in pairs if "{{" in old] == [answers] * source.count("{{")
     assert all(old == new for old, new in pairs if "{{" not in old)

@@ -67,7 +67,8 @@ def engine(folder: Path) -> Iterator[Engine]:
         finally:
             daemon.terminate()
             daemon.wait(PATIENCE)
-            shutil.rmtree(folder / "data-root", ignore_errors=True)  # some gigabytes
+            # some gigabytes, which nobody waits for
+            subprocess.Popen(["rm", "--recursive", "--force", folder / "data-root"], start_new_session=True)
 
 
 def mirror() -> str:

@@ -84,7 +84,7 @@ for arguments in {trainings}:
 )
 MODELS = ("convnet", "transformer")
 DIGITS = Path("data", "raw", "digits.csv.gz")
-FEW = 320  # samples: some steps and an evaluation, for each takes seconds where a CPU is emulated
+FEW = 192  # samples: some steps and an evaluation, for each takes seconds where a CPU is emulated
 
 
 def few(project: Project, folder: Path) -> tuple[str, ...]:

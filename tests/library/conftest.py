@@ -1,5 +1,6 @@
 """The environment of the library's tests, and their fixtures: the prepared data, trainings, a clone, a server."""
 
+import json
 import os
 import signal
 import sys
@@ -39,7 +40,7 @@ def pytest_runtest_protocol() -> Iterator[None]:
     before = dict(os.environ)
     for name in [name for name in os.environ if name.startswith(FOREIGN)]:
         del os.environ[name]
-    os.environ["PYTHONPATH"] = os.pathsep.join(HERE)
+    os.environ.update(json.loads(os.environ["REPRO_TESTS_STRICT"]), PYTHONPATH=os.pathsep.join(HERE))
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     try:
         with chdir(Path(__file__).parent):  # not at the root, where the template's own copy of the library lies
