@@ -12,6 +12,7 @@ from typing import Any
 
 from warm import PACKAGE, PATIENCE, PROJECT, Warm
 
+TESTS = Path(__file__).parent
 # This project is what is tested, installed or not, by this process and by those it starts.
 HERE = [str(PROJECT / "src"), str(PROJECT / "vendor")]
 sys.path[:0] = [*HERE, str(PROJECT / "requirements")]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from states import ORIGIN, Training, silent
-from support import Trained, python, trained, training
+from support import TESTS, Trained, python, trained, training
 from torch import nn
 
 from samebits.checkpoint.checkpoint import found, newest
@@ -59,7 +59,7 @@ def on_a_full_disk(folder: Path, on_error: str) -> dict[str, Any]:
 WRITER = """
 import json, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2:]
 import support
 from test_full_disk import on_a_full_disk
 print(json.dumps({how: on_a_full_disk(Path(sys.argv[1]), how) for how in ("stop", "continue")}))
@@ -76,7 +76,7 @@ def mountable() -> bool:
 
 @pytest.mark.parametrize("disk", [pytest.param("tmpfs", marks=pytest.mark.long), "limit"] if mountable() else ["limit"])
 def test_full_disk_is_told_and_costs_no_older_checkpoint(disk: str, tmp_path: Path):
-    command = [sys.executable, "-c", WRITER, str(tmp_path / "checkpoints"), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "checkpoints"), str(TESTS), str(Path(__file__).parent)]
     if disk == "tmpfs":
         command = [*NAMESPACE, "sh", "-c", SMALL_DISK, str(tmp_path), *command]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"DISK": disk})

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from ordinary import LOOPS
+from support import TESTS
 from warm import PACKAGE, Warm
 
-SCRIPT = Path(__file__).with_name("ordinary_ways.py")
+SCRIPT = TESTS / "ordinary_ways.py"
 
 
 @pytest.fixture(scope="module")

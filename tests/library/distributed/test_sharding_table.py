@@ -14,7 +14,7 @@ from samebits.core.ranks import World
 from samebits.core.transport import Transport
 from samebits.core.tree import Node, nodes_of, push
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "sharding.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "sharding.md"
 CPU = torch.device("cpu")
 HOSTS = (2, 2, 8), (2, 3, 12), (3, 2, 12), (128, 8, 1024)  # hosts, ranks on each, leaves
 

@@ -14,7 +14,7 @@ from attempt import Crash, inside
 from loops import Loop, Parts, each_step, good
 from project.config import Config
 from support import OURS as PROJECT
-from support import Trained
+from support import TESTS, Trained
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from warm import Warm
@@ -317,7 +317,7 @@ def test_run_of_proven_operations_goes_on_on_another_cpu(attempt: Attempt, monke
 def test_what_one_of_two_ranks_calls_is_told_by_the_lead(prepared: Path, tmp_path: Path):
     arguments = str(prepared), str(tmp_path / "run")
     logs = {"out": tmp_path / "out", "err": tmp_path / "err"}
-    code = Warm(*arguments, ranks=2, script=Path(__file__).with_name("rooted.py"), **logs).wait()
+    code = Warm(*arguments, ranks=2, script=TESTS / "rooted.py", **logs).wait()
     message = logs["err"].read_text()
     assert code == 0, message
     assert message.count("atan float32 at rooted.py:") == 1 and message.count("out of the class cpu-portable") == 1

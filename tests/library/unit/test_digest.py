@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-from support import python
 from torch import Tensor
 
 from samebits.core.digest import (
@@ -176,22 +175,6 @@ def test_empty_tensors_have_a_digest(shape: tuple[int, ...]):
 def test_digests_of_a_mapping_are_those_of_its_tensors():
     tensors = {"b": values(3), "a": torch.arange(4), "c": torch.tensor(True)}
     assert tensor_digests(tensors).tolist() == [int(tensor_digest(t)) for t in tensors.values()]
-
-
-IN_THREADS = """
-import sys, torch
-torch.set_num_threads(int(sys.argv[1]))
-from samebits.core.digest import tensor_digest
-numbers = torch.randint(-(2**62), 2**62, (1 << 20,), generator=torch.Generator().manual_seed(0))
-print(torch.get_num_threads(), int(tensor_digest(numbers)), int(tensor_digest(numbers[::3].to(torch.int32))))
-"""
-
-
-@pytest.mark.long
-def test_number_of_threads_does_not_matter():
-    printed = {threads: python("-c", IN_THREADS, threads).stdout.split() for threads in ("1", "2")}
-    assert [p[0] for p in printed.values()] == list(printed)
-    assert len({tuple(p[1:]) for p in printed.values()}) == 1, printed
 
 
 # ---- over several tensors

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from server import until
-from support import python, training
+from support import TESTS, python, training
 from warm import PATIENCE, Warm
 
 from samebits.base.files import read_json
@@ -28,7 +28,7 @@ class Launched:
         self.folder, self.temporary = folder, folder / "temporary"
         self._out, self._err = folder / "out", folder / "err"
         self.temporary.mkdir()
-        env, script = {"TMPDIR": str(self.temporary)}, Path(__file__).with_name("ranks.py")
+        env, script = {"TMPDIR": str(self.temporary)}, TESTS / "ranks.py"
         self.process = Warm(module, *arguments, out=self._out, err=self._err, script=script, env=env)
 
     def until(self, condition: Callable[[], bool]) -> None:

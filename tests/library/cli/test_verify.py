@@ -14,7 +14,7 @@ import torch
 from clone import command, verb
 from project.config import Config
 from server import until, until_gone
-from support import OURS, PACKAGE
+from support import OURS, PACKAGE, TESTS
 from warm import PATIENCE, Warm
 
 from samebits.analysis import verify as verify_module
@@ -35,7 +35,7 @@ def verified(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest
     fault: list[str] = []
 
     def start(way: Way, settings: Mapping[str, Any]) -> Warm:
-        script = Path(__file__).with_name("faulty.py") if fault else None
+        script = TESTS / "faulty.py" if fault else None
         before = [*fault, str(tmp_path), PACKAGE] if fault else []
         arguments = ["--out", str(way.folder), *trainings.overrides(settings)]
         ranks = way.ranks if way.ranks > 1 else None

@@ -14,7 +14,7 @@ import rfc8785
 from attempt import inside
 from project.config import Config
 from server import until
-from support import OURS, SECRETS, WORD, Trained, python, train_here, trained
+from support import OURS, SECRETS, TESTS, WORD, Trained, python, train_here, trained
 
 from samebits.address.address import digest
 from samebits.address.judged import judged
@@ -355,7 +355,7 @@ os.waitpid(pid, 0)
 
 
 def test_locked_key_is_refused_before_the_run_and_no_terminal_asked(locked: Path):
-    command = [sys.executable, "-c", ON_A_TERMINAL, Path(__file__).parent, locked]
+    command = [sys.executable, "-c", ON_A_TERMINAL, TESTS, locked]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | {"DISPLAY": ":9"})
     said = done.stdout.strip()
     assert said.startswith(f"receipt.key: {locked} cannot sign: ") and "\n" not in said, said

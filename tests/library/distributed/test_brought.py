@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from brought import CASES
+from support import TESTS
 from warm import PACKAGE, Warm
 
-SCRIPT = Path(__file__).with_name("bringing.py")
+SCRIPT = TESTS / "bringing.py"
 BROKEN, UNEVEN = "depends_on_the_rank", "iterates_once_more_on_one_rank"
 # What cannot be sharded, and a word of the line that says so.
 WHOLE = {"Adafactor": "on parts of it differ", "several_optimizers": "Muon"}

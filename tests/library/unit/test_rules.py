@@ -1,8 +1,5 @@
 """Habits of code that put bits at risk are found where they are planted, and not in their harmless twins."""
 
-import ast
-import subprocess
-import sys
 from pathlib import Path
 from textwrap import dedent
 
@@ -11,7 +8,7 @@ import pytest
 from samebits.analysis.audit import rules
 from samebits.analysis.audit.syntax import Source
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 
 
 LISTING, SET, SEED, DRAW, LOADER, FLAG, WARN, THREADS = (
@@ -124,9 +121,3 @@ def test_empty_file_and_other_encodings_are_read(content: bytes, tmp_path: Path)
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*/*.py")), ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_recipes_have_no_finding(path: Path):
     assert rules.found(Source(path, path.name)) == []
-
-
-def test_rules_import_no_torch():
-    audit = "samebits.analysis.audit"
-    code = f"import {audit}.rules, {audit}.audit, sys; sys.exit('torch' in sys.modules)"
-    assert ast.parse(code) and subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -12,9 +12,10 @@ from math import gcd
 from pathlib import Path
 
 import pytest
+from support import TESTS
 from warm import PACKAGE, Warm
 
-SCRIPT = Path(__file__).with_name("worlds.py")
+SCRIPT = TESTS / "worlds.py"
 MODELS = "plain", "normed", "conditional", "bfloat16", "float64", "convnet", "transformer"
 MICRO_BATCHES = 1, 4, 7, 8, 12
 SHARDS = "none", "optimizer", "full"

@@ -8,7 +8,7 @@ import torch
 from cutting import SAMPLES
 from safetensors.torch import load_file
 from states import content, parallel_of, state_of
-from support import Trained, trained
+from support import TESTS, Trained, trained
 from torch import nn
 from warm import PACKAGE, Warm
 
@@ -164,7 +164,7 @@ def test_weights_that_two_units_share_are_refused():
 
 # ---- each part of the exactness, broken on purpose
 
-SCRIPT = Path(__file__).with_name("cutting.py")
+SCRIPT = TESTS / "cutting.py"
 
 
 def cut(
