@@ -11,7 +11,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import HERE, OURS, PROJECT, SECRETS, WORD, Trained, prepare_here, train_here, trained
+from support import HERE, OURS, PROJECT, SECRETS, TESTS, WORD, Trained, prepare_here, train_here, trained
 from victim import Start, Victim
 from warm import PATIENCE, Warm
 
@@ -35,15 +35,17 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol() -> Iterator[None]:
-    """Lead the processes that a test starts to the project's code and to dvc, and those of other tests to none."""
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Lead the processes that a test starts to the project's code and to dvc. pytest calls this for all tests."""
+    if TESTS not in item.path.parents:
+        return (yield)
     before = dict(os.environ)
     for name in [name for name in os.environ if name.startswith(FOREIGN)]:
         del os.environ[name]
     os.environ.update(json.loads(os.environ["REPRO_TESTS_STRICT"]), PYTHONPATH=os.pathsep.join(HERE))
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     try:
-        with chdir(Path(__file__).parent):  # not at the root, where the template's own copy of the library lies
+        with chdir(TESTS):  # not at the root, where the template's own copy of the library lies
             return (yield)
     finally:
         os.environ.clear()

@@ -38,6 +38,13 @@ FILES = {
 }
 
 
+def module(name: str, file: Path, text: str) -> ModuleType:
+    """A module that seems to come from a file."""
+    made = ModuleType(name)
+    exec(compile(text, str(file), "exec"), made.__dict__)
+    return made
+
+
 @dataclass
 class Case:
     """A small project, and the means to say that DVC runs a stage of it and that modules are loaded."""

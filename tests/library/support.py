@@ -21,6 +21,15 @@ import_module("samebits.loader").cover(PACKAGE)  # as the command does
 del os.environ["SAMEBITS_PACKAGE"]  # processes that the tests start do it themselves
 
 
+LIBRARY = OURS.library
+CORE = [f"core.{path.stem}" for path in sorted((LIBRARY / "core").rglob("*.py"))]
+
+
+def source(module: str) -> Path:
+    """The file of a module of the library, as `core.step`."""
+    return LIBRARY.joinpath(*module.split(".")).with_suffix(".py")
+
+
 def python(
     *arguments: str | Path, cwd: Path = PROJECT, env: Mapping[str, str | None] | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:

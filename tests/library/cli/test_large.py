@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from project.config import Config
-from small import Case, small
-from test_opened import module
+from small import Case, module, small
 
 from samebits.core import sampling
 from samebits.core.errors import UserError

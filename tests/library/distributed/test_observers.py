@@ -15,9 +15,8 @@ from attempt import inside, result
 from faulty import Faulty
 from loops import Numbers, Parts, loss_of
 from project.config import Config
+from support import CORE, LIBRARY, PACKAGE, source
 from support import OURS as PROJECT
-from support import PACKAGE
-from test_core import CORE, REPRO, source
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -246,8 +245,8 @@ class Watch(TorchDispatchMode):
             file, function = Path(frame.f_code.co_filename), frame.f_code.co_name
             if function == looped.__name__:  # the owner's own
                 return
-            if file.is_relative_to(REPRO) and function != "__torch_dispatch__":  # that of a watch, which passes it on
-                self.found.add((what, ".".join(file.relative_to(REPRO).with_suffix("").parts)))
+            if file.is_relative_to(LIBRARY) and function != "__torch_dispatch__":  # that of a watch, which passes it on
+                self.found.add((what, ".".join(file.relative_to(LIBRARY).with_suffix("").parts)))
                 return
             frame = frame.f_back
 
@@ -316,7 +315,7 @@ def watched(train: Train, monkeypatch: pytest.MonkeyPatch) -> Callable[..., set[
 def of_library(text: str) -> Does:
     """A function of a module of the library that is no core."""
     made: dict[str, Any] = {}
-    exec(compile(text, str(REPRO / "record" / "planted.py"), "exec"), made)
+    exec(compile(text, str(LIBRARY / "record" / "planted.py"), "exec"), made)
     return made["does"]  # type: ignore[no-any-return]
 
 

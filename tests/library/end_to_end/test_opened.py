@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from project.config import Config
-from small import PIPELINE, Case, small
+from small import PIPELINE, Case, module, small
 from support import OURS
 from warm import PROJECT
 
@@ -50,13 +50,6 @@ def kept(name):
 """
 
 
-def module(name: str, file: Path, text: str = READING) -> ModuleType:
-    """A module that seems to come from a file."""
-    made = ModuleType(name)
-    exec(compile(text, str(file), "exec"), made.__dict__)
-    return made
-
-
 @pytest.fixture
 def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     return small(tmp_path, monkeypatch)
@@ -71,7 +64,7 @@ def reader(case: Case, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         with (case.project.root / name).open("wb") as file:
             np.save(file, np.zeros(2))
     opened.watch(case.project, [case.project.root / "data" / "prepared"])
-    yield module("of_data", case.project.package / "data.py")
+    yield module("of_data", case.project.package / "data.py", READING)
     opened._watches.clear()
 
 
@@ -139,7 +132,7 @@ OWN: dict[str, tuple[Callable[[ModuleType, Path], object], bool]] = {
     "replaced": (lambda reader, out: (reader.replaced(out / "old.npy"), reader.by_open(out / "old.npy")), False),
     "new": (lambda reader, out: (reader.written(out / "b"), reader.by_open(out / "b")), False),
     "new in C": (lambda reader, out: (saved(out / "b", 7), reader.by_open(out / "b")), False),
-    "by the library": (lambda reader, out: module("run", LIBRARY / "run.py").by_open(out / "old.npy"), False),
+    "by the library": (lambda reader, out: module("run", LIBRARY / "run.py", READING).by_open(out / "old.npy"), False),
 }
 
 
@@ -178,7 +171,7 @@ def test_training_has_the_folder_of_its_run_watched(trains: bool, tmp_path: Path
 
 
 def test_file_that_the_library_opens_is_let_through(case: Case, reader: ModuleType):
-    ours = module("ours", LIBRARY / "run.py")
+    ours = module("ours", LIBRARY / "run.py", READING)
     case.run("train", lambda: (ours.by_open("constants.json"), ours.by_pathlib("constants.json")))
 
 
@@ -198,7 +191,7 @@ class Folder:
 
 def test_file_that_a_librarys_dataset_opens_is_refused(case: Case, reader: ModuleType):
     """The library asks it for an item, and no line of the owner's stands between."""
-    library = module("library", case.project.root.parent / "venv" / "site-packages" / "images" / "folder.py")
+    library = module("library", case.project.root.parent / "venv" / "site-packages" / "images" / "folder.py", READING)
     calling = "def item(dataset): return dataset[0]"
     ours = module("ours", LIBRARY / "core" / "sampling.py", calling)
     said = case.refusal("train", lambda: ours.item(Folder(library)))

@@ -4,14 +4,17 @@ import os
 import subprocess
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol() -> Iterator[None]:
-    """Also while fixtures of the session are made."""
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Also while fixtures of the session are made. pytest calls this for the tests of all folders."""
+    if Path(__file__).parent not in item.path.parents:
+        return (yield)
 
     def refuse(*arguments: object, **options: object) -> NoReturn:
         raise AssertionError(f"a unit test starts a process: {arguments}. Move it to another folder")

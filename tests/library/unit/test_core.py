@@ -6,20 +6,11 @@ Whatever else the library does, no line of it can reach them, so none of it can 
 import ast
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from support import PACKAGE
+from support import CORE, LIBRARY, PACKAGE, source
 
-from samebits.core import errors
-
-REPRO = Path(errors.__file__).parents[1]
-CORE = [f"core.{path.stem}" for path in sorted((REPRO / "core").rglob("*.py"))]
 LIBRARIES = {"torch", "numpy", "safetensors"}
-
-
-def source(module: str) -> Path:
-    return REPRO.joinpath(*module.split(".")).with_suffix(".py")
 
 
 def imported(text: str, module: str) -> Iterator[str]:
@@ -32,7 +23,7 @@ def imported(text: str, module: str) -> Iterator[str]:
             yield (node.module or "").partition(".")[0]
         elif isinstance(node, ast.ImportFrom):
             base = [*package[: len(package) - node.level + 1], *(node.module.split(".") if node.module else [])]
-            place = REPRO.joinpath(*base[1:])
+            place = LIBRARY.joinpath(*base[1:])
             if not base or (base[0] == "samebits" and place.is_dir()):  # from a folder, its modules
                 yield from (".".join([*base, alias.name]) for alias in node.names)
             else:
