@@ -20,7 +20,7 @@ help:  ## list the targets
 demo: $(TOOLS)/.locked  ## generate a project, train it twice in different ways, compare the bits
 	@$(IN_TOOLS) python tools/demo.py
 
-test: environment  ## test generation, a generated project and its library (TESTS=FILES); ten minutes
+test: environment  ## test generation, a generated project and its library (TESTS=FILES); minutes
 	@echo "pytest"
 	@$(PYTEST) $(or $(TESTS),-m "not long")
 

@@ -96,8 +96,8 @@ def packaged(environment: Path, bake: Bake, project: InstalledProject) -> Instal
 
 def address(project: InstalledProject) -> dict[str, object]:
     """What `samebits address` prints of a project."""
-    asked = run(project.python, "-m", "samebits", "address", cwd=project.path, env=project.env, stderr=None)
-    return dict(json.loads(asked.stdout))
+    printed = run(project.python, "-m", "samebits", "address", cwd=project.path, env=project.env, stderr=None)
+    return dict(json.loads(printed.stdout))
 
 
 @pytest.mark.long
@@ -113,8 +113,8 @@ def test_library_from_a_package_gives_the_same_address_and_stages(
     stated = json.loads(packaged.text("artifacts/receipt.json"))["predicate"]["library"]
     assert (stated["template"], stated["modified"]) == ("0.1.0", [])
     assert packaged.run(packaged.python, "requirements/check_locks.py").startswith("train-cpu")
-    asked = run(packaged.python, "-m", "samebits", "upgrade", ROOT, cwd=packaged.path, env=packaged.env, check=False)
-    assert asked.returncode == 2 and asked.stdout.startswith("vendor/samebits: missing; the library is installed")
+    printed = run(packaged.python, "-m", "samebits", "upgrade", ROOT, cwd=packaged.path, env=packaged.env, check=False)
+    assert printed.returncode == 2 and printed.stdout.startswith("vendor/samebits: missing; the library is installed")
     core = next(packaged.python.parents[1].glob("lib/python3*/site-packages/samebits/core/exact.py"))
     text = core.read_text()
     core.unlink()  # it may be a link to the shared environment's

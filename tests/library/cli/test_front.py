@@ -87,7 +87,6 @@ TORCHRUN = ("torch.distributed.run", "--standalone", "--local-addr=localhost", "
 LONG = pytest.mark.long
 HABITS = {
     "module": (f"{PACKAGE}.train",),
-    "ranks of the module": (f"{PACKAGE}.train", "--ranks", "2"),
     "torchrun of the module": (*TORCHRUN, f"{PACKAGE}.train"),
     "torchrun": (*TORCHRUN, "samebits", "train"),
 }

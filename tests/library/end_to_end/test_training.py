@@ -85,17 +85,10 @@ def test_other_settings_keep_their_bits_too(train: Train, other: str):
 
 
 @pytest.mark.long
-def test_torchrun_does_not_change_a_bit(alone: Path, prepared: Path, tmp_path: Path):
-    done = start(tmp_path / "run", "--set", f"data.prepared={prepared}", "--set", "loader.workers=2", ranks=3)
-    assert done.returncode == 0, done.stderr
-    assert weights(tmp_path / "run") == weights(alone)
-
-
-@pytest.mark.long
 def test_compiled_training_comes_to_its_end(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its kernels are modules that no lock has. They add in another order than those of torch."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kernels"))
-    settings = "--set", f"data.prepared={prepared}", "--set", "compute.compile=true"
+    settings = "--set", f"data.prepared={prepared}", "--set", "compute.compile=true", "--set", "model.depth=1"
     for out, ranks in (("one", None), ("two", 2)):
         done = start(tmp_path / out, *settings, ranks=ranks)
         assert done.returncode == 0, done.stderr
