@@ -5,11 +5,12 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from click.testing import CliRunner, Result
 from project.config import Config
-from support import OURS, PACKAGE, PROJECT, python, training
+from support import OURS, PACKAGE, PROJECT, TESTS, python, training
 from warm import Warm
 
 from samebits.base.project import Project, work_for
@@ -18,6 +19,7 @@ from samebits.front import STAGES, Ours
 from samebits.start import trainings
 
 COLD = trainings.run  # which tests replace
+ELSEWHERE = TESTS / "elsewhere.py"
 SETTINGS = "tracking.enabled=false", "train.learning_rate=0.003", "seed=5"
 
 
@@ -60,9 +62,19 @@ def commit(project: Path, message: str = "start") -> None:
     git(project, "commit", "--quiet", "--message", message)
 
 
-def command(project: Path, module: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a module of that project's package."""
-    return python("-m", module, *arguments, cwd=project, env={"PYTHONPATH": os.pathsep.join(project_in(project).path)})
+def cold(project: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run `samebits ARGUMENTS` in that project, as a user starts it."""
+    path = os.pathsep.join(project_in(project).path)
+    return python("-m", "samebits", *arguments, cwd=project, env={"PYTHONPATH": path})
+
+
+def command(project: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run `samebits ARGUMENTS` in that project, warm."""
+    words = [str(project), "samebits", *map(str, arguments)]
+    with TemporaryDirectory() as folder:
+        files = Path(folder, "out"), Path(folder, "err")
+        code = Warm(*words, out=files[0], err=files[1], script=ELSEWHERE).wait()
+        return subprocess.CompletedProcess(words, code, *(file.read_text() for file in files))
 
 
 def ours(project: Project) -> Ours:
@@ -98,7 +110,7 @@ class Forked:
         module, before, script = words[place], [], None
         trains = words[place : place + 2] == ["samebits", "train"]
         if project.root != PROJECT or not trains:
-            before, script = [str(project.root), module], Path(__file__).with_name("elsewhere.py")
+            before, script = [str(project.root), module], ELSEWHERE
         ranks = [int(word.partition("=")[2]) for word in words if word.startswith("--nproc-per-node=")]
         self._files["err"].write_text("")
         self.trained += trains

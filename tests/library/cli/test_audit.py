@@ -177,7 +177,7 @@ def test_source_of_cuda_verdicts_is_said(planted: Audited):
 @pytest.fixture(scope="module")
 def clean(bare: Path, prepared: Path) -> Audited:
     """As a user has it: the command, and the step in a process that it starts."""
-    return Audited(bare, command(bare, "samebits", "audit", "--set", f"data.prepared={prepared}"))
+    return Audited(bare, command(bare, "audit", "--set", f"data.prepared={prepared}"))
 
 
 def test_shipped_project_has_no_finding(clean: Audited):

@@ -17,7 +17,7 @@ STOPPED = "trace.values=7"
 def train(project: Path, out: str, *settings: str) -> str:
     """Train in that project to the end, or until it is to stop, and return what it says."""
     arguments = training(project / out, project / "data" / "prepared", *SETTINGS, *settings)
-    done = command(project, "samebits", "train", *arguments)
+    done = command(project, "train", *arguments)
     assert done.returncode == (143 if STOPPED in settings else 0), done.stderr
     return done.stdout + done.stderr
 
@@ -38,7 +38,7 @@ def fixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with a finished run and one that has stopped after step 7; then each module around core is fixed."""
     folder = tmp_path_factory.mktemp("fixed")
     copied(folder, ("src", "vendor", "requirements", "data/raw"), ("params.yaml", "pyproject.toml"))
-    assert command(folder, "samebits", "prepare").returncode == 0
+    assert command(folder, "prepare").returncode == 0
     train(folder, "finished")
     train(folder, "unfinished", STOPPED)
     assert not (folder / "unfinished" / "model.safetensors").exists()
@@ -58,7 +58,7 @@ def record(run: Path) -> None:
 def test_finished_run_is_one_of_the_project_as_it_stands(fixed: Path):
     """By its address, all of it, with which `samebits check` and results.lock compare."""
     requested = training(fixed / "finished", fixed / "data" / "prepared", *SETTINGS)[:-2]  # but for --out
-    done = command(fixed, "samebits", "address", *requested)
+    done = command(fixed, "address", *requested)
     assert done.returncode == 0 and json.loads(done.stdout) == read_json(fixed / "finished" / "address.json")
 
 
@@ -101,7 +101,7 @@ def test_run_of_another_core_is_another_run(fixed: Path):
     """A control: core is not outside of the address."""
     train(fixed, "stopped", STOPPED)
     names = plant(fixed, core=True)
-    done = command(fixed, "samebits", "train", *training(fixed / "stopped", fixed / "data" / "prepared", *SETTINGS))
+    done = command(fixed, "train", *training(fixed / "stopped", fixed / "data" / "prepared", *SETTINGS))
     assert done.returncode == 2 and f"another content address ({min(names).replace('/', '.', 1)}: " in done.stderr, (
         done.stderr
     )

@@ -78,7 +78,7 @@ def project(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     edit(folder / "params.yaml", ("raw: data/raw/digits.csv.gz", f"raw: {RAW}"), ("enabled: true ", "enabled: false "))
     edit(folder / "params.yaml", ("  read: prepared ", "  read: both "))
     edit(folder / "params.yaml", ("epochs: 30 ", "epochs: 2 "), ("  workers: 0 ", "  workers: 1 "))
-    printed = command(folder, "samebits", "hash-data").stdout.strip()
+    printed = command(folder, "hash-data").stdout.strip()
     edit(folder / "params.yaml", (f"sha256: {config.data.sha256}", f"sha256: {printed}"))
     git(folder, "init", "--quiet")
     dvc(folder, "add", "--quiet", RAW)
@@ -95,7 +95,7 @@ def dvc(folder: Path, *words: str) -> str:
 
 
 def stage(project: Path, name: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return command(project, "samebits", name, *words)
+    return command(project, name, *words)
 
 
 def test_bits_do_not_depend_on_ranks(project: Path):
@@ -104,7 +104,7 @@ def test_bits_do_not_depend_on_ranks(project: Path):
     one, three = (project / out / "model.safetensors" for out in ("artifacts", "three"))
     assert sha256_file(one) == sha256_file(three)
     assert "Data and pipelines are up to date." in dvc(project, "repro")
-    done = command(project, "samebits", "check")
+    done = command(project, "check")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -127,7 +127,7 @@ def copy(project: Path, tmp_path: Path) -> Path:
 
 def test_altered_file_is_refused_by_name_everywhere(copy: Path):
     """It was altered after the preparation; one rank tells it for all."""
-    assert command(copy, "samebits", "check-data").returncode == 0
+    assert command(copy, "check-data").returncode == 0
     (file,) = (copy / RAW).glob("*/007.npy")
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
@@ -138,8 +138,8 @@ def test_altered_file_is_refused_by_name_everywhere(copy: Path):
         stage(copy, "train", "--ranks", "3", "--out", "again"),
         stage(copy, "prepare"),
         stage(copy, "evaluate"),
-        command(copy, "samebits", "check-data"),
-        command(copy, "samebits", "check"),
+        command(copy, "check-data"),
+        command(copy, "check"),
     ):
         lines = [line for line in done.stderr.splitlines() if line.startswith(message)]
         assert done.returncode in (1, 2) and len(lines) == 1 and "met by" not in lines[0], done.stderr
@@ -161,7 +161,7 @@ def test_folder_that_the_manifest_does_not_name_is_not_read(copy: Path):
 
 def test_run_is_replayed_with_the_folder_from_dvc(copy: Path):
     shutil.rmtree(copy / RAW)
-    done = command(copy, "samebits", "replay", "artifacts", "--ranks", "2")
+    done = command(copy, "replay", "artifacts", "--ranks", "2")
     assert done.returncode == 0, done.stderr + done.stdout
     assert f"{RAW}: missing or other data here; asking DVC for it" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("REPRODUCED: weights ")

@@ -103,7 +103,7 @@ def test_receipt_of_uncommitted_code_keeps_what_a_run_reads_of_it(project: Path)
 
 def test_run_is_reproduced_on_two_ranks_and_the_work_tree_left_alone(project: Path):
     before = state(project)
-    done = command(project, "samebits", "replay", "artifacts/receipt.json", "--ranks", "2")
+    done = command(project, "replay", "artifacts/receipt.json", "--ranks", "2")
     assert done.returncode == 0, done.stderr + done.stdout
     weights = sha256_file(project / "artifacts" / names.WEIGHTS)
     assert done.stdout.startswith("library as released by template ")

@@ -9,7 +9,7 @@ from samebits.address.manifest import sha256_file
 
 def test_short_run_is_trained_and_evaluated(project: Path):
     before = (project / "artifacts" / "receipt.json").read_bytes()
-    done = command(project, "samebits", "smoke", "--set", "train.epochs=1")
+    done = command(project, "smoke", "--set", "train.epochs=1")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["train", "evaluate"]
@@ -19,6 +19,6 @@ def test_short_run_is_trained_and_evaluated(project: Path):
 
 
 def test_stage_that_fails_is_told_with_its_words(project: Path):
-    done = command(project, "samebits", "smoke", "--set", "data.prepared=nowhere")
+    done = command(project, "smoke", "--set", "data.prepared=nowhere")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "nowhere/manifest.json: missing. Prepare the data first" in done.stderr

@@ -31,7 +31,7 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "Makefile").write_text(MAKEFILE)
     commit(folder)
     for words in (("prepare",), ("train", "--set", "train.epochs=1", "--set", "tracking.enabled=false")):
-        done = command(folder, "samebits", *words)
+        done = command(folder, *words)
         assert done.returncode == 0, done.stderr
     return folder
 
@@ -74,13 +74,13 @@ def contents(project: Path) -> dict[str, bytes]:
 
 
 def upgraded(project: Path, source: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return command(project, "samebits", "upgrade", source, *words)
+    return command(project, "upgrade", source, *words)
 
 
 def stale(project: Path) -> bool:
     """Whether the project as it stands would make another run than the one in artifacts/."""
     words = "--set", "train.epochs=1", "--set", "tracking.enabled=false"
-    done = command(project, "samebits", "check", *words)
+    done = command(project, "check", *words)
     assert "Traceback" not in done.stderr, done.stderr
     return "STALE" in done.stdout
 
@@ -134,7 +134,7 @@ def test_release_that_does_not_start_is_put_back_with_its_locks(project: Path, t
     assert "the environment: make setup" in done.stdout  # the locks were written anew, and are put back
     assert done.stderr.count("\n") == 1 and done.stderr.startswith("not upgraded: ")
     assert "No module named 'nowhere_at_all'" in done.stderr
-    assert command(project, "samebits", "address").returncode == 0
+    assert command(project, "address").returncode == 0
 
 
 def test_key_that_the_new_release_alone_knows_is_no_obstacle(project: Path, tmp_path: Path):

@@ -94,7 +94,7 @@ def test_optimizer_that_cannot_be_sharded_is_no_failure(project: Path, tmp_path:
     assert train.read_text().count(before) == 1
     train.write_text(train.read_text().replace(before, after))
     only = [word for way in (OWNED, "once more") for word in ("--only", way)]
-    done = command(here, "samebits", "verify", *only, "--set", "train.epochs=1")
+    done = command(here, "verify", *only, "--set", "train.epochs=1")
     rows = {line[:30].rstrip(): line[68:] for line in done.stdout.splitlines()[:-1]}
     assert list(rows) == ["one process", "once more", OWNED], done
     assert rows["one process"] == rows["once more"] == "EQUAL"

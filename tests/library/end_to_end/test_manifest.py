@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from clone import command
 from project.config import Config
 from safetensors.numpy import save_file
 from support import PROJECT, prepare_here, python
@@ -271,7 +272,7 @@ def test_stage_ends_with_a_line_and_exit_code_2_and_touches_nothing(
         flip_one_bit(tmp_path / name)
     before, seen = contents(tmp_path), manifest.sha256_file(tmp_path / (name or "raw.csv.gz"))
     words = [word for key, place in places.items() for word in ("--set", f"data.{key}={place}")]
-    done = python("-m", "samebits", stage, *words, *(["--out", tmp_path / "run"] if stage != "prepare" else []))
+    done = command(PROJECT, stage, *words, *(["--out", tmp_path / "run"] if stage != "prepare" else []))
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
     assert done.stderr.startswith(f"{tmp_path}/{message.format(seen=seen)}")
     assert stage != "prepare" or f"{config.data.sha256} wanted: it is truncated or altered. Restore" in done.stderr
