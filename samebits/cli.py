@@ -3,12 +3,13 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
-from . import front
+from . import __version__, front
 from .base.output import outlive_readers
+from .base.project import NAME
 from .config.params import load
 from .core.errors import RunError, of_system
 from .core.place import rank_and_size
@@ -29,6 +30,13 @@ GROUPS = {
 class Grouped(click.Group):
     """Verbs in groups, each with its whole line; a failure that a user can cause ends in a line and an exit code."""
 
+    def make_context(self, *given: Any, **more: Any) -> click.Context:
+        """Read what stands before the verb."""
+        try:
+            return super().make_context(*given, **more)
+        except click.UsageError as error:
+            _refuse(error)
+
     def invoke(self, context: click.Context) -> Any:
         """Run the verb."""
         outlive_readers()
@@ -36,8 +44,7 @@ class Grouped(click.Group):
         try:
             return super().invoke(context)
         except click.UsageError as error:
-            click.echo(error.format_message(), err=True)
-            sys.exit(error.exit_code)
+            _refuse(error)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             sys.exit(130)
@@ -71,7 +78,13 @@ class Grouped(click.Group):
                 formatter.write_dl(rows)
 
 
+def _refuse(error: click.UsageError) -> NoReturn:
+    click.echo(error.format_message(), err=True)
+    sys.exit(error.exit_code)
+
+
 @click.group(cls=Grouped, context_settings={"max_content_width": 120})
+@click.version_option(__version__, prog_name=NAME, message="%(prog)s %(version)s")
 def main() -> None:
     """Train the project in this folder, and prove that its runs repeat bit for bit. See also `samebits VERB --help`."""
 

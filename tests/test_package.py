@@ -35,7 +35,9 @@ def test_wheel_of_the_sdist_holds_the_library_as_released(project: InstalledProj
     alone = {**env, "PYTHONPATH": str(own)}
     printed = run(project.python, "-c", PUBLIC, cwd=tmp_path, env=alone).stdout.split()
     assert printed == ["0.1.0", str(own / "samebits" / "__init__.py"), "Run", "Step"]
-    assert "Usage: samebits" in run(project.python, own / "bin" / "samebits", "--help", cwd=tmp_path, env=alone).stdout
+    samebits = project.python, own / "bin" / "samebits"
+    assert "Usage: samebits" in run(*samebits, "--help", cwd=tmp_path, env=alone).stdout
+    assert run(*samebits, "--version", cwd=tmp_path, env=alone).stdout == "samebits 0.1.0\n"
 
 
 def test_project_asks_for_the_ranges_of_the_library(project: InstalledProject):

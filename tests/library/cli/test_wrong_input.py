@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from project import train as train_module
 from project.config import Config
 from support import OURS, PROJECT, python
 
+from samebits.cli import main
 from samebits.config.params import load
 from samebits.front import STAGES
 from samebits.record import receipt
@@ -28,6 +30,18 @@ def test_user_meets_a_line_and_exit_code_2(arguments: tuple[str, ...]):
     done = python("-m", "samebits", "train", *arguments)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert wanted in done.stderr and len(done.stderr.splitlines()) <= lines
+
+
+BEFORE_THE_VERB = {
+    ("--verson",): "No such option '--verson'. Did you mean '--version'?\n",
+    ("trian",): "No such command 'trian'. Did you mean 'train'?\n",
+}
+
+
+@pytest.mark.parametrize("words", BEFORE_THE_VERB)
+def test_misspelt_word_before_the_verb_is_met_with_the_nearest_in_a_line(words: tuple[str, ...]):
+    done = CliRunner().invoke(main, words)
+    assert (done.exit_code, done.output) == (2, BEFORE_THE_VERB[words])
 
 
 def test_contradicting_variable_is_refused_by_name():
