@@ -22,14 +22,13 @@ from ..address.pins import REQUESTED
 from ..address.release import library, library_in
 from ..base.files import durable, exchange, read_text
 from ..base.git import GitFailed, git, git_text, is_repository
-from ..base.project import NAME, SETTINGS, VENDORED, Project
+from ..base.project import NAME, SETTINGS, VENDORED, Project, version_of
 from ..base.text import differences, some
 from ..core.errors import RunError, UserError
 from ..start import trainings
 
 Report = Callable[[str], None]
 CHECKOUT = "{{cookiecutter.project}}"  # a folder that the template's repository alone has
-VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 STATED = re.compile(r'^template = "[^"]*"$', re.MULTILINE)  # in pyproject.toml: the release of the library
 TRAIN, RUN = "dependencies", "run"  # the lists in pyproject.toml that hold what the library asks for
 REPLACED = str(VENDORED), SETTINGS, LOCKS
@@ -84,8 +83,7 @@ def release(source: Path, shown: Path) -> Release:
     """
     for folder in (source / NAME, source / VENDORED, source):
         if (folder / "__init__.py").is_file() and (folder / CORE).is_dir():
-            version = VERSION.search(read_text(folder / "__init__.py"))
-            return Release(folder, version[1] if version else "unknown", tuple(_ranges(source)))
+            return Release(folder, version_of(folder), tuple(_ranges(source)))
     raise UserError(f"{shown}: no {NAME} seen, a checkout of the template's repository wanted, or a project: {FROM}")
 
 

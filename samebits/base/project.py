@@ -1,16 +1,17 @@
 """Where things lie: the folder of this library, and those of a project. No other module knows where it lies itself."""
 
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import __version__
 from ..core.errors import UserError
 
 LIBRARY = Path(__file__).resolve().parents[1]  # the folder of the library that runs
 NAME = "samebits"
 VENDORED = Path("vendor", NAME)  # a project's own copy of the library, from the project's root
 SETTINGS = "pyproject.toml"
+VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Project:
     def template(self) -> str:
         """The version of the template that wrote the project; where the library is a package, the library's."""
         if not self.has_library:
-            return __version__
+            return version_of(LIBRARY)
         try:
             return str(_stated(self.root, "template"))
         except UserError:
@@ -76,6 +77,12 @@ class Project:
         """That file from the project's root; one of a library that is installed by its whole path."""
         path = self.file(name)
         return (path.relative_to(self.root) if path.is_relative_to(self.root) else path).as_posix()
+
+
+def version_of(library: Path) -> str:
+    """The version that the library in a folder states."""
+    found = VERSION.search((library / "__init__.py").read_text("utf-8"))
+    return found[1] if found else "unknown"
 
 
 def _stated(root: Path, key: str) -> object:
