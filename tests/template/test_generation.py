@@ -293,7 +293,7 @@ def test_owners_files_and_recipes_import_the_public_names_of_the_library_alone()
     files = [
         *(ROOT / PROJECT / "src").rglob("*.py"),
         *(ROOT / "recipes").rglob("*.py"),
-        *(ROOT / "tests/yours").glob("*.py"),
+        *(ROOT / "tests/template/yours").glob("*.py"),
     ]
     used = set[str]()
     for tree in (ast.parse(file.read_text()) for file in files):
