@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -166,3 +167,16 @@ def test_ci_runs_the_tests_of_hosts() -> None:
     files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "hosts").glob("test_*.py")}
     assert len(files) > 5 and collected(*words) == files
     assert not collected(*(word for word in words if word != "--keep-duplicates"))  # the planted fault
+
+
+HANGING = "import time\ndef test_hangs(): time.sleep(2)"
+
+
+def test_hanging_test_shows_where_it_waits(tmp_path: Path) -> None:
+    """After two minutes: here, and in the tests of a generated project."""
+    for settings in (ROOT / "pyproject.toml", ROOT / PROJECT / "pyproject.toml"):
+        assert re.search("^faulthandler_timeout = 120\\b", settings.read_text(), re.MULTILINE), settings
+    (tmp_path / "test_hanging.py").write_text(HANGING)
+    words = [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", "-o", "faulthandler_timeout=0.5"]
+    done = run(*words, f"--rootdir={tmp_path}", tmp_path, cwd=tmp_path, stderr=subprocess.PIPE)
+    assert done.stderr.startswith("Timeout") and 'test_hanging.py", line 2 in test_hangs' in done.stderr
