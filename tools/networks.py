@@ -2,7 +2,7 @@
 
     python tools/networks.py [--only NAME]
 
-Each network of tests/library/networks.py is trained by `samebits verify` in a generated project. What it prints is in
+Each network of tests/library/others.py is trained by `samebits verify` in a generated project. What it prints is in
 build/networks; a network whose result lies there already is not trained again.
 """
 
@@ -19,7 +19,7 @@ from recipe import add_packages
 
 RESULT = ROOT / "docs" / "networks.md"
 OUT = ROOT / "build" / "networks"
-MODEL = ROOT / "tests" / "library" / "networks.py"
+MODEL = ROOT / "tests" / "library" / "others.py"
 NAMES = re.findall(r'^    "([a-z0-9-]+)": ', MODEL.read_text(), re.MULTILINE)
 WAYS = (
     "2 ranks", "3 ranks, 1 worker", "4 ranks", "optimizer sharded on 2 ranks", "weights sharded on 2 ranks",

@@ -1,4 +1,4 @@
-"""Train networks of other people on many world sizes, as worlds.py does its own: the project's model.py is networks.py.
+"""Train networks of other people on many world sizes, as worlds.py does its own: the project's model.py is others.py.
 
 strangers.py <package> OUT CASE …      CASE: as in worlds.py, with the name of a network
 """

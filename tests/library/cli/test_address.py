@@ -328,6 +328,7 @@ def test_file_that_is_a_link_counts_with_its_content(renamed: Project, tmp_path:
     assert code(renamed)["losses.py"] != before["losses.py"]
 
 
+@pytest.mark.long
 def test_no_run_imports_what_is_left_out():
     loaded = f"import sys, samebits.front, {PACKAGE}.train; print(*sorted(sys.modules))"
     names = python("-c", loaded).stdout.split()

@@ -83,6 +83,7 @@ def test_neutral_differences_are_nothing_to_bisect(bisect: Bisect):
     assert bisect.message[0] == f"5 suspects: {', '.join(sorted(word.partition('=')[0] for word in INNOCENT))}, ranks"
 
 
+@pytest.mark.long
 def test_one_cause_among_innocent_differences_is_named(bisect: Bisect):
     answer = bisect(a=["train.shift=1"], b=["train.shift=0", *INNOCENT])
     assert answer.verdict == FOUND and answer.exit_code == 0

@@ -55,6 +55,7 @@ def record(run: Path) -> None:
     write_json(run / "run.json", held)
 
 
+@pytest.mark.long
 def test_finished_run_is_one_of_the_project_as_it_stands(fixed: Path):
     """By its address, all of it, with which `samebits check` and results.lock compare."""
     requested = training(fixed / "finished", fixed / "data" / "prepared", *SETTINGS)[:-2]  # but for --out
@@ -62,6 +63,7 @@ def test_finished_run_is_one_of_the_project_as_it_stands(fixed: Path):
     assert done.returncode == 0 and json.loads(done.stdout) == read_json(fixed / "finished" / "address.json")
 
 
+@pytest.mark.long
 def test_unfinished_run_resumes_to_the_same_bits(fixed: Path):
     assert "resumed " in train(fixed, "unfinished")
     one, other = (fixed / out / "model.safetensors" for out in ("finished", "unfinished"))
@@ -81,6 +83,7 @@ atexit.register(note)
 """
 
 
+@pytest.mark.long
 def test_training_imports_no_mlflow(fixed: Path, tmp_path: Path):
     """MLflow is the uploader's, DVC its caller's; each process notes at its end what it has imported."""
     (tmp_path / "sitecustomize.py").write_text(NOTING)
@@ -97,6 +100,7 @@ def test_training_imports_no_mlflow(fixed: Path, tmp_path: Path):
     assert not trained & others and {"mlflow", "sqlalchemy"} <= uploaded
 
 
+@pytest.mark.long
 def test_run_of_another_core_is_another_run(fixed: Path):
     """A control: core is not outside of the address."""
     train(fixed, "stopped", STOPPED)

@@ -166,6 +166,7 @@ OPENS = "import json\nfrom pathlib import Path\n{}\nclass Model("
 READS = 'WIDTH = json.loads(Path("width.json").read_text())\n'
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", ["config", "model"])
 def test_file_that_a_module_opens_while_it_is_imported_is_refused(module: str, other: Path, prepared: Path):
     """config.py, too, whose keys are wanted before anything else of the owner's."""

@@ -267,6 +267,7 @@ def test_all_metrics_are_told_with_the_last_loss(planted: Measured):
     assert strict["metrics"]["last_loss"]["values"] == [logged, logged]
 
 
+@pytest.mark.long
 def test_shipped_model_shows_no_noise(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The clean control."""
     monkeypatch.chdir(PROJECT)

@@ -28,6 +28,7 @@ def ended(way: str, out: Path, module: str, *arguments: str) -> str:
     return Path(f"{out}.code").read_text().strip()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "way", ["head", *(pytest.param(way, marks=pytest.mark.long) for way in ("both", "closed", "ranks"))]
 )

@@ -63,6 +63,7 @@ def children(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Childr
     return Children(tmp_path_factory.mktemp("children"), prepared)
 
 
+@pytest.mark.long
 def test_child_without_a_change_is_the_honest_training(children: Children, untracked: Trained):
     """The clean control: by digest, and in all rows of the trace."""
     run = children["none"] / "run"

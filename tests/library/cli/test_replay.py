@@ -101,6 +101,7 @@ def test_receipt_of_uncommitted_code_keeps_what_a_run_reads_of_it(project: Path)
     assert "nothing that a run reads" not in patch
 
 
+@pytest.mark.long
 def test_run_is_reproduced_on_two_ranks_and_the_work_tree_left_alone(project: Path):
     before = state(project)
     done = command(project, "replay", "artifacts/receipt.json", "--ranks", "2")

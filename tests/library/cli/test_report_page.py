@@ -178,6 +178,7 @@ def test_every_picture_is_told_in_words_too():
 # ---- its bytes
 
 
+@pytest.mark.long
 def test_same_runs_give_the_same_bytes_in_any_process():
     runs = write(Path("one"), ranks=2), write(Path("other"), seed=1), hostile(Path("h"))
     words = [*map(str, runs), *given("noise", NOISE), *given("cost", COST), *given("doctor", DOCTOR)]

@@ -28,6 +28,7 @@ def series(project: Path, message: list[str], tmp_path: Path, monkeypatch: pytes
     return Series(project_in(project), Config, Path("build", "series"), ["train.epochs=1"], message.append)
 
 
+@pytest.mark.long
 def test_training_is_made_once_and_again_where_it_was_altered(series: Series, message: list[str]):
     first, second = series.make([PLAIN, PLAIN])
     assert first.bits == second.bits and first.folder == second.folder and first.bits[1]

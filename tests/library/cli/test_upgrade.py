@@ -85,6 +85,7 @@ def stale(project: Path) -> bool:
     return "STALE" in done.stdout
 
 
+@pytest.mark.long
 def test_release_with_the_same_core_leaves_results_valid(project: Path, tmp_path: Path):
     new = release(tmp_path / "new", finish="# a remark\n")
     assert not stale(project)

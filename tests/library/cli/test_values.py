@@ -87,6 +87,7 @@ def made_again(project: Path, run: Path, step: int) -> dict[str, Tensor]:
     return at(project_in(project), recorded(project_in(project), run, Trust(), print), step, lambda text: None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [0, pytest.param(22, marks=pytest.mark.long)])
 def test_values_are_those_of_the_recorded_step(step: int, project: Path, request: pytest.FixtureRequest):
     run = project / "artifacts"

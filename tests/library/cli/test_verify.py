@@ -103,6 +103,7 @@ def test_optimizer_that_cannot_be_sharded_is_no_failure(project: Path, tmp_path:
     assert done.stdout.splitlines()[-1] == "EQUAL: 2 of 2 trainings" and done.returncode == 0, done
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("fault", "verdict"), [((), "EQUAL"), (("evaluation", "0"), "DIFFERS")])
 def test_evaluation_midway_that_changes_the_model_is_seen(fault: tuple[str, ...], verdict: str, verified: Verify):
     midway = {"train.evaluate_every": 1}
@@ -110,6 +111,7 @@ def test_evaluation_midway_that_changes_the_model_is_seen(fault: tuple[str, ...]
     assert rows[VARIED.name].verdict == verdict
 
 
+@pytest.mark.long
 def test_state_that_the_second_epoch_begins_with_is_seen_where_a_late_kill_loses_it(verified: Verify):
     rows = verified("second_epoch", "0", ways=("once more", "killed and resumed"), **{"train.epochs": 2})
     *equal, killed = (row.verdict for row in rows.values())
@@ -123,6 +125,7 @@ def test_training_that_fails_is_told(verified: Verify):
     assert row.verdict.startswith("FAILED: ") and "the gradient is not finite" in row.verdict
 
 
+@pytest.mark.long
 def test_more_ranks_than_places_and_no_key_to_vary_are_not_tried_and_said_so(verified: Verify):
     rows = verified(places=2, ways=("2 ranks", "4 ranks", VARIED.name))
     assert rows["2 ranks"].verdict == "EQUAL" and rows["4 ranks"].verdict.startswith("not tried: 2 places")

@@ -207,6 +207,7 @@ def assert_stopped_before_step_0(run: Faulty, ranks: int) -> None:
 HOST = [socket.gethostname(), "cpu"]
 
 
+@pytest.mark.long
 def test_rank_with_another_library_stops_all(run: Run):
     """And with another variable."""
     ran = run("library+variable", 0, 3)

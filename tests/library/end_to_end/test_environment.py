@@ -174,6 +174,7 @@ def files_with(word: str, trained: Trained) -> list[str]:
     return [path.name for path in trained.out.rglob("*") if path.is_file() and word.encode() in path.read_bytes()]
 
 
+@pytest.mark.long
 def test_no_record_of_a_run_holds_a_secret(offline: Trained):
     assert offline.done.returncode == 0, offline.done.stderr
     names = {path.name for path in offline.out.iterdir()}

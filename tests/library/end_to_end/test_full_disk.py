@@ -99,6 +99,7 @@ def test_full_disk_is_told_and_costs_no_older_checkpoint(disk: str, tmp_path: Pa
 LIMITS = {"record": 3_000, "weights": 60_000}  # neither address.json fits in the first, nor the weights in the second
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hit", ["record", pytest.param("weights", marks=pytest.mark.long)])
 def test_run_that_meets_a_full_disk_is_told_and_finished_later(
     hit: str, prepared: Path, untracked: Trained, tmp_path: Path

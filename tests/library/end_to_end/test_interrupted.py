@@ -97,6 +97,7 @@ def test_with_all_checkpoints_damaged_it_starts_anew(finish: Finish, interrupted
     finish()
 
 
+@pytest.mark.long
 def test_finished_run_started_again_is_a_new_run(
     finish: Finish, interrupted: Path, config: Config, prepared: Path, tmp_path: Path
 ):
@@ -130,6 +131,7 @@ def test_resuming_at_the_wrong_step_is_caught_at_once(
         finish()
 
 
+@pytest.mark.long
 def test_wrong_state_is_caught_where_steps_are_run_again(
     finish: Finish, interrupted: Path, monkeypatch: pytest.MonkeyPatch
 ):

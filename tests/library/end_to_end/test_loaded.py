@@ -70,6 +70,7 @@ UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
 TIMESTAMP = py_compile.PycInvalidationMode.TIMESTAMP
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [UNCHECKED, TIMESTAMP])
 def test_bytecode_of_an_older_version_is_not_run(other: Project, mode: py_compile.PycInvalidationMode):
     for name in MODULES:

@@ -324,6 +324,7 @@ def test_reader_that_takes_no_care_is_found(place: Callable[[], Place], read: Re
     assert fault(read, place()).startswith(message)
 
 
+@pytest.mark.long
 def test_mutated_files_are_accepted_or_refused_in_a_line_or_two(place: Callable[[], Place]):
     rng, found, files = random.Random(0), [], place()
     often = [key for key in FILES for _ in range(1 if key[0] == ROOT else 3)]  # YAML takes long to read

@@ -56,6 +56,7 @@ def earned(loop: str) -> list[str]:
     return [message, "this run is out of the class cpu-portable: another CPU may compute other bits"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loop", LOOPS)
 def test_ordinary_loop_is_told_what_it_has_earned_and_keeps_its_bits(loop: str, ended: dict[str, dict[str, Any]]):
     mine = {way: loops[loop] for way, loops in ended.items() if loop in loops}

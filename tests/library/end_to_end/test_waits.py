@@ -51,6 +51,7 @@ def read_twice(self: Step, loss: Tensor) -> None:
     backward(self, loss)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("function", "found"),
     [(backward, ALWAYS), (read_twice, ALWAYS | {"train.py": 16})],
