@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from cluster import Slurm
 from machine import sh, until
 
 # without checkpoints but the one that SIGTERM asks for
-SETTINGS = ("device=cpu", "tracking.enabled=false", "train.epochs=2", "checkpoint.every=1000")
+SETTINGS = ("device=cpu", "tracking.enabled=false", "train.epochs=5", "checkpoint.every=1000")
 REQUEUED = "goes back into the queue"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 # a large model's checkpoint takes longer than torchrun waits by itself, or srun with --kill-on-bad-exit
@@ -169,7 +170,8 @@ def test_an_array_trains_a_seed_per_task(site: Site) -> None:
     array = site.sbatch("--job-name=sweep", "--array=0-2", "--nodes=1", "--gpus-per-node=0", "--time=10")
     tasks = [Job(site.slurm, f"{array}_{seed}", site.project.path / f"runs/sweep/seed-{seed}") for seed in range(3)]
     ended, cancelled, late = tasks
-    ranks = {task: task.hold(count=1) for task in tasks}
+    with ThreadPoolExecutor() as pool:  # all at once: a task that nobody holds yet may end
+        ranks = dict(zip(tasks, pool.map(lambda task: task.hold(count=1), tasks), strict=True))
     assert late["JobId"] == array
 
     sh("scancel", cancelled.id, env=site.env)  # sends SIGCONT too
