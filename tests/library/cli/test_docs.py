@@ -105,7 +105,7 @@ def wrong(text: str) -> Iterator[str]:
     for found in commands(text):
         verb, *words = found.split()
         if verb not in VERBS:
-            yield from [found] * (verb not in ("VERB", "--help"))
+            yield from [found] * (verb not in {"VERB", "--help", *(name for each in main.params for name in each.opts)})
             continue
         yield from (f"{verb} {word}" for word in words if word[:2] == "--" and word not in {"--", *options(verb)})
     for module, rest in re.findall(r"(?m)\bpython -m <package>(?:\.(\w+))?(.*)$", text.replace("`", "\n")):
