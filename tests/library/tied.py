@@ -11,7 +11,7 @@ from pathlib import Path
 
 from warm import Warm
 
-WORLDS = [("none", None), *((shard, ranks) for shard in ("none", "optimizer", "full") for ranks in (2, 3))]
+WORLDS = ("none", None), ("optimizer", 2), ("full", 2), ("full", 3)
 KEYS = "train.steps=4", "tracking.enabled=false"
 SHARDED = "99.5% of the weights are sharded"
 

@@ -102,11 +102,11 @@ def test_own_tests_pass(laid: InstalledProject) -> None:
 
 def test_ways_to_train_change_no_bit(laid: InstalledProject, request: pytest.FixtureRequest) -> None:
     """And the weights are those of the recipe's README, on any CPU, if they start where it did."""
-    ways = WAYS[1:2] if request.config.option.markexpr == "not long" else WAYS
+    name = request.node.callspec.params["laid"]
+    ways = WAYS[1:2] if request.config.option.markexpr == "not long" else WAYS if name == QUICK else WAYS[1:]
     printed = verify(laid, *ways)
     rows = [line for line in printed.splitlines() if line.startswith(("one process ", *ways))]
     assert len(rows) == len(ways) + 1 and all(row.endswith("EQUAL") for row in rows), printed
-    name = request.node.callspec.params["laid"]
     if name != PRETRAINED:
         message = FIRST.search((tool.RECIPES / name / "README.md").read_text())
         assert message and message[1] == FIRST.search(printed)[1], printed
@@ -149,12 +149,12 @@ def test_average_that_no_checkpoint_holds_is_found(laid: InstalledProject) -> No
 @pytest.mark.long
 @only(["language"])
 def test_tied_embeddings_are_sharded(laid: InstalledProject, tmp_path: Path) -> None:
-    """One digest of weights and trace, whatever a rank holds: with none, optimizer and full, on 1, 2 and 3 ranks."""
+    """One digest of weights and trace, whatever a rank holds: with none, optimizer and full, on 1 to 3 ranks."""
     strict = json.loads(os.environ["REPRO_TESTS_STRICT"])  # what is forked cannot start itself again
     env = {**laid.env, **strict, "REPRO_PROJECT": str(laid.path)}
     lines = run(laid.python, "tied.py", tmp_path, cwd=LIBRARY_TESTS, env=env).stdout.splitlines()
     shards, weights, traces, sharded = zip(*map(str.split, lines), strict=True)
-    assert len(lines) == 7 and len({*weights}) == len({*traces}) == 1
+    assert len(lines) == 4 and len({*weights}) == len({*traces}) == 1
     assert [word == "True" for word in sharded] == [shard == "full" for shard in shards]
 
 
