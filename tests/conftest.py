@@ -1,5 +1,6 @@
 """The process of the tests, and projects out of a committed copy of the template, as from a fresh clone."""
 
+import gc
 import json
 import os
 import shutil
@@ -60,6 +61,7 @@ def pytest_collection_finish() -> None:
     """
     for name in json.loads(os.environ[STRICT]):
         os.environ.pop(name, None)
+    gc.freeze()  # else each look for garbage would pass all modules that were collected: tests that parse take a minute
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

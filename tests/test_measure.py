@@ -110,6 +110,7 @@ def test_the_committed_table_is_whole() -> None:
     assert [text.count(mark) for mark in MARKS] == [1, 1]
 
 
+@pytest.mark.long
 def test_a_planted_slow_down_is_seen(
     project: InstalledProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,6 +181,7 @@ def test_steps_on_more_processes_stand_beside_those_of_one(project: InstalledPro
     assert [cell[7] for cell in cells[:2]] == ["0.0", f"{4 * parameters / 1000:.1f}"]
 
 
+@pytest.mark.long
 def test_micro_batches_cannot_share_a_pass(project: InstalledProject) -> None:
     """One by one their gradients have the same bits each time; at once they have not, or vmap refuses the model."""
     assert project.python.is_file()  # of the environment that the tool uses
@@ -193,12 +195,14 @@ def test_micro_batches_cannot_share_a_pass(project: InstalledProject) -> None:
 # ---- the other tools, as short as can be: they name parts of the library, which may move
 
 
+@pytest.mark.long
 def test_cost_of_a_step_is_measured(project: InstalledProject) -> None:
     """Each variant makes some steps."""
     found = within(project.path, step_cost.measure, "ConvNet", 0.5)
     assert found["parameters"] > 10**4 and all(steps and min(steps) > 0 for steps in found["steps"].values())
 
 
+@pytest.mark.long
 def test_time_of_a_step_is_told_by_functions(project: InstalledProject) -> None:
     """All functions that are to be timed are there, and the gradients' sum takes some time in the project alone.
 
@@ -213,6 +217,7 @@ def test_time_of_a_step_is_told_by_functions(project: InstalledProject) -> None:
         assert found == [(True, in_both)] * 2, message
 
 
+@pytest.mark.long
 def test_kept_memory_is_measured(project: InstalledProject) -> None:
     """With what the project sets; a step that keeps its memory meets fewer pages that are new."""
     import allocation
@@ -223,6 +228,7 @@ def test_kept_memory_is_measured(project: InstalledProject) -> None:
     assert plain["seconds"] > 0 and plain["peak"] > 100 and ours["faults"] < plain["faults"] / 2
 
 
+@pytest.mark.long
 def test_loaders_are_measured(project: InstalledProject) -> None:
     """Both make samples, with each number of workers."""
     found = within(project.path, loader.measure, 2, 0.01)
@@ -251,6 +257,7 @@ def test_checks_of_data_are_measured(
     assert "0" * 64 in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_sharded_models_are_measured(project: InstalledProject) -> None:
     """A rank of two sends at least what the formula says."""
     found = within(project.path, sharding.measure, "full", 64, 2, 3, 2, ranks=2)

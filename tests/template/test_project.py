@@ -86,6 +86,7 @@ def reproduced(bake: Bake) -> BakedProject:
     return BakedProject(baked.path, printed, baked.env)
 
 
+@pytest.mark.long
 def test_make_repro_reproduces_the_released_digest_and_leaves_nothing_changed(reproduced: BakedProject) -> None:
     (released,) = yaml.safe_load(reproduced.text("results.lock"))["results"]
     verdict = f"reproduced bit for bit: the digest this template was released with (weights {released['weights']})"
@@ -95,6 +96,7 @@ def test_make_repro_reproduces_the_released_digest_and_leaves_nothing_changed(re
     assert released["metrics"]["accuracy"] >= 0.97
 
 
+@pytest.mark.long
 def test_dvc_draws_the_steps_and_the_classes(reproduced: BakedProject) -> None:
     """Without a word of configuration, and without leaving a file that git sees."""
     env = in_venv(reproduced.path, reproduced.env)
@@ -132,6 +134,7 @@ def test_bundle_describes_the_data_as_croissant_wants_it(reproduced: BakedProjec
     assert refused.returncode and re.search("ValidationError: .*sha256", refused.stdout, re.DOTALL), refused.stdout
 
 
+@pytest.mark.long
 def test_experiment_of_dvc_is_shown_with_what_it_changed(reproduced: BakedProject) -> None:
     # without the dates of the tests, which DVC cannot read
     own = {name: value for name, value in reproduced.env.items() if not name.startswith("GIT_")}

@@ -163,6 +163,7 @@ def test_recorded_runs_come_again_and_their_cause_is_named(bisect: Bisect, tmp_p
     assert bisect(runs=[runs[0], runs[0]]).verdict == EQUAL
 
 
+@pytest.mark.long
 def test_record_whose_bits_do_not_come_again_is_told(bisect: Bisect, tmp_path: Path):
     """The receipt states other weights, as of a run on another machine."""
     import rfc8785
