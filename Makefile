@@ -5,7 +5,8 @@ BESIDE := build/beside
 IN_TOOLS = PATH="$(abspath $(TOOLS))/bin:$$PATH"
 # Tests wait for processes and servers now and then: three workers keep two cores busy.
 WORKERS = $(shell echo $$(($$(nproc) * 3 / 2)))
-PYTEST = $(IN_TOOLS) PYTHONPATH="$(abspath $(BESIDE))" build/venv/bin/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadscope --no-loadscope-reorder
+PYTEST = $(IN_TOOLS) PYTHONPATH="$(abspath $(BESIDE))" build/venv/bin/python -m pytest \
+	--numprocesses $(WORKERS) --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 # Projects made below build/ lie inside this repository and are repositories of their own all the same.
 export GIT_CEILING_DIRECTORIES := $(abspath build)
 # Without bytecode a process takes three times as long to load torch, and the tests start hundreds.
@@ -119,7 +120,8 @@ $(TOOLS)/.locked: requirements/test.txt
 	@touch $@
 
 $(BESIDE)/.locked: requirements/beside.txt $(TOOLS)/.locked
-	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade --target $(BESIDE) -r $<
+	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
+		--target $(BESIDE) -r $<
 	@touch $@
 
 environment: $(BESIDE)/.locked

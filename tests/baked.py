@@ -14,6 +14,8 @@ from bake import ROOT, VENV, command
 PROJECT = "{{cookiecutter.project}}"
 LINK = Path(PROJECT, "vendor", "samebits")  # to the library, whose files lie at the root
 
+STRICT = "REPRO_TESTS_STRICT"  # holds the variables of the strict environment, which the library's tests get, as JSON
+
 Answers = Mapping[str, str]
 Environment = Mapping[str, str]
 

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from bake import VENV, python_path
 from bake import bake as bake_in
-from baked import Bake, BakedProject, Environment, InstalledProject, cookiecutter, copy_template
+from baked import STRICT, Bake, BakedProject, Environment, InstalledProject, cookiecutter, copy_template
 from xdist.scheduler import LoadScopeScheduling
 
-# What takes longest begins first, and generation, which needs no environment, while another process makes that. With a
-# class of one test a worker takes the next file along, too: so a short one stands after each.
+# What takes longest begins first.
 FIRST = (
     *("test_image", "test_generation", "test_surroundings", "test_benchmarks"),
     *("test_recipes", "test_kubernetes", "test_hygiene", "test_measure"),
@@ -30,7 +29,6 @@ TOGETHER = {"server": ("test_logged", "test_sync", "test_tracking")}
 OWN = Path(gettempdir(), f"samebits-tests-{os.getpid()}")
 if "REPRO_PROJECT" not in os.environ:
     os.environ["REPRO_PROJECT"] = str(bake_in(OWN, package="project"))
-STRICT = "REPRO_TESTS_STRICT"  # holds the variables that were set for them, as JSON
 DATES = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
 
 

@@ -78,7 +78,7 @@ def packaged(environment: Path, bake: Bake, project: InstalledProject) -> Instal
     (wheel,) = environment.glob("samebits-*.whl")
     shutil.rmtree(path / "vendor")
     changes = {
-        "pyproject.toml": [("dependencies = [\n", 'dependencies = [\n    "samebits==0.1.0",\n')],
+        "pyproject.toml": [("dependencies = [\n", 'dependencies = [\n    "samebits==0.1.0",\n'), (', "vendor"', "")],
         "dvc.yaml": [("      - vendor/samebits/core\n", "")],
     }
     for name, pairs in changes.items():
@@ -125,6 +125,13 @@ def test_library_from_a_package_gives_the_same_address_and_stages(
     core.write_text(text)
     before = address(packaged)["preimage"]
     assert {name for name in before if before[name] != changed[name]} == {"core"}
+
+
+@pytest.mark.long
+def test_linters_pass_without_vendor(packaged: InstalledProject):
+    """The order of imports stays that of the released files; types come with the package."""
+    for words in (("ruff", "check", "--no-cache"), ("mypy", "--no-error-summary")):
+        assert packaged.run(packaged.python, "-m", *words).strip() in ("", "All checks passed!")
 
 
 @pytest.mark.long

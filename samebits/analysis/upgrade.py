@@ -71,7 +71,8 @@ def checked_out(source: Path) -> Iterator[Path]:
         raise UserError(f"{source}: {failed}; a commit or tag of the repository in {path} wanted") from None
     with TemporaryDirectory() as folder:
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-            files.extractall(folder, filter="data")
+            files.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)  # from 3.11.4
+            files.extractall(folder)
         yield Path(folder)
 
 

@@ -11,6 +11,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from baked import STRICT
 from support import HERE, OURS, PROJECT, SECRETS, TESTS, WORD, Trained, prepare_here, train_here, trained
 from victim import Start, Victim
 from warm import PATIENCE, Warm
@@ -42,7 +43,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     before = dict(os.environ)
     for name in [name for name in os.environ if name.startswith(FOREIGN)]:
         del os.environ[name]
-    os.environ.update(json.loads(os.environ["REPRO_TESTS_STRICT"]), PYTHONPATH=os.pathsep.join(HERE))
+    os.environ.update(json.loads(os.environ[STRICT]), PYTHONPATH=os.pathsep.join(HERE))
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     try:
         with chdir(TESTS):  # not at the root, where the template's own copy of the library lies

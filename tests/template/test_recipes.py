@@ -15,7 +15,7 @@ import networks
 import pytest
 import recipe as tool
 from bake import MORE, ROOT, VENV, in_venv, python_path
-from baked import Bake, InstalledProject, commit_all, run
+from baked import STRICT, Bake, InstalledProject, commit_all, run
 
 WAYS = "3 ranks, 1 worker", "killed and resumed on 2 ranks", "neutral keys varied"
 OWN = "tests/test_config.py tests/test_data.py tests/test_locks.py tests/test_model.py"  # and `samebits verify`
@@ -150,7 +150,7 @@ def test_average_that_no_checkpoint_holds_is_found(laid: InstalledProject) -> No
 @only(["language"])
 def test_tied_embeddings_are_sharded(laid: InstalledProject, tmp_path: Path) -> None:
     """One digest of weights and trace, whatever a rank holds: with none, optimizer and full, on 1 to 3 ranks."""
-    strict = json.loads(os.environ["REPRO_TESTS_STRICT"])  # what is forked cannot start itself again
+    strict = json.loads(os.environ[STRICT])  # what is forked cannot start itself again
     env = {**laid.env, **strict, "REPRO_PROJECT": str(laid.path)}
     lines = run(laid.python, "tied.py", tmp_path, cwd=LIBRARY_TESTS, env=env).stdout.splitlines()
     shards, weights, traces, sharded = zip(*map(str.split, lines), strict=True)

@@ -100,7 +100,7 @@ LIMITS = {"record": 3_000, "weights": 60_000}  # neither address.json fits in th
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("hit", ["record", pytest.param("weights", marks=pytest.mark.long)])
+@pytest.mark.parametrize("hit", ["record", "weights"])
 def test_run_that_meets_a_full_disk_is_told_and_finished_later(
     hit: str, prepared: Path, untracked: Trained, tmp_path: Path
 ):
