@@ -73,7 +73,10 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """Return this environment with fixed dates, an empty home and no settings of git, cookiecutter or this pytest."""
     foreign = ("GIT_", "COOKIECUTTER_", "PYTEST_", "REPRO_")
     kept = {name: os.environ[name] for name in os.environ if not name.startswith(foreign)}
-    known = tmp_path_factory.mktemp("mypy")  # of the packages that all projects import
+    base = tmp_path_factory.getbasetemp()
+    # what mypy knows of the packages that all projects import: workers share it, for it takes a minute
+    known = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "mypy"
+    known.mkdir(exist_ok=True)
     return kept | DATES | {"HOME": str(tmp_path_factory.mktemp("home")), "MYPY_CACHE_DIR": str(known)}
 
 

@@ -13,8 +13,7 @@ from network import RUN, Hosts, SlowCable
 
 NUMBERED = "--node-rank {host} --master-addr host0 --master-port 29500"
 ELASTIC = "--rdzv-backend c10d --rdzv-endpoint host0:29500 --rdzv-id any"  # the host whose name sorts first leads
-BRIEF = {"train.epochs": 1}  # 23 steps
-LONGER = {"train.epochs": 4, "checkpoint.every": 5, "parallel.timeout_seconds": 20}  # 90 steps
+LONGER = {"train.epochs": 3, "checkpoint.every": 5, "parallel.timeout_seconds": 20}  # 68 steps
 MARGIN = 300  # seconds that processes may take to end, once they know that they must
 DELAY, LOSS = 0.1, 0.01  # seconds each way, share of frames
 SMALL = {"train.epochs": 1, "parallel.global_batch": 240, "model.width": 8, "model.depth": 1}  # 6 steps
@@ -65,9 +64,9 @@ def test_number_of_hosts_changes_no_bit(
     """Only rank 0 writes a run directory; the others need neither see nor share it."""
     for _ in range(count):
         hosts.add()
-    hosts.start(meeting, *words(BRIEF))
+    hosts.start(meeting, *words(SMALL))
     assert hosts.ended(PATIENCE) == [0] * count, hosts.log(0)
-    require_same(project, alone(BRIEF), hosts.path(0) / RUN)
+    require_same(project, alone(SMALL), hosts.path(0) / RUN)
     for host in range(1, count):
         assert [path.name for path in (hosts.path(host) / RUN).iterdir()] == ["trace"]
         assert "weights" not in hosts.log(host)
@@ -79,7 +78,7 @@ def test_hosts_that_are_lost_stop_the_others_and_change_no_bit(
     """A host is killed, then rank 0, then a link is cut; the same command goes on, also with the state sharded."""
     hosts.add()
     hosts.add()
-    lost = (("none", 12, hosts.kill, 1), ("full", 32, hosts.kill, 0), ("optimizer", 52, hosts.cut, 1))
+    lost = (("none", 8, hosts.kill, 1), ("full", 22, hosts.kill, 0), ("optimizer", 38, hosts.cut, 1))
     for shard, rows, lose, host in lost:
         hosts.start(NUMBERED, *words({**LONGER, "parallel.shard": shard}))
         hosts.trains(rows)
@@ -113,6 +112,6 @@ def test_two_levels_send_less_between_hosts(project: InstalledProject) -> None:
 
     with sharding.two_hosts() as names:
         flat, two = (
-            sharding.run(project.path, "none", 2, 256, 4, 3, levels=levels, hosts=names)["between"] for levels in (1, 2)
+            sharding.run(project.path, "none", 2, 256, 4, 2, levels=levels, hosts=names)["between"] for levels in (1, 2)
         )
     assert 4 <= two < 4.4 and flat > 6, (flat, two)

@@ -84,7 +84,7 @@ for arguments in {trainings}:
 )
 MODELS = ("convnet", "transformer")
 DIGITS = Path("data", "raw", "digits.csv.gz")
-FEW = 192  # samples: some steps and an evaluation, for each takes seconds where a CPU is emulated
+FEW = 96  # samples: some steps and an evaluation, for each takes seconds where a CPU is emulated
 
 
 def few(project: Project, folder: Path) -> tuple[str, ...]:
@@ -93,7 +93,12 @@ def few(project: Project, folder: Path) -> tuple[str, ...]:
     raw = folder / DIGITS.name
     raw.write_bytes(gzip.compress(b"".join(lines), mtime=0))
     sha256 = hashlib.sha256(raw.read_bytes()).hexdigest()
-    overrides = f"data.raw={raw}", f"data.sha256={sha256}", f"data.prepared={folder / 'prepared'}"
+    return prepared(project, folder, f"data.raw={raw}", f"data.sha256={sha256}")
+
+
+def prepared(project: Project, folder: Path, *overrides: str) -> tuple[str, ...]:
+    """Prepare the data that these overrides name in a folder; return the overrides that train on them."""
+    overrides += (f"data.prepared={folder / 'prepared'}",)
     words = [word for override in overrides for word in ("--set", override)]
     python(project, HERE, "-m", "samebits", "prepare", *words)
     return overrides

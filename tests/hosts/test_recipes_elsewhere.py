@@ -4,12 +4,13 @@ import faulthandler
 from pathlib import Path
 
 import disguise
-import pytest
+import recipe
 import yaml
-from baked import InstalledProject, weights
+from bake import python_path
+from baked import Bake, InstalledProject, weights
 from disguise import HERE
-from test_portable import DIGITS, DISGUISED, few, python, strict
-from test_recipes import laid, more  # noqa: F401 - the fixtures
+from test_portable import DIGITS, DISGUISED, few, prepared, python, strict
+from test_recipes import base, more, with_recipe  # noqa: F401 - two fixtures
 
 # Where a CPU is emulated a step takes seconds: the same operations on less. And QEMU 7.2 takes ymm4 for no index where
 # values are gathered (by the rule of rsp elsewhere), as oneDNN's LSTM does.
@@ -20,33 +21,53 @@ EMULATED = {
 }
 # One without AVX-512, and one with it, both of another maker than Intel.
 CPUS = [cpu for cpu in ("zen2", "zen4") if cpu in disguise.profiles()]
-TRAINING = (
+# One process imports torch, which takes longest where a CPU is emulated; what is forked from it stays on that CPU.
+TRAININGS = (
     DISGUISED
     + """
 import runpy, sys
-sys.argv = ["samebits", "train", *{arguments}]
-runpy.run_module("samebits", run_name="__main__", alter_sys=True)
+import torch._dynamo, samebits.run
+for project, path, arguments in {trainings}:
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0, project
+        continue
+    for name in [name for name in sys.modules if name.partition(".")[0] == "samebits"]:
+        del sys.modules[name]
+    os.chdir(project)
+    os.environ["PYTHONPATH"] = path
+    sys.path[:0] = path.split(":")
+    sys.argv = ["samebits", "train", *arguments]
+    runpy.run_module("samebits", run_name="__main__", alter_sys=True)
+    sys.exit()
 """
 )
 
 
 def test_short_training_is_one_digest_on_every_cpu(
-    laid: InstalledProject,  # noqa: F811
-    request: pytest.FixtureRequest,
+    bake: Bake,
+    project: InstalledProject,
+    more: Path,  # noqa: F811
+    base: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     """As short as `samebits verify` makes it, or shorter, on one process."""
     faulthandler.cancel_dump_traceback_later()  # it takes minutes
-    recipe = request.node.callspec.params["laid"]
-    params = yaml.safe_load(laid.text("params.yaml"))
-    overrides = [*params["verify"]["shorten"], "tracking.enabled=false"]
-    overrides += [] if disguise.faulting() else EMULATED.get(recipe, [])
-    overrides += few(laid, tmp_path) if params["data"]["raw"] == str(DIGITS) else ()
-    settings = [word for override in overrides for word in ("--set", override)]
-    digests = {}
+    settings: dict[str, tuple[InstalledProject, list[str]]] = {}
+    for name in recipe.known():
+        laid = with_recipe(name, bake().path, project, base, more)
+        (out := tmp_path / name).mkdir()
+        params = yaml.safe_load(laid.text("params.yaml"))
+        digits = params["data"]["raw"] == str(DIGITS)
+        data = few(laid, out) if digits else prepared(laid, out, "data.test_percent=1")
+        overrides = [*params["verify"]["shorten"], "tracking.enabled=false", *data]
+        overrides += [] if disguise.faulting() else EMULATED.get(name, [])
+        settings[name] = laid, [word for override in overrides for word in ("--set", override)]
     for cpu in (HERE, *CPUS):
-        arguments = [*settings, "--out", str(tmp_path / cpu)]
-        program = TRAINING.format(cpu="portable", relax=(), arguments=arguments)
-        python(laid, cpu, "-c", program, **strict(laid, PYTHONPATH=laid.env["PYTHONPATH"]))
-        digests[cpu] = weights(tmp_path / cpu)
-    assert len(digests) >= 2 and len(set(digests.values())) == 1, digests
+        trainings = [
+            (str(laid.path), python_path(laid.path), [*words, "--out", str(tmp_path / name / cpu)])
+            for name, (laid, words) in settings.items()
+        ]
+        program = TRAININGS.format(cpu="portable", relax=(), trainings=trainings)
+        python(laid, cpu, "-c", program, **strict(laid))
+    digests = {name: {weights(tmp_path / name / cpu) for cpu in (HERE, *CPUS)} for name in settings}
+    assert CPUS and all(len(each) == 1 for each in digests.values()), digests

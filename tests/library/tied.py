@@ -11,8 +11,8 @@ from pathlib import Path
 
 from warm import Warm
 
-WORLDS = ("none", None), ("optimizer", 2), ("full", 2), ("full", 3)
-KEYS = "train.steps=4", "tracking.enabled=false"
+WORLDS = ("none", None), ("optimizer", 2), ("full", 3)
+KEYS = "train.steps=2", "tracking.enabled=false"
 SHARDED = "99.5% of the weights are sharded"
 
 

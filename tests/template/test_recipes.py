@@ -14,10 +14,11 @@ from pathlib import Path
 import networks
 import pytest
 import recipe as tool
-from bake import MORE, ROOT, VENV, in_venv, python_path
-from baked import STRICT, Bake, InstalledProject, commit_all, run
+from bake import ROOT, VENV, in_venv
+from baked import STRICT, Bake, InstalledProject, commit_all, copy_venv, run
 
-WAYS = "3 ranks, 1 worker", "killed and resumed on 2 ranks", "neutral keys varied"
+KILLED = "killed and resumed on 2 ranks"
+WAYS = {"series": ("3 ranks, 1 worker", "neutral keys varied"), "language": ("neutral keys varied",)}  # beyond KILLED
 OWN = "tests/test_config.py tests/test_data.py tests/test_locks.py tests/test_model.py"  # and `samebits verify`
 QUICK, PRETRAINED = "series", "finetuning"
 ADDING = [name for name in tool.known() if (tool.RECIPES / name / tool.PACKAGES).is_file()]  # packages
@@ -41,69 +42,71 @@ def replaced(path: Path, pattern: str, new: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def more(bake: Bake, project: InstalledProject) -> Path:
-    """The environment with what all recipes add, made once: of each recipe's lock it would be made four times."""
-    path = bake().path
+def more(bake: Bake, project: InstalledProject, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The environment with what all recipes add, made once, of their lock."""
+    path, python = bake().path, copy_venv(tmp_path_factory.mktemp("more") / "venv")
     for name in ADDING:
         tool.add_packages(name, path)
-    run("make", "environment", f"VENV={MORE}", cwd=path, env={**project.env, "LOCKS_ONLY": "1"})
-    return MORE
+    lock = path / "requirements" / "train-cpu.txt"
+    project.run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "-r", lock)
+    return python.parents[1]
 
 
-@pytest.fixture(scope="module", params=RECIPES)
-def laid(
-    request: pytest.FixtureRequest, bake: Bake, project: InstalledProject, tmp_path_factory: pytest.TempPathFactory
-) -> InstalledProject:
-    """A project with a recipe laid over it, its data prepared; `project` has made the environment that most share."""
-    name, path = request.param, bake().path
-    lay(name, path)
-    venv = request.getfixturevalue("more") if name in ADDING else VENV
-    if name == PRETRAINED:
-        shutil.copy(pretrained(project, tmp_path_factory.mktemp("base")), path / BASE)
-        sha256 = hashlib.sha256((path / BASE).read_bytes()).hexdigest()
-        replaced(path / "params.yaml", r"(?<=base_sha256: )\w+", sha256)
-    commit_all(path, project.env)
-    env = {**project.env, "PATH": f"{venv}/bin:{project.env['PATH']}", "PYTHONPATH": python_path(path)}
-    laid = replace(project, path=path, env=env, python=venv / "bin" / "python")
-    laid.run("python", "-m", "samebits", "prepare")
-    return laid
-
-
-def pretrained(project: InstalledProject, out: Path) -> Path:
+@pytest.fixture(scope="module")
+def base(project: InstalledProject, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The weights of a short training of the project as it is generated."""
+    out = tmp_path_factory.mktemp("base")
     settings = "--set", "train.epochs=1", "--set", "tracking.enabled=false", "--out", out
     project.run(project.python, "-m", "samebits", "train", *settings)
     return out / "model.safetensors"
 
 
-def make(laid: InstalledProject, *words: str) -> str:
-    """Run make in the recipe's environment, as it is."""
-    return laid.run("make", "--assume-old=environment", f"VENV={laid.python.parents[1]}", *words)
+def with_recipe(name: str, path: Path, project: InstalledProject, base: Path, venv: Path) -> InstalledProject:
+    """A project in this folder with a recipe laid over it, in an environment that has its packages."""
+    lay(name, path)
+    if name == PRETRAINED:
+        shutil.copy(base, path / BASE)
+        sha256 = hashlib.sha256(base.read_bytes()).hexdigest()
+        replaced(path / "params.yaml", r"(?<=base_sha256: )\w+", sha256)
+    commit_all(path, project.env)
+    return replace(project, path=path, env=in_venv(path, project.env, venv), python=venv / "bin" / "python")
 
 
-def verify(laid: InstalledProject, *ways: str) -> str:
+@pytest.fixture(scope="module", params=RECIPES)
+def laid(request: pytest.FixtureRequest, bake: Bake, project: InstalledProject, base: Path) -> InstalledProject:
+    """A project with a recipe laid over it, its data prepared."""
+    venv = request.getfixturevalue("more") if request.param in ADDING else VENV
+    laid = with_recipe(request.param, bake().path, project, base, venv)
+    laid.run("python", "-m", "samebits", "prepare")
+    return laid
+
+
+def verify(laid: InstalledProject, *ways: str, keys: Iterable[str] = ()) -> str:
     """Run `samebits verify` with these ways only; return what it prints, whatever the outcome."""
-    only = [word for way in ways for word in ("--only", way)]
-    return run("python", "-m", "samebits", "verify", *only, cwd=laid.path, env=laid.env, check=False).stdout
+    words = [word for way in ways for word in ("--only", way)] + [word for key in keys for word in ("--set", key)]
+    return run("python", "-m", "samebits", "verify", *words, cwd=laid.path, env=laid.env, check=False).stdout
 
 
 @pytest.mark.long
 def test_lint_passes(laid: InstalledProject) -> None:
-    """Ruff, mypy and import-linter, with the project's own settings."""
-    make(laid, "lint")
+    laid.lint()
+
+
+only = partial(pytest.mark.parametrize, "laid", indirect=True)
 
 
 @pytest.mark.long
+@only(["finetuning", "images"])
 def test_own_tests_pass(laid: InstalledProject) -> None:
     """Among them: each operation has a deterministic kernel, the locks fit pyproject.toml."""
-    printed = make(laid, "test", f"TESTS={OWN}")
+    printed = laid.make("test", f"TESTS={OWN}")
     assert re.search(r"^\d+ passed in ", printed, re.MULTILINE), printed
 
 
 def test_ways_to_train_change_no_bit(laid: InstalledProject, request: pytest.FixtureRequest) -> None:
     """And the weights are those of the recipe's README, on any CPU, if they start where it did."""
     name = request.node.callspec.params["laid"]
-    ways = WAYS[1:2] if request.config.option.markexpr == "not long" else WAYS if name == QUICK else WAYS[1:]
+    ways = KILLED, *(() if request.config.option.markexpr == "not long" else WAYS.get(name, ()))
     printed = verify(laid, *ways)
     rows = [line for line in printed.splitlines() if line.startswith(("one process ", *ways))]
     assert len(rows) == len(ways) + 1 and all(row.endswith("EQUAL") for row in rows), printed
@@ -118,9 +121,6 @@ def test_weights_are_evaluated_as_at_the_end_of_the_run(laid: InstalledProject) 
     laid.run("python", "-m", "samebits", "evaluate", "--out", ONCE)
     metrics, evaluation = (json.loads(laid.text(ONCE / name)) for name in ("metrics.json", "evaluation.json"))
     assert evaluation.items() >= {name: value for name, value in metrics.items() if name != "steps"}.items()
-
-
-only = partial(pytest.mark.parametrize, "laid", indirect=True)
 
 
 @pytest.mark.long
@@ -141,9 +141,9 @@ def test_average_that_no_checkpoint_holds_is_found(laid: InstalledProject) -> No
     train = laid.path / "src" / laid.package / "train.py"
     whole = train.read_text()
     replaced(train, re.escape(', state={"average": average}'), "")
-    printed = verify(laid, "killed and resumed on 2 ranks")
+    printed = verify(laid, KILLED, keys=("model.width=4", "model.depth=1"))
     train.write_text(whole)
-    assert re.search(r"^killed and resumed on 2 ranks .* DIFFERS$", printed, re.MULTILINE), printed
+    assert re.search(rf"^{KILLED} .* DIFFERS$", printed, re.MULTILINE), printed
 
 
 @pytest.mark.long
@@ -154,13 +154,14 @@ def test_tied_embeddings_are_sharded(laid: InstalledProject, tmp_path: Path) -> 
     env = {**laid.env, **strict, "REPRO_PROJECT": str(laid.path)}
     lines = run(laid.python, "tied.py", tmp_path, cwd=LIBRARY_TESTS, env=env).stdout.splitlines()
     shards, weights, traces, sharded = zip(*map(str.split, lines), strict=True)
-    assert len(lines) == 4 and len({*weights}) == len({*traces}) == 1
+    assert len(lines) == 3 and len({*weights}) == len({*traces}) == 1
     assert [word == "True" for word in sharded] == [shard == "full" for shard in shards]
 
 
 # ---- networks of other people
 
-PLACES = ("1,none", "2,none", "3,none", "2,optimizer", "3,optimizer", "2,full", "3,full")  # ranks, parallel.shard
+PLACES = "1,none", "3,none", "2,optimizer", "3,full"  # ranks, parallel.shard
+FAULTY = "lstm"
 
 
 @pytest.fixture(scope="module")
@@ -174,34 +175,37 @@ def strangers(bake: Bake, project: InstalledProject, more: Path) -> InstalledPro
     return laid
 
 
-def digests(
-    laid: InstalledProject, out: Path, names: Iterable[str], places: Iterable[str] = PLACES, fault: str = "nothing"
-) -> dict[str, set[str]]:
-    """What is left of a training of each network on each of these places: one digest, where none changes a bit."""
-    cases = [f"{name},4,{place},1,{place[0]},{fault}" for name in names for place in places]
+@pytest.fixture(scope="module")
+def digests(strangers: InstalledProject, tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """What is left of a training of each network on each of these places: one digest, where none changes a bit.
+
+    Of one network also where one exchange adds in the backend's order: that is the planted fault.
+    """
+    held = strangers.run("python", "-c", f"from {strangers.package}.model import NETWORKS; print(*NETWORKS)").split()
+    cases = [f"{name},4,{place},1,{place[0]},nothing" for name in held for place in PLACES]
+    cases += [f"{FAULTY},4,{place},1,{place[0]},backend" for place in PLACES[:2]]
     ranks = "-m", "torch.distributed.run", "--standalone", "--local-addr=localhost", "--nproc-per-node=3"
-    env = {**laid.env, "OMP_NUM_THREADS": "1"}
-    run("python", *ranks, "strangers.py", laid.package, out, *cases, cwd=LIBRARY_TESTS, env=env)
+    env, out = {**strangers.env, "OMP_NUM_THREADS": "1"}, tmp_path_factory.mktemp("digests") / "digests"
+    run("python", *ranks, "strangers.py", strangers.package, out, *cases, cwd=LIBRARY_TESTS, env=env)
     found: dict[str, set[str]] = {}
     for case, digest in json.loads(out.read_text())["digests"].items():
-        found.setdefault(case.partition(",")[0], set()).add(digest)
+        name, fault = case.split(",")[0], case.split(",")[-1]
+        found.setdefault(name if fault == "nothing" else fault, set()).add(digest)
     return found
 
 
 @pytest.mark.long
-def test_worlds_change_no_bit_of_networks_of_other_people(strangers: InstalledProject, tmp_path: Path) -> None:
+def test_worlds_change_no_bit_of_networks_of_other_people(digests: dict[str, set[str]]) -> None:
     """Of all those that docs/networks.md lists, nor do shards."""
-    held = strangers.run("python", "-c", f"from {strangers.package}.model import NETWORKS; print(*NETWORKS)").split()
     listed = re.findall(r"^\| ([a-z0-9-]+) \| [\d,]+ \|", networks.RESULT.read_text(), re.MULTILINE)
-    found = digests(strangers, tmp_path / "digests", held)
-    assert list(found) == held == listed and all(len(each) == 1 for each in found.values()), found
+    found = {name: each for name, each in digests.items() if name != "backend"}
+    assert list(found) == listed and all(len(each) == 1 for each in found.values()), found
 
 
 @pytest.mark.long
-def test_sum_of_the_backend_is_found(strangers: InstalledProject, tmp_path: Path) -> None:
-    """The planted fault: one exchange adds in the backend's order."""
-    found = digests(strangers, tmp_path / "digests", ["swin"], ("1,none", "3,none"), "backend")
-    assert len(found["swin"]) == 2
+def test_sum_of_the_backend_is_found(digests: dict[str, set[str]]) -> None:
+    """The planted fault."""
+    assert len(digests["backend"]) == 2
 
 
 @pytest.mark.long
@@ -211,7 +215,7 @@ def test_gradients_of_1e30_are_trained_on(strangers: InstalledProject) -> None:
     before = train.read_text(), keys.read_text()
     replaced(train, r"F\.cross_entropy\(model\(images\), labels\)", r"1e30 * \g<0>")
     replaced(keys, r"(?<=  name: )\S+", "mobilenet-v2")
-    printed = verify(strangers, "killed and resumed on 2 ranks")
+    printed = verify(strangers, KILLED, keys=("train.epochs=1",))
     train.write_text(before[0])
     keys.write_text(before[1])
     assert "\nEQUAL: 2 of 2 trainings\n" in printed, printed

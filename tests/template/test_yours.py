@@ -71,20 +71,14 @@ def commit(yours: InstalledProject) -> None:
     yours.run("git", *owner, "commit", "--quiet", "--message", "ours")
 
 
-def make(yours: InstalledProject, *words: str) -> str:
-    """Run make in the environment as it is."""
-    return yours.make("--assume-old=environment", *words)
-
-
 @pytest.mark.long
 def test_lint_passes(yours: InstalledProject) -> None:
-    """Ruff, mypy and import-linter, with the project's own settings."""
-    make(yours, "lint")
+    yours.lint()
 
 
 def test_own_tests_pass(yours: InstalledProject) -> None:
     """None of them asks for digits; one of them is a short `samebits verify`."""
-    printed = make(yours, "test")
+    printed = yours.make("test")
     assert re.search(r"^\d+ passed in ", printed, re.MULTILINE), printed
 
 
