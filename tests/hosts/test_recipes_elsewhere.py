@@ -4,6 +4,7 @@ import faulthandler
 from pathlib import Path
 
 import disguise
+import pytest
 import recipe
 import yaml
 from bake import python_path
@@ -47,14 +48,14 @@ def test_short_training_is_one_digest_on_every_cpu(
     bake: Bake,
     project: InstalledProject,
     more: Path,  # noqa: F811
-    base: Path,  # noqa: F811
+    request: pytest.FixtureRequest,
     tmp_path: Path,
 ) -> None:
     """As short as `samebits verify` makes it, or shorter, on one process."""
     faulthandler.cancel_dump_traceback_later()  # it takes minutes
     settings: dict[str, tuple[InstalledProject, list[str]]] = {}
     for name in recipe.known():
-        laid = with_recipe(name, bake().path, project, base, more)
+        laid = with_recipe(name, bake().path, project, more, request)
         (out := tmp_path / name).mkdir()
         params = yaml.safe_load(laid.text("params.yaml"))
         digits = params["data"]["raw"] == str(DIGITS)

@@ -61,11 +61,13 @@ def base(project: InstalledProject, tmp_path_factory: pytest.TempPathFactory) ->
     return out / "model.safetensors"
 
 
-def with_recipe(name: str, path: Path, project: InstalledProject, base: Path, venv: Path) -> InstalledProject:
+def with_recipe(
+    name: str, path: Path, project: InstalledProject, venv: Path, request: pytest.FixtureRequest
+) -> InstalledProject:
     """A project in this folder with a recipe laid over it, in an environment that has its packages."""
     lay(name, path)
     if name == PRETRAINED:
-        shutil.copy(base, path / BASE)
+        base = shutil.copy(request.getfixturevalue("base"), path / BASE)
         sha256 = hashlib.sha256(base.read_bytes()).hexdigest()
         replaced(path / "params.yaml", r"(?<=base_sha256: )\w+", sha256)
     commit_all(path, project.env)
@@ -73,10 +75,10 @@ def with_recipe(name: str, path: Path, project: InstalledProject, base: Path, ve
 
 
 @pytest.fixture(scope="module", params=RECIPES)
-def laid(request: pytest.FixtureRequest, bake: Bake, project: InstalledProject, base: Path) -> InstalledProject:
+def laid(request: pytest.FixtureRequest, bake: Bake, project: InstalledProject) -> InstalledProject:
     """A project with a recipe laid over it, its data prepared."""
     venv = request.getfixturevalue("more") if request.param in ADDING else VENV
-    laid = with_recipe(request.param, bake().path, project, base, venv)
+    laid = with_recipe(request.param, bake().path, project, venv, request)
     laid.run("python", "-m", "samebits", "prepare")
     return laid
 
