@@ -72,3 +72,4 @@ def test_short_training_is_one_digest_on_every_cpu(
         python(laid, cpu, "-c", program, **strict(laid))
     digests = {name: {weights(tmp_path / name / cpu) for cpu in (HERE, *CPUS)} for name in settings}
     assert CPUS and all(len(each) == 1 for each in digests.values()), digests
+    assert len(set().union(*digests.values())) == len(digests), digests  # each trained a model of its own
