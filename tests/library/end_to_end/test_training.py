@@ -62,7 +62,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Path:
 
 
 QUICK = [(None, 1), (2, 0), (3, 2)]
-SLOW = [pytest.param(*each, marks=pytest.mark.long) for each in ((None, 2), (1, 2), (2, 1), (4, 1))]
+SLOW = [pytest.param(*each, marks=pytest.mark.long) for each in ((1, 2), (4, 1))]
 
 
 @pytest.mark.parametrize(("ranks", "workers"), [*QUICK, *SLOW])
