@@ -7,6 +7,7 @@ FOLDER goes on from there. Rank 0 writes FOLDER/whole.json: the digests of the w
 or the line with which it was refused.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ def main(package: str, mode: str, folder: Path, overrides: list[str]) -> None:
     run_of, params, errors = (import_module(f"samebits.{name}") for name in ("run", "config.params", "core.errors"))
     config = params.load(import_module(f"{package}.config").Config, overrides=overrides)
     digests = {}
+    gc.freeze()  # else each run looks for who holds its objects among all that torch made
     for number, (name, make) in enumerate(CASES.items()):
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # each has a process group of its own
         try:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def digests(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The digests of each case: on 1, 2 and 3 ranks, the last after a stop on 1; and sharded."""
+    """The digests of each case: on 1 rank, and on 3 after a stop on 1; and sharded."""
     keys = f"data.prepared={prepared}", "tracking.enabled=false", "trace.level=step"
 
     def train(folder: Path, mode: str, ranks: int | None, shard: str = "none") -> dict[str, Any]:
@@ -44,7 +44,6 @@ def digests(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     shutil.copytree(base / "stopped", base / "resumed")
     return {
         "1 rank": train(base / "one", "whole", None),
-        "2 ranks": train(base / "two", "whole", 2),
         "resumed on 3 ranks": train(base / "resumed", "whole", 3),
         "2 ranks, optimizer": train(base / "optimizer", "whole", 2, "optimizer"),
         "3 ranks, full": train(base / "full", "whole", 3, "full"),
@@ -54,7 +53,7 @@ def digests(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 @pytest.mark.parametrize("case", [name for name in CASES if name not in (BROKEN, UNEVEN)])
 def test_brought_keeps_its_bits(case: str, digests: dict[str, dict[str, Any]]):
     kept = [found[case] for way, found in digests.items() if case not in REFUSED.get(way, {})]
-    assert len(kept) >= 3 and len({json.dumps(each) for each in kept}) == 1 and len(kept[0]) == 2
+    assert len(kept) >= 2 and len({json.dumps(each) for each in kept}) == 1 and len(kept[0]) == 2
 
 
 @pytest.mark.parametrize("way", REFUSED)
@@ -66,7 +65,7 @@ def test_what_cannot_be_sharded_is_refused_in_a_line(way: str, digests: dict[str
 
 def test_one_that_depends_on_the_rank_is_seen(digests: dict[str, dict[str, Any]]):
     whole = [found for way, found in digests.items() if way not in REFUSED]
-    assert len({json.dumps(found[BROKEN]) for found in whole}) == 3
+    assert len({json.dumps(found[BROKEN]) for found in whole}) == len(whole) == 2
 
 
 def test_rank_that_sums_more_often_than_others_is_refused_in_a_line(digests: dict[str, dict[str, Any]]):
