@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import harness
 import hashing
 import loader
 import order
@@ -24,6 +25,12 @@ SMALLEST = "convnet"
 @pytest.fixture(autouse=True)
 def _path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(MEASURE)
+
+
+@pytest.fixture
+def here(project: InstalledProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tools measure the project of the tests."""
+    monkeypatch.setattr(harness, "prepared", lambda: nullcontext(project.path))
 
 
 def planted(factor: float) -> list[float]:
@@ -121,13 +128,11 @@ def test_a_planted_slow_down_is_seen(
     import check
     import rounds
     from ratios import rows
-    from rounds import PINNED, PLAIN, WAYS, WORKLOADS, Way, measured, prepared
+    from rounds import PINNED, PLAIN, WAYS, WORKLOADS, Way, measured
 
-    assert project.python.is_file()  # of the environment that the trainings use
     slower = replace(WAYS["step"], slower=2.0)
     ways = {PLAIN: WAYS[PLAIN], "step": WAYS["step"], "again": WAYS["step"], "slower": slower}
-    with prepared() as folder:
-        taken = measured(folder, ways, WORKLOADS[SMALLEST], 1, rounds=9)
+    taken = measured(project.path, ways, WORKLOADS[SMALLEST], 1, rounds=9)
     document = tmp_path / "peers.md"
     committed = {PLAIN: taken[PLAIN], PINNED: taken[PLAIN], "step": taken["step"]}
     document.write_text("\n".join(rows(SMALLEST, 1, committed)))
@@ -142,7 +147,7 @@ def test_a_planted_slow_down_is_seen(
         monkeypatch.setattr(sys, "argv", ["check.py", *only, *words])
         return check.main(), capsys.readouterr().out
 
-    monkeypatch.setattr(rounds, "prepared", lambda recipe: nullcontext(folder))
+    monkeypatch.setattr(rounds, "prepared", lambda recipe: nullcontext(project.path))
     monkeypatch.setattr(rounds, "measured", already)
     for words, code, verdict in ((["--slower", "2.0"], 1, "SLOWER"), ([], 0, "holds")):
         found, printed = checked(*words)
@@ -182,10 +187,12 @@ def test_steps_on_more_processes_stand_beside_those_of_one(project: InstalledPro
 
 
 @pytest.mark.long
-def test_micro_batches_cannot_share_a_pass(project: InstalledProject) -> None:
+def test_micro_batches_cannot_share_a_pass(here: None, capsys: pytest.CaptureFixture[str]) -> None:
     """One by one their gradients have the same bits each time; at once they have not, or vmap refuses the model."""
-    assert project.python.is_file()  # of the environment that the tool uses
-    message = run(sys.executable, MEASURE / "at_once.py").stdout
+    import at_once
+
+    at_once.main()
+    message = capsys.readouterr().out
     again = re.findall(r"^(\w+): one by one, and again: (\d+) of (\d+) ", message, re.MULTILINE)
     assert [name for name, equal, of in again if equal == of] == ["transformer", "convnet"], message
     at_once = re.search(r"^transformer: at once: (\d+) of (\d+)$", message, re.MULTILINE)
@@ -203,14 +210,18 @@ def test_cost_of_a_step_is_measured(project: InstalledProject) -> None:
 
 
 @pytest.mark.long
-def test_time_of_a_step_is_told_by_functions(project: InstalledProject) -> None:
+def test_time_of_a_step_is_told_by_functions(
+    here: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All functions that are to be timed are there, and the gradients' sum takes some time in the project alone.
 
     A workload after another begins anew.
     """
-    assert project.python.is_file()  # of the environment that the trainings use
-    words = ("--only", SMALLEST, "--only", "few", "--steps", "2")
-    message = run(sys.executable, MEASURE / "spent.py", *words).stdout
+    import spent
+
+    monkeypatch.setattr(sys, "argv", ["spent.py", "--only", SMALLEST, "--only", "few", "--steps", "2"])
+    spent.main()
+    message = capsys.readouterr().out
     rows = re.findall(r"^  (\w.*?) +(\d+) +(\d+) +[-+]\d+$", message, re.MULTILINE)
     for item, in_both in (("forward", True), ("backward", True), ("gradients: added in the tree", False)):
         found = [(int(ours) > 0, int(plain) > 0) for name, ours, plain in rows if name == item]
@@ -218,12 +229,13 @@ def test_time_of_a_step_is_told_by_functions(project: InstalledProject) -> None:
 
 
 @pytest.mark.long
-def test_kept_memory_is_measured(project: InstalledProject) -> None:
+def test_kept_memory_is_measured(project: InstalledProject, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what the project sets; a step that keeps its memory meets fewer pages that are new."""
     import allocation
 
     message = "from samebits.core.flag_table import ALLOCATION; import json; print(json.dumps(ALLOCATION))"
     assert json.loads(project.run(project.python, "-c", message)) == allocation.SETTINGS[allocation.OURS]
+    monkeypatch.setitem(allocation.STEPS, "wide", 1)
     plain, ours = (allocation.started(project.path, "wide", way) for way in (allocation.DEFAULTS, allocation.OURS))
     assert plain["seconds"] > 0 and plain["peak"] > 100 and ours["faults"] < plain["faults"] / 2
 

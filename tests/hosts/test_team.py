@@ -68,15 +68,16 @@ def test_server_and_database_that_die_midway_lose_and_double_nothing(
     """Two ranks log over HTTP; the server is killed, then the database, each while they train."""
     out = tmp_path / "run"
 
-    def command(out: Path, *settings: str) -> list[str]:
-        patient = ("parallel.timeout_seconds=3600", f"tracking.wait_seconds={PATIENCE}")
-        sets = [word for setting in ("train.epochs=6", *patient, *settings) for word in ("--set", setting)]
-        torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "samebits", "train")
-        return [str(project.python), *torchrun, *sets, "--out", str(out)]
+    def command(out: Path, *settings: str, before: tuple[str, ...] = ()) -> list[str]:
+        sets = [word for setting in ("train.epochs=6", *settings) for word in ("--set", setting)]
+        return [str(project.python), *before, "-m", "samebits", "train", *sets, "--out", str(out)]
 
     env = {**project.env, "MLFLOW_TRACKING_URI": tracking.uri}
     log = (tmp_path / "training.log").open("w")
-    training = subprocess.Popen(command(out), cwd=project.path, env=env, stdout=log, stderr=log, start_new_session=True)
+    torchrun = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"
+    patient = "parallel.timeout_seconds=3600", f"tracking.wait_seconds={PATIENCE}"
+    words = command(out, *patient, before=torchrun)
+    training = subprocess.Popen(words, cwd=project.path, env=env, stdout=log, stderr=log, start_new_session=True)
 
     def uploaded() -> int:
         counted = (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clone import cold, copied, edit
+from clone import cold, command, copied, edit
 from support import PACKAGE, Trained, python, training
 
 import samebits
@@ -88,7 +88,6 @@ LONG = pytest.mark.long
 HABITS = {
     "module": (f"{PACKAGE}.train",),
     "torchrun of the module": (*TORCHRUN, f"{PACKAGE}.train"),
-    "torchrun": (*TORCHRUN, "samebits", "train"),
 }
 
 
@@ -173,11 +172,11 @@ def test_file_that_a_module_opens_while_it_is_imported_is_refused(module: str, o
     (other / "width.json").write_text("8")
     path = other / "src" / PACKAGE / f"{module}.py"
     path.write_text(f"import json\nfrom pathlib import Path\n{READS}{path.read_text()}")
-    done = cold(other, "train", *training(other / "run", prepared, "tracking.enabled=false"))
+    done = command(other, "train", *training(other / "run", prepared, "tracking.enabled=false"))
     line = f"width.json (by {module}.py:3): opened, but not in the content address"
     assert done.returncode == 2 and done.stderr.startswith(line), done.stderr
     edit(other / "params.yaml", ("  files: []", "  files: [width.json]"))
-    done = cold(other, "train", *training(other / "run", prepared, "tracking.enabled=false"))
+    done = command(other, "train", *training(other / "run", prepared, "tracking.enabled=false"))
     assert done.returncode == 0, done.stderr
 
 
