@@ -84,14 +84,14 @@ def test_training_keeps_memory_as_the_table_says_or_as_its_user_does(tmp_path: P
 # ---- by which command a stage is started
 
 TORCHRUN = ("torch.distributed.run", "--standalone", "--local-addr=localhost", "--nproc-per-node=2", "-m")
-LONG = pytest.mark.long
 HABITS = {
     "module": (f"{PACKAGE}.train",),
     "torchrun of the module": (*TORCHRUN, f"{PACKAGE}.train"),
 }
 
 
-@pytest.mark.parametrize("way", [pytest.param(way, marks=() if way == "module" else LONG) for way in HABITS])
+@pytest.mark.long
+@pytest.mark.parametrize("way", HABITS)
 def test_other_commands_give_the_same_bits(way: str, prepared: Path, tmp_path: Path, untracked: Trained):
     done = python("-m", *HABITS[way], *training(tmp_path / "run", prepared, "tracking.enabled=false"))
     assert done.returncode == 0, done.stderr

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 from clone import command
 
 from samebits.address.manifest import sha256_file
 
 
+@pytest.mark.long
 def test_short_run_is_trained_and_evaluated(project: Path):
     before = (project / "artifacts" / "receipt.json").read_bytes()
     done = command(project, "smoke", "--set", "train.epochs=1")

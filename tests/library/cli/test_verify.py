@@ -127,8 +127,8 @@ def test_training_that_fails_is_told(verified: Verify):
 
 @pytest.mark.long
 def test_more_ranks_than_places_and_no_key_to_vary_are_not_tried_and_said_so(verified: Verify):
-    rows = verified(places=2, ways=("2 ranks", "4 ranks", VARIED.name))
-    assert rows["2 ranks"].verdict == "EQUAL" and rows["4 ranks"].verdict.startswith("not tried: 2 places")
+    rows = verified(places=2, ways=("4 ranks", VARIED.name))
+    assert rows["4 ranks"].verdict.startswith("not tried: 2 places")
     assert rows[VARIED.name].verdict == "not tried: verify.vary in params.yaml names no key"
 
 

@@ -60,17 +60,15 @@ def require_same(one: Trained, other: Trained) -> None:
     assert content(one.out) == content(other.out)
 
 
-QUICK = [("full", 3, "transformer")]
 # Each model with each way; test_worlds.py combines them all, on smaller models, test_training.py has those without.
-SLOW = [
-    *(("full", 2, "convnet"), ("full", 4, "bfloat16"), ("full", 8, "transformer")),
+WAYS = [
+    *(("full", 2, "convnet"), ("full", 4, "bfloat16"), ("full", 3, "transformer"), ("full", 8, "transformer")),
     *(("optimizer", 2, "transformer"), ("optimizer", 3, "bfloat16"), ("optimizer", 4, "convnet")),
 ]
 
 
-@pytest.mark.parametrize(
-    ("shard", "ranks", "model"), [*QUICK, *(pytest.param(*each, marks=pytest.mark.long) for each in SLOW)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("shard", "ranks", "model"), WAYS)
 def test_shards_change_no_bit(alone: Alone, prepared: Path, tmp_path: Path, shard: str, ranks: int, model: str):
     here = trained(tmp_path / "run", prepared, *QUIET, *MODELS[model], f"parallel.shard={shard}", ranks=ranks)
     require_same(here, alone(model))
