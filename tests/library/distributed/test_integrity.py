@@ -47,7 +47,11 @@ def run(tmp_path: Path, prepared: Path) -> Run:
 
 @pytest.mark.parametrize(
     ("at", "ranks", "every", "caught"),
-    [(0, 3, 5, 10), (2, 3, 5, 10), (1, 2, 1, FLIPPED_AFTER), (1, 2, 1000, 23)],  # at the end in any case
+    [
+        (1, 2, 1, FLIPPED_AFTER),
+        pytest.param(0, 3, 5, 10, marks=pytest.mark.long),
+        pytest.param(1, 2, 1000, 23, marks=pytest.mark.long),  # at the end in any case
+    ],
 )
 def test_flipped_bit_in_one_ranks_weights_is_caught_and_blamed(run: Run, at: int, ranks: int, every: int, caught: int):
     """Of two ranks neither is blamed."""
@@ -55,7 +59,7 @@ def test_flipped_bit_in_one_ranks_weights_is_caught_and_blamed(run: Run, at: int
     assert ran.codes == dict.fromkeys(range(ranks), "4"), ran.message
     assert f"step {caught}: the ranks' weights differ" in ran.message
     found = [line[2:] for line in ran.lines("head.weight")]
-    others = {(0, 3): "1-2", (2, 3): "0-1", (1, 2): "0"}[at, ranks]
+    others = {(0, 3): "1-2", (1, 2): "0"}[at, ranks]
     assert found == [[others, *HOST], [str(at), *HOST]]
     blame = "no rank is blamed" if ranks == 2 else f"against the majority: rank {at} on {AT}"
     assert blame in ran.message and ("against the majority" in ran.message) == (ranks == 3)
@@ -72,11 +76,10 @@ def test_table_is_shown_while_the_record_is_uploaded(run: Run):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["convnet", "transformer"])
-def test_comparing_and_recomputing_change_no_bit(run: Run, model: str):
+def test_comparing_and_recomputing_change_no_bit(run: Run):
     def weights(ranks: int, every: int) -> str:
         integrity = f"integrity.compare_every={every}", f"integrity.recompute_every={every}"
-        ran = run("nothing", 0, ranks, f"model.name={model}", *integrity)
+        ran = run("nothing", 0, ranks, *integrity)
         assert ran.code == 0, ran.message
         return hashlib.sha256((ran.out / "model.safetensors").read_bytes()).hexdigest()
 
