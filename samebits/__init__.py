@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from .core.errors import UserError as UserError
     from .core.exact import clip_grad_norm_ as clip_grad_norm_
     from .core.exact import sqrt as sqrt
+    from .core.kept import Average as Average
+    from .core.kept import Best as Best
+    from .core.kept import Patience as Patience
     from .core.order import Permutation as Permutation
     from .core.schedules import cosine as cosine
     from .core.step import Step as Step
@@ -52,6 +55,7 @@ PUBLIC = {
     "config.settings": ("Data", "Environment", "Neutral", "Section", "Settings"),
     "core.errors": ("NonFinite", "UserError"),
     "core.exact": ("clip_grad_norm_", "sqrt"),
+    "core.kept": ("Average", "Best", "Patience"),
     "core.order": ("Permutation",),
     "core.schedules": ("cosine",),
     "core.step": ("Step",),

@@ -16,7 +16,10 @@ from torch import nn
 from .address import loaded
 from .address.address import content_address, digest
 from .base import progress
+from .base.files import exact
 from .base.project import Project
+from .base.redact import without_credentials
+from .base.shape import shown
 from .base.text import flatten
 from .checkpoint import checkpoint
 from .checkpoint.keeper import Keeper
@@ -25,6 +28,7 @@ from .config.settings import Settings
 from .core import evaluation, flags, plan, ranks, sampling, shards, weights
 from .core.alike import once_per_host, together
 from .core.errors import Preempted, RunError, UserError
+from .core.kept import Best
 from .core.loop import Loop, Tamper
 from .core.observer import Observer
 from .core.optimizers import Given
@@ -48,7 +52,7 @@ from .record import names
 from .record.classes import environments
 from .record.opening import non_portable_before, reported_of
 from .record.reading import read_record
-from .record.record import as_number
+from .record.record import ENDS, as_number, ends
 from .trace.metrics import Metrics
 from .trace.trace import Trace
 from .tracking import logged
@@ -67,6 +71,8 @@ class Added:
     watch: Callable[[bool], Operations] = Operations
 
 
+REASON = 200  # characters, at most
+TAGS = "weights", "trace", "receipt", *ENDS  # of what is told in the end
 ADDED = ContextVar("ADDED", default=Added())  # noqa: B039 - it is frozen
 
 
@@ -212,6 +218,7 @@ class Run(Stage[C]):
         require_fit(model, self.world.device, moves=options.parallel.shard == "full" and self.world.size > 1)
         updates = Updates(held)
         tamper = self._added.tamper
+        self._planned = stop
         self._loop = loop = Loop(options, self.world, planned, stop, held, units, self.log, tamper)
         loop.observe([updates])  # it is closed whatever comes next
         self._portability.begin(model, self._judged)
@@ -222,7 +229,7 @@ class Run(Stage[C]):
             self._portability.watch.end()  # what step 0 calls is known from before
         mine = loop.gradients.leaves[self.world.rank]
         checks = partial(loaded.require_same, loaded.begun()), opened.require_known
-        loader = sampling.loader(dataset, planned, options, self.world, mine, start, stop, *checks)
+        loader = sampling.loader(dataset, planned, options, self.world, mine, start, loop.stop, *checks)
         loop.batches = sampling.batches(loader, self.world)
         loop.observe([updates, *self._observers(loop, start), *self._added.observers])
         yield from loop.steps(start)
@@ -262,6 +269,8 @@ class Run(Stage[C]):
         there = checkpoint.newest(folder, origin, _report, self.world, shared)
         if there:
             together(self.world, partial(loop.state.put, there))
+            if there.stopped is not None:
+                loop.stop, loop.stopped = there.step, there.stopped
         done = there.step if there else 0
         agreement.require_replicas(loop.state.weights(), done, self.world, loop.gradients.replicas)
         outputs = not self.config.compute.compile  # whose modules have no outputs to look at
@@ -301,6 +310,22 @@ class Run(Stage[C]):
         assert self._folder
         self._folder.record.log(step, numbers)
 
+    def stop(self, reason: str) -> None:
+        """Let the run end with the step under way, as if it were the last one: call it after the step's update.
+
+        All ranks call it in the same step: decide by numbers that are the same on each. The receipt states `reason`,
+        a line of text, and the loop over `run.steps` comes to its end by itself.
+
+        Raises:
+            UserError: there is no step under way, or some rank does not call it; or `reason` is no line of text.
+        """
+        line = reason.strip() if isinstance(reason, str) else ""
+        if not line or len(line.splitlines()) > 1 or len(line) > REASON:
+            raise UserError(f"run.stop(): {shown(reason)} given, a reason of one line and {REASON} characters wanted")
+        if not self._loop:
+            raise UserError("run.stop() came before run.steps(): it ends the run after a step")
+        self._loop.stop_after(line)
+
     def finish(self, /, **metrics: float | torch.Tensor) -> None:
         """Write the weights, the final metrics (and with them how many `steps` were made) and the receipt.
 
@@ -308,6 +333,11 @@ class Run(Stage[C]):
             UserError: steps of the run are left, the run is finished already, or a metric is no number.
         """
         loop = self._loop
+        if loop and loop.step:
+            raise UserError(
+                f"run.finish() came in step {loop.step.number}, before its end: let the loop over run.steps() come to "
+                f'its end, without break. To end a run early call run.stop("reason") in place of break'
+            )
         if not loop or not loop.done or loop.done != loop.stop:
             done = loop.done if loop else 0
             raise UserError(f"run.finish() came after step {done}: let the loop go through all of run.steps()")
@@ -323,11 +353,24 @@ class Run(Stage[C]):
         unsharded = weights.gathered(loop.state, self.out, self.world) if loop.gradients.sharded else loop.model
         together(self.world, self._finish_saving)
         if self._folder:
+            ended = self._ended(loop)
+            self._folder.record.describe(**ended)
             text, made = {**numbers, "steps": loop.stop}, (loop.model, unsharded)
             self._results = finish(
                 self.project, self.config, self._folder, *made, text, self._trace.root, not loop.tamper, _report
             )
+            self._results |= ends(ended, loop.stop)
             self._results |= {name: progress.number(value) for name, value in numbers.items()}
+
+    def _ended(self, loop: Loop) -> dict[str, dict[str, Any]]:
+        """What the record says of weights that are not those after the last planned step."""
+        ended: dict[str, dict[str, Any]] = {}
+        if loop.stopped is not None:
+            ended["stopped"] = {"reason": without_credentials(loop.stopped), "planned": self._planned}
+        for each in loop.state.objects.values():
+            if isinstance(each, Best) and each.is_loaded:
+                ended["best"] = {"step": each.step, "value": exact(each.value)}
+        return ended
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -350,7 +393,7 @@ class Run(Stage[C]):
         if self._keeper:
             self._keeper.close(error)  # its loop may have ended before: it writes into the folder until here
         if self._folder:
-            tags = {f"repro.{name}": self._results[name] for name in ("weights", "trace", "receipt") if self._results}
+            tags = {f"repro.{name}": self._results[name] for name in TAGS if name in self._results}
             patience = 0 if self._stop.came else self.config.tracking.wait_seconds  # who sends SIGTERM is in a hurry
             status = "KILLED" if isinstance(error, Preempted) else "FAILED" if error else "FINISHED"
             tracked = self._folder.end(status, tags, patience)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 from rich.console import Console
@@ -15,10 +16,14 @@ WIDTH = 10  # of a number there: -0.0001234, -1.234e-05 and 12345.6789 fit
 Latest = Callable[[], Mapping[str, float]]
 
 
-def shown(start: int, stop: int, latest: Latest) -> Generator[int, None, None]:
+Steps = Generator[int, bool | None, None]
+
+
+def shown(start: int, stop: int, latest: Latest) -> Steps:
     """Yield the steps from `start` to `stop`, showing the count and the `latest` numbers after each.
 
-    A name keeps its place among the numbers; a new one comes last.
+    True is sent after a step that ends the run before `stop`. A name keeps its place among the numbers; a new one comes
+    last.
     """
     console = Console()
     return _bar(start, stop, latest, console) if console.is_terminal else _lines(start, stop, latest)
@@ -36,7 +41,8 @@ class Shown(Observer):
 
     def end_step(self, view: View, sums: Sequence[int], own: Sequence[float]) -> None:
         """One more is done."""
-        next(self._numbers, None)
+        with suppress(StopIteration):
+            self._numbers.send(view.is_last)
 
     def close(self, error: BaseException | None) -> None:
         """Give the terminal back."""
@@ -50,7 +56,7 @@ def number(value: float) -> str:
     return f"{value:.4f}" if value == 0 or 0.1 <= abs(value) < 1e5 else f"{value:#.4g}"
 
 
-def _bar(start: int, stop: int, latest: Latest, console: Console) -> Generator[int, None, None]:
+def _bar(start: int, stop: int, latest: Latest, console: Console) -> Steps:
     columns = TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn()
     with Progress(*columns, TextColumn("{task.fields[latest]}"), console=console) as progress:
         task = progress.add_task("", total=stop, completed=start, latest="")
@@ -60,11 +66,11 @@ def _bar(start: int, stop: int, latest: Latest, console: Console) -> Generator[i
             progress.update(task, advance=1, latest=news)
 
 
-def _lines(start: int, stop: int, latest: Latest) -> Generator[int, None, None]:
+def _lines(start: int, stop: int, latest: Latest) -> Steps:
     every, began = max(1, stop // LINES), time.monotonic()
     for step in range(start, stop):
-        yield step
-        if (step + 1) % every == 0 or step + 1 == stop:
+        ends = yield step
+        if (step + 1) % every == 0 or step + 1 == stop or ends:
             count = f"step {step + 1:{len(str(stop))}}/{stop}"
             elapsed = timedelta(seconds=int(time.monotonic() - began))
             numbers = (f"{name} {number(value):{WIDTH}}" for name, value in latest().items())

@@ -4,7 +4,7 @@
         model.safetensors             weights and buffers
         optimizer.safetensors         the optimizer's tensors
         others.safetensors            tensors of buffers that are not persistent, and of the loop's own objects
-        state.json                    all other values, the step, whose state it is; a digest of each tensor, and of all
+        state.json                    all other values, the step, why it is the last one, whose state it is; digests
         manifest.json                 size and SHA-256 of the others
 
 Where ranks hold shards of weights or of the optimizer's state, and see one folder, each writes its own beside them,
@@ -99,7 +99,7 @@ def write_part(snapshot: Snapshot, aside: Path, origin: Origin | None, world: Wo
         whose = {"address": origin.address, "environment": origin.environment}
         state = {"digests": snapshot.digests, "content": snapshot.content, **snapshot.values}
         written.append(aside / STATE)
-        write_json(written[-1], {"step": snapshot.step, **whose, **state})
+        write_json(written[-1], {"step": snapshot.step, "stopped": snapshot.stopped, **whose, **state})
     for path in written:
         sync(path)
     return manifest.stated(written)
@@ -155,14 +155,14 @@ def read(path: Path, origin: Origin, share: tuple[int, int] = (0, 1)) -> Snapsho
     origin.require(path, state)
     values = {key: state[key] for key in VALUES}
     groups = {group: stored.read(path, group) for group in GROUPS}
-    return Snapshot(state["step"], **groups, values=values, digests=state["digests"])
+    return Snapshot(state["step"], **groups, values=values, digests=state["digests"], stopped=state["stopped"])
 
 
 def broadcast_object(snapshot: Snapshot | None, world: World) -> Snapshot:
     """Rank 0's snapshot, on every rank; all have to read its tensors together."""
-    step, values, digests = world.broadcast_object(snapshot and (snapshot.step, snapshot.values, snapshot.digests))
+    plain = snapshot and {key: getattr(snapshot, key) for key in ("step", "values", "digests", "stopped")}
     groups = {group: stored.broadcast_object(getattr(snapshot, group, None), world) for group in GROUPS}
-    return Snapshot(step, **groups, values=values, digests=digests)
+    return Snapshot(**world.broadcast_object(plain), **groups)
 
 
 class Damaged(RunError):

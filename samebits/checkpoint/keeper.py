@@ -1,6 +1,7 @@
 """When a run's state is saved."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ..core.observer import Ballot, Observer, View
 from ..core.state import State
@@ -37,7 +38,7 @@ class Keeper(Observer):
             for check in self._before:
                 check()
             if self.saver:
-                self.saver.save(view.done, self._state)
+                self.saver.save(replace(self._state.look(view.done), stopped=view.stopped))
 
     def finish(self) -> None:
         """Return once all is written.

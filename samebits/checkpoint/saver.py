@@ -15,7 +15,7 @@ from ..config.settings import Checkpoint
 from ..core.errors import FULL, RunError
 from ..core.ranks import ALONE, World
 from ..core.shards import Held, Shard, unsharded
-from ..core.state import Snapshot, State, copy
+from ..core.state import Snapshot, copy
 from . import checkpoint
 from .checkpoint import Origin
 
@@ -47,15 +47,14 @@ class Saver:
         self._stated: list[dict[str, Any]] = []
         self._error: Exception | None = None
 
-    def save(self, step: int, state: State) -> None:
-        """Copy the state and start writing it; waits first for a snapshot still being written."""
+    def save(self, snapshot: Snapshot) -> None:
+        """Copy a state and start writing it; waits first for a snapshot still being written."""
         self.wait()
         if self._in_parts and self._world.is_main:
             checkpoint.clear(self.folder)
-        snapshot = state.look(step)
         if self._in_parts:
             snapshot = snapshot.digested()  # together: so nobody writes before rank 0 has cleared the folder
-            self._unsealed = checkpoint.beside(self.folder, step)
+            self._unsealed = checkpoint.beside(self.folder, snapshot.step)
             self._begin(partial(self._write_part, snapshot.changed(self._own), self._unsealed))
         else:
             snapshot = snapshot.changed(self._gathered)

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from .alike import fail_alike
 from .errors import Disagreement, RunError, UserError, of_system
 from .generators import preserved
+from .kept import Kept
 from .observer import Ballot, Observer, View
 from .options import Options
 from .plan import Plan
@@ -50,6 +51,7 @@ class Loop:
 
     Attributes:
         stop: how many steps the run has; `done`: how many of them are.
+        stopped: why the run has fewer steps than were planned, in its owner's words; None where it has all.
         gradients: the way of summing the model's gradients.
         step: the one whose turn it is.
         skipped: whether the last sum was not finite, so that there are no gradients (`compute.nonfinite: skip`).
@@ -79,11 +81,15 @@ class Loop:
         self.skipped = False
         self.batches: Iterator[Any] = iter(())
         self.done = self._start = 0
+        self.stopped: str | None = None
         self.reason: str | None = None
         self._parameters = [*self.model.parameters()]
         self._weights = [*map(_local, self._parameters)]
         self._buffers = [module._buffers for module in self.model.modules() if module._buffers]
         self._watch = ExitStack()
+        for each in state.objects.values():
+            if isinstance(each, Kept):
+                each.begin(self)
         self.observe([])
 
     def observe(self, observers: Sequence[Observer]) -> None:
@@ -119,17 +125,32 @@ class Loop:
             else:
                 with preserved():  # else the next step's seed would hide what observers draw
                     self._end(number)
-            if self.reason is not None:
+            if self.reason is not None or self.done == self.stop:
                 break
         self.close(None)
+
+    def stop_after(self, reason: str) -> None:
+        """Let the run end with the step under way, as if it were the last one.
+
+        Raises:
+            UserError: no step is under way, its sum is not made, or not all ranks call this.
+        """
+        if not self.step:
+            raise UserError("run.stop() came outside the loop over run.steps(): call it in the step that is to be last")
+        if not self.step.is_summed:
+            raise UserError(f"step {self.step.number}: run.stop() came before its gradients: call it after them")
+        if self.step.is_last or self.stopped is not None:
+            return
+        self._meet(self.step.number, stopping=1)
+        self.stop, self.stopped = self.step.number + 1, reason
 
     def _end(self, number: int) -> None:
         """Let the observers vote, and report what was counted."""
         if number == self._start:  # in whose ballots ranks meet: those that are elsewhere would not be found
-            self._meet(number, 0)
+            self._meet(number)
         ballots = self._report("ballot", View(self, number))
         voters = [place for place, each in enumerate(self.observers) if each.stops]
-        votes = [self._failure is not None, 0, *(ballots[place].stop for place in voters)]
+        votes = [self._failure is not None, 0, 0, *(ballots[place].stop for place in voters)]
         counts = [count for ballot in ballots for count in ballot.counts]
         vectors = [ballot.sums for ballot in ballots if ballot.sums is not None]
         own = [scalar for ballot in ballots for scalar in ballot.own]
@@ -140,8 +161,8 @@ class Loop:
             raise self._failure or lost from None
         if sums[0]:
             self._fail()
-        self._require_together(number, sums[1])
-        stops = [self.observers[place].stops for place, vote in zip(voters, sums[2:], strict=False) if vote]
+        self._require_together(number, *sums[1:3])
+        stops = [self.observers[place].stops for place, vote in zip(voters, sums[3:], strict=False) if vote]
         self.reason = stops[0] if stops else None
         counted, vectors_at, own_at = len(votes), len(votes) + len(counts), 0
         answers = []
@@ -153,33 +174,39 @@ class Loop:
         self._report("end_step", View(self, number, stops=self.reason), answers)
 
     def require_pass(self, step: int) -> None:
-        """A further sum of the step begins: all ranks make it. Else others are at its end, in `_end`, and count alike.
+        """A further sum of the step begins: all ranks make it.
 
         Raises:
             UserError: some do not.
         """
-        first = step == self._start
-        counts = sum(each.counts for each in self.observers) + sum(bool(each.stops) for each in self.observers)
-        self._meet(step, 1, 0 if first else counts, 0 if first else sum(each.sums for each in self.observers))
+        self._meet(step, further=1)
 
-    def _meet(self, step: int, further: int, counts: int = 0, sums: int = 0) -> None:
-        """Count the ranks that begin a `further` sum, in a ballot of this size."""
+    def _meet(self, step: int, further: int = 0, stopping: int = 0) -> None:
+        """Count the ranks that begin a `further` sum, or end the run; others are in `_end`, and count alike."""
         if self.world.size == 1:
             return
+        first, observers = step == self._start, self.observers
+        others = 0 if first else sum(each.counts + bool(each.stops) for each in observers)
+        sums = torch.zeros(0 if first else sum(each.sums for each in observers), dtype=torch.int64)
         try:
-            votes = [self._failure is not None, further, *[0] * counts]
-            found, _ = self.world.totals(votes, torch.zeros(sums, dtype=torch.int64), [])
+            found, _ = self.world.totals([self._failure is not None, further, stopping, *[0] * others], sums, [])
         except RunError as lost:
             raise self._failure or lost from None
         if found[0]:
             self._fail()
-        self._require_together(step, found[1])
+        self._require_together(step, *found[1:3])
 
-    def _require_together(self, step: int, summing: int) -> None:
-        if summing not in (0, self.world.size):
+    def _require_together(self, step: int, summing: int, stopping: int) -> None:
+        size = self.world.size
+        if summing not in (0, size):
             raise UserError(
-                f"step {step}: {summing} of {self.world.size} ranks iterate over it once more than the others: let all "
-                f"ranks make the same passes over a step"
+                f"step {step}: {summing} of {size} ranks iterate over it once more than the others: let all ranks "
+                f"make the same passes over a step"
+            )
+        if stopping not in (0, size):
+            raise UserError(
+                f"step {step}: run.stop() was called on {stopping} of {size} ranks: decide by numbers that are the "
+                f"same on all ranks, such as step.loss or what samebits.sums returns"
             )
 
     def _report(self, event: str, view: View, answers: Sequence[tuple[Any, ...]] = ()) -> list[Ballot]:

@@ -61,6 +61,11 @@ class View:
         return self.done == self.of
 
     @property
+    def stopped(self) -> str | None:
+        """Why the run's owner ends it after this step; None where it goes on, or has all its steps."""
+        return self._loop.stopped
+
+    @property
     def skipped(self) -> bool:
         """Whether the last sum was not finite, so that the loop gets no gradients of it."""
         return self._loop.skipped
@@ -77,6 +82,10 @@ class View:
     def gradients(self) -> dict[str, Held]:
         """The gradients of the parameters that have one, by name."""
         return self._loop.state.gradients()
+
+    def others(self) -> dict[str, Held]:
+        """What the loop's own objects hold: their tensors, and of each a digest of all else."""
+        return self._loop.state.others()
 
     def buffers(self) -> dict[str, Tensor]:
         """All buffers, also those that no `state_dict` holds."""

@@ -29,6 +29,7 @@ class Snapshot:
         model, optimizer, others: tensors by name, `Held` where they were taken, `Stored` where they were read.
         values: what is no tensor.
         digests: of each tensor, in hex, by group and name; none where they are not known yet.
+        stopped: why its owner ended the run after this step; None where a further one follows, or all are done.
     """
 
     step: int
@@ -37,11 +38,12 @@ class Snapshot:
     others: Mapping[str, Any]
     values: Mapping[str, Any]
     digests: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    stopped: str | None = None
 
     @property
     def content(self) -> str:
         """A digest of all, in hex."""
-        stated = {"step": self.step, "digests": self.digests, **self.values}
+        stated = {"step": self.step, "stopped": self.stopped, "digests": self.digests, **self.values}
         return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
 
     def digested(self) -> "Snapshot":
@@ -100,6 +102,16 @@ class State:
     def extras(self) -> dict[str, Any]:
         """What the modules' `get_extra_state` give, under the names that `state_dict` has for it."""
         return extras(self.model)
+
+    def others(self) -> dict[str, Held]:
+        """What the objects hold: their tensors, and of each a digest of all else, a scalar of int64."""
+        held: dict[str, Held] = {}
+        for name, each in self.objects.items():
+            place = f"{name}.state_dict()"
+            packed = json.dumps(pack(each.state_dict(), place, held), sort_keys=True).encode()
+            number = int.from_bytes(hashlib.sha256(packed).digest()[:8], "little", signed=True)
+            held[f"{place}, numbers and text"] = torch.tensor(number)
+        return held
 
     def look(self, step: int) -> Snapshot:
         """The state after `step` steps. Later steps change its tensors: `changed(copy)`.

@@ -151,6 +151,11 @@ class Step:
                 f"each evaluation"
             )
 
+    @property
+    def is_summed(self) -> bool:
+        """Whether each loop over its micro-batches has come to its end, and there was one."""
+        return self._passes > 0 and not self._is_under_way
+
     def require_complete(self) -> None:
         """Refuse a step that ends without its gradients."""
         if self._failure:  # which somebody has caught

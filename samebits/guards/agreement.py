@@ -33,10 +33,12 @@ def require_agreement(report: Mapping[str, Any], world: World, what: str) -> Non
         raise Disagreement(f"{what}\n{table(groups)}\n{blame(groups, world.size)}")
 
 
-def require_same_weights(weights: Mapping[str, Tensor], step: int, world: World, whose: str = "ranks'") -> None:
+def require_same_weights(
+    weights: Mapping[str, Tensor], step: int, world: World, whose: str = "the ranks' weights"
+) -> None:
     """Compare the weights of all ranks bit by bit, by their digests: one small all-reduce when they agree.
 
-    `whose` says of whom the world's ranks are the numbers.
+    `whose` says what they are, and of whom the world's ranks are the numbers.
 
     Raises:
         Disagreement: naming the tensors that differ, by rank, host and device.
@@ -51,16 +53,19 @@ def require_same_weights(weights: Mapping[str, Tensor], step: int, world: World,
     if bool((totals == total).all()):  # one synchronisation, however many ranks
         return
     report = {name: f"{value % 2**64:016x}" for name, value in zip(weights, digests.tolist(), strict=True)}
-    require_agreement(report, world, f"step {step}: the {whose} weights differ, by the digests of:")
+    require_agreement(report, world, f"step {step}: {whose} differ, by the digests of:")
 
 
-def require_replicas(held: Mapping[str, Held], step: int, world: World, replicas: World) -> None:
+def require_replicas(held: Mapping[str, Held], step: int, world: World, replicas: World, kind: str = "weights") -> None:
     """Compare what ranks hold alike: whole weights and buffers, and the shards that `replicas` of this rank hold.
+
+    `kind` says in the message what they are.
 
     Raises:
         Disagreement: as `require_same_weights`; a fault in one replica ends them all.
     """
-    require_same_weights({name: tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}, step, world)
+    uncut = {name: tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}
+    require_same_weights(uncut, step, world, f"the ranks' {kind}")
     cut = {name: shard.local for name, shard in held.items() if isinstance(shard, Shard)}
     if replicas.size > 1:
-        together(world, lambda: require_same_weights(cut, step, replicas, "replicas'"))
+        together(world, lambda: require_same_weights(cut, step, replicas, f"the replicas' {kind}"))

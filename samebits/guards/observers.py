@@ -5,6 +5,7 @@ from types import FrameType
 
 from ..core.observer import Ballot, Observer, View
 from ..core.ranks import World
+from ..core.shards import moved
 from . import opened
 from .agreement import require_replicas
 
@@ -32,6 +33,8 @@ class Replicas(Observer):
         """All ranks work at it together."""
         if self._every and (view.done % self._every == 0 or view.is_last):
             require_replicas(view.weights(), view.done, self._world, self._replicas)
+            others = {name: moved(held, self._world.device) for name, held in view.others().items()}
+            require_replicas(others, view.done, self._world, self._replicas, "objects of run.steps(state=...)")
         return Ballot()
 
 

@@ -101,6 +101,23 @@ class Tensor(Form):
     shape: list[int]
 
 
+Number = float | NotFinite
+
+
+class Stopped(Form):
+    """Why a run ended before it had so many steps as planned, in its owner's words."""
+
+    reason: str
+    planned: int
+
+
+class Best(Form):
+    """After how many steps the weights were those that a run ends with, and the number for which they were chosen."""
+
+    step: int
+    value: Number
+
+
 class Run(Form):
     """What run.json holds."""
 
@@ -111,6 +128,8 @@ class Run(Form):
     config: dict[str, Any]
     code: Code
     resumed: list[int] = ABSENT
+    stopped: Stopped = ABSENT
+    best: Best = ABSENT
     tags: Tags
     tracking: Tracking
     dataset: Dataset
@@ -136,7 +155,6 @@ class Upload(Form):
     where: str = ABSENT
 
 
-Number = float | NotFinite
 Identity = Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]  # of a run: paths are made of it
 Column = Annotated[str, StringConstraints(pattern="^(output|gradient|weights|optimizer) .*$")]
 FORMS = {

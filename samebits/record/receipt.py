@@ -15,12 +15,12 @@ from pydantic import StringConstraints
 from ..address.address import digest
 from ..address.manifest import sha256_file
 from ..base.files import require
-from ..base.forms import Form, unreadable
+from ..base.forms import ABSENT, Form, unreadable
 from ..base.text import flatten, some
 from ..core.errors import RunError, UserError
 from .classes import RELEASED, class_of, described
 from .names import PATCH, RECEIPT, WEIGHTS
-from .reading import Address, Code, Environment, Number
+from .reading import Address, Best, Code, Environment, Number, Stopped
 from .statement import PREDICATE, SCHEMA, STATEMENT, subject
 
 RELEASED_WITH = "2.13.0"  # the release of torch whose arithmetic is `RELEASED`
@@ -41,6 +41,8 @@ class Stated(Address):
     environment: Environment
     metrics: dict[str, Number]
     trace: Annotated[str, StringConstraints(pattern="^[0-9a-f]{48}$")] | None
+    stopped: Stopped = ABSENT
+    best: Best = ABSENT
     informational: Informational
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,19 @@ def as_number(name: str, value: Any) -> float:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         seen = f"a tensor of shape {tuple(value.shape)}" if hasattr(value, "shape") else repr(value)
         raise UserError(f"metric {name}: {seen} given, one number wanted") from None
+
+
+ENDS = "stopped", "best"  # facts of a run that ends early, or not with the weights after its last step
+
+
+def ends(facts: Mapping[str, Any], steps: int) -> dict[str, str]:
+    """Those facts in words, of a run that has made so many steps."""
+    words = {}
+    if stopped := facts.get("stopped"):
+        words["stopped"] = f"after {steps} of {stopped['planned']} steps: {stopped['reason']}"
+    if best := facts.get("best"):
+        words["best"] = f"the weights after {best['step']} steps: {best['value']}"
+    return words
 
 
 class Record:

@@ -12,7 +12,7 @@ from ..base.project import Project
 from ..core.errors import UserError
 from .names import ADDRESS, ENVIRONMENT, METRICS, RECEIPT, RUN, WEIGHTS
 from .reading import read_record
-from .record import now
+from .record import ENDS, now
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://github.com/org/repro-template/receipt/v1"
@@ -36,6 +36,7 @@ def statement(project: Project, folder: Path, weights: str, trace: str | None) -
             "library": library(project).stated(),
             "metrics": exact(read_record(folder, METRICS)),
             "trace": trace,
+            **{name: facts[name] for name in ENDS if name in facts},
             "informational": environment["informational"]
             | {
                 "started": facts["started"],

@@ -25,6 +25,7 @@ from .chain import STEP
 from .names import ADDRESS, ENVIRONMENT, METRICS, RECEIPT, RUN, STEP_ROWS, WEIGHTS
 from .reading import read_record
 from .receipt import Receipt, read
+from .record import ENDS, ends
 
 LARGEST = 2**53  # whole numbers below are exact in float64
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
@@ -60,7 +61,8 @@ FILES: dict[str, Callable[[Path, Receipt], bool]] = {
 
 def _begun(facts: dict[str, Any]) -> dict[str, Any]:
     """What run.json and a receipt both hold."""
-    return {name: facts[name] for name in ("config", "code", "started")} | {"resumed": facts.get("resumed", [])}
+    begun = {name: facts[name] for name in ("config", "code", "started")}
+    return begun | {"resumed": facts.get("resumed", [])} | {name: facts.get(name) for name in ENDS}
 
 
 def stated_files(run: Receipt) -> list[str]:
@@ -231,6 +233,11 @@ class RunView:
         """After how many steps it went on, each time."""
         stated = self.receipt.stated["informational"] if self.receipt else {}
         return tuple((self.facts or stated).get("resumed", ()))
+
+    @property
+    def ends(self) -> dict[str, str]:
+        """In words, that it ended early, or not with the weights after its last step."""
+        return ends(self.facts or (self.receipt.stated if self.receipt else {}), self.done)
 
     @cached_property
     def steps(self) -> Rows:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from brought import CASES, STEPS, Numbers
+from brought import CASES, Numbers
 
 
 def main(package: str, mode: str, folder: Path, overrides: list[str]) -> None:
@@ -31,14 +31,17 @@ def main(package: str, mode: str, folder: Path, overrides: list[str]) -> None:
         try:
             with suppress(errors.Preempted), run_of.Run(project, config, folder / name) as run:
                 case = make()
-                for step in run.steps(case.model, case.optimizers, Numbers(), steps=STEPS, state=case.state):
+                for step in run.steps(case.model, case.optimizers, Numbers(), steps=case.steps, state=case.state):
                     for loss, update in [(case.loss, case.update), *case.more]:
                         for batch in step:
                             step.backward(loss(case.model, batch))
                         update(step, step.loss)
+                    if case.is_enough(step):
+                        run.stop("it is enough")
                     run._stop.came = mode == "stopped" and step.number == 1  # all that the handler does
+                case.ends()
                 run.finish()
-        except errors.UserError as refused:
+        except errors.RunError as refused:
             digests[name] = [str(refused)]
             continue
         if mode == "whole" and run.world.is_main:

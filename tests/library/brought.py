@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch.nn.utils import parametrizations
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
+
+import samebits as sb
 
 STEPS, WIDTH, WORDS = 4, 32, 12  # a row of WIDTH is what parallel.shard=full can cut off
 Batch = Mapping[str, Tensor]
@@ -38,6 +40,9 @@ class Case:
     update: Callable[[Any, Tensor], object]
     state: dict[str, Any] = field(default_factory=dict)
     more: Sequence[tuple[Loss, Callable[[Any, Tensor], object]]] = ()
+    steps: int = STEPS
+    is_enough: Callable[[Any], bool] = lambda step: False
+    ends: Callable[[], object] = lambda: None  # after the loop
 
 
 CASES: dict[str, Callable[[], Case]] = {}
@@ -355,6 +360,54 @@ CASES |= {
 @case
 def depends_on_the_rank() -> Case:
     return trained(perceptron(), lambda network, batch: square(network, batch) * (1 + int(os.environ.get("RANK", 0))))
+
+
+@case
+def ends_early_with_its_best_weights() -> Case:
+    """The lowest loss is that of step 1; two steps later it is enough."""
+    made = trained(perceptron())
+    best, patience = sb.Best(made.model, higher=False), sb.Patience(2, higher=False)
+    waited = [False]
+
+    def update(step: Any, loss: Tensor) -> None:
+        made.update(step, loss)
+        value = abs(step.number - 1)
+        best.update(value)
+        waited[0] = patience.update(value)
+
+    made.is_enough = lambda step: waited[0]
+    return replace(made, update=update, state={"best": best, "patience": patience}, steps=8, ends=best.load)
+
+
+@case
+def library_average_of_the_weights() -> Case:
+    made = trained(perceptron())
+    average = sb.Average(made.model, 0.5)
+
+    def update(step: Any, loss: Tensor) -> None:
+        made.update(step, loss)
+        average.update()
+        with average.applied():
+            step.log(weight=sum(p.abs().sum() for p in made.model.buffers()))
+
+    return replace(made, update=update, state={"average": average}, ends=average.load)
+
+
+@case
+def stops_on_one_rank() -> Case:
+    return replace(trained(perceptron()), is_enough=lambda step: os.environ.get("RANK") == "1")
+
+
+@case
+def keeps_another_best_on_one_rank() -> Case:
+    made = trained(perceptron())
+    best = sb.Best(made.model, higher=True)
+
+    def update(step: Any, loss: Tensor) -> None:
+        made.update(step, loss)
+        best.update(step.number if os.environ.get("RANK") == "1" else -step.number)
+
+    return replace(made, update=update, state={"best": best})
 
 
 @case

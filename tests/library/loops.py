@@ -40,9 +40,9 @@ class Parts:
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.dataset: Any = Numbers()
 
-    def steps(self, run: Run, steps: int = STEPS) -> Iterator[Step]:
+    def steps(self, run: Run, steps: int = STEPS, **more: Any) -> Iterator[Step]:
         """The steps of these parts."""
-        return run.steps(self.model, self.optimizer, self.dataset, steps=steps)
+        return run.steps(self.model, self.optimizer, self.dataset, steps=steps, **more)
 
 
 Loop = Callable[[Run, Parts], None]

@@ -11,6 +11,7 @@ from loops import Loop, Parts, Words, each_step, good, loss_of, plain, summed, t
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import samebits as sb
 from samebits.core.step import Step
 from samebits.run import Run
 
@@ -410,7 +411,7 @@ def steps_without_a_loop(run: Run, parts: Parts) -> None:
     run.finish()
 
 
-@slip("run.finish() came after step 1: let the loop go through all of run.steps()")
+@slip("run.finish() came in step 1, before its end: let the loop over run.steps() come to its end, without break. To ")
 def finish_after_a_break(run: Run, parts: Parts) -> None:
     for step in parts.steps(run):
         good(step, parts)
@@ -419,12 +420,109 @@ def finish_after_a_break(run: Run, parts: Parts) -> None:
     run.finish()
 
 
-@slip("run.finish() came after step 2: let the loop go through all of run.steps()")
+@slip("run.finish() came in step 2, before its end: let the loop over run.steps() come to its end, without break. To ")
 def finish_in_the_last_step(run: Run, parts: Parts) -> None:
     for step in parts.steps(run):
         good(step, parts)
         if step.is_last:
             run.finish()
+
+
+@slip("run.finish() came in step 1, before its end")
+def break_after_a_stop(run: Run, parts: Parts) -> None:
+    for step in parts.steps(run):
+        good(step, parts)
+        if step.number == 1:
+            run.stop("enough")
+            break
+    run.finish()
+
+
+@slip("run.stop() came before run.steps(): it ends the run after a step")
+def stop_before_the_steps(run: Run, parts: Parts) -> None:
+    run.stop("enough")
+
+
+@slip("run.stop() came outside the loop over run.steps(): call it in the step that is to be last")
+def stop_after_the_loop(run: Run, parts: Parts) -> None:
+    for step in parts.steps(run):
+        good(step, parts)
+    run.stop("enough")
+
+
+@slip("step 0: run.stop() came before its gradients: call it after them")
+def stop_before_the_sum(run: Run, parts: Parts) -> None:
+    for _ in parts.steps(run):
+        run.stop("enough")
+
+
+@slip("step 0: run.stop() came before its gradients: call it after them")
+def stop_in_the_sum(run: Run, parts: Parts) -> None:
+    for step in parts.steps(run):
+        for batch in step:
+            step.backward(loss_of(parts.model, batch))
+            run.stop("enough")
+
+
+REASONS = {"": "''", "two\nlines": "'two\\nlines'", "x" * 201: f"'{'x' * 58}…", 3: "3"}
+for reason, said in REASONS.items():
+
+    def stop_for(run: Run, parts: Parts, reason: Any = reason) -> None:
+        for step in parts.steps(run):
+            good(step, parts)
+            run.stop(reason)
+
+    kept(f"stop for {said[:8]}", f"run.stop(): {said} given, a reason of one line and 200 characters wanted", stop_for)
+
+
+@slip("samebits.Patience: used, and no checkpoint holds it: give it to run.steps(..., state={'patience': it}) before")
+def patience_that_no_checkpoint_holds(run: Run, parts: Parts) -> None:
+    patience = sb.Patience(2, higher=True)
+    for step in parts.steps(run):
+        good(step, parts)
+        patience.update(0.5)
+
+
+@slip("samebits.Best: used, and no checkpoint holds it: give it to run.steps(..., state={'best': it}) before")
+def best_that_no_checkpoint_holds(run: Run, parts: Parts) -> None:
+    best = sb.Best(parts.model, higher=True)
+    for step in parts.steps(run):
+        good(step, parts)
+        best.update(step.loss)
+
+
+@slip("samebits.Average: used, and no checkpoint holds it: give it to run.steps(..., state={'average': it}) before")
+def average_that_no_checkpoint_holds(run: Run, parts: Parts) -> None:
+    average = sb.Average(parts.model, 0.9)
+    for step in parts.steps(run):
+        good(step, parts)
+        average.update()
+
+
+@slip("samebits.Best.load(): nothing is kept yet: call update() first")
+def best_of_nothing(run: Run, parts: Parts) -> None:
+    best = sb.Best(parts.model, higher=True)
+    for step in parts.steps(run, state={"best": best}):
+        good(step, parts)
+    best.load()
+
+
+@slip("samebits.Best.update('0.5 points'): one number wanted")
+def best_by_a_word(run: Run, parts: Parts) -> None:
+    best = sb.Best(parts.model, higher=True)
+    for step in parts.steps(run, state={"best": best}):
+        good(step, parts)
+        best.update("0.5 points")  # type: ignore[arg-type]
+
+
+@slip("samebits.Average(decay=1.0): at least 0 and less than 1 wanted")
+def average_that_never_moves(run: Run, parts: Parts) -> None:
+    sb.Average(parts.model, 1.0)
+
+
+@slip("samebits.Patience(0, by=0.0): a limit of at least 1 and by >= 0 wanted")
+def no_patience(run: Run, parts: Parts) -> None:
+    sb.Patience(0, higher=True)
 
 
 @slip("run.finish() was called twice: call it once, with all metrics")

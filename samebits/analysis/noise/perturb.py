@@ -199,6 +199,7 @@ def compared(perturbed: Path, control: Path, kind: str, at: int, key: str, accep
             abs(losses[0][step] - losses[1][step]) if all(step in each for each in losses) else None,
         )
         for step in stated["probes"]
+        if all((of / f"{step}.safetensors").is_file() for of in (control, perturbed))  # either may have ended early
     ]
     metrics = [read_record(run, METRICS) for run in runs]
     place = diff.first_place(*map(diff.load, runs))

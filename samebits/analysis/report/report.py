@@ -164,6 +164,8 @@ def _outcome(runs: Sequence[RunView]) -> list[Fact]:
     return [
         ("status", status),
         ("steps", lambda run: str(run.done)),
+        ("ended early", lambda run: public.words(run.ends.get("stopped", ""))),
+        ("best weights", lambda run: run.ends.get("best", "")),
         ("resumed after steps", lambda run: ", ".join(map(str, run.resumed))),
         ("weights", lambda run: run.weights or ""),
         ("trace root", lambda run: run.root or ""),
