@@ -1,7 +1,7 @@
 """One run as `train.py` holds it, from the flags to the receipt; and the stages that are no run."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -43,6 +43,7 @@ from .environment.watch import Operations
 from .finish import finish
 from .folder import Folder
 from .guards import agreement, opened, stages
+from .guards.carried import Carried
 from .guards.fit import require_fit
 from .guards.observers import Opened, Replicas, Stop
 from .guards.still import Still
@@ -192,6 +193,7 @@ class Run(Stage[C]):
         steps: int | None = None,
         state: Mapping[str, Stateful] | None = None,
         units: Sequence[nn.Module] = (),
+        unsaved: Collection[str] = (),
     ) -> Iterator[Step]:
         """Yield the steps that are still to do: all, or those after the newest valid checkpoint.
 
@@ -202,6 +204,9 @@ class Run(Stage[C]):
 
         `units` are the modules, such as a transformer's blocks, whose weights `parallel.shard=full` gathers one at a
         time; without them, the children of the largest ModuleList or Sequential.
+
+        `unsaved` are local variables of the loop that change from step to step, such as the time of the last one, on
+        which no bit depends. All others are refused: no checkpoint holds them.
 
         The run has as many steps as `epochs` epochs of `dataset` take, or `steps`. After each one the ranks compare
         and save what is due, and end where SIGTERM asks for it.
@@ -218,6 +223,7 @@ class Run(Stage[C]):
         require_fit(model, self.world.device, moves=options.parallel.shard == "full" and self.world.size > 1)
         updates = Updates(held)
         tamper = self._added.tamper
+        self._carried = together(self.world, partial(Carried, unsaved))
         self._planned = stop
         self._loop = loop = Loop(options, self.world, planned, stop, held, units, self.log, tamper)
         loop.observe([updates])  # it is closed whatever comes next
@@ -281,7 +287,7 @@ class Run(Stage[C]):
             saver = Saver(folder, self._origin(), self.config.checkpoint, self._sync, writers, shared)
         held = partial(flags.require_held, local=self.world.size > 1)
         # before a checkpoint holds what came of it
-        before: list[Callable[[], None]] = [held, self._require_data, self._trace.flush]
+        before: list[Callable[[], None]] = [held, self._require_data, self._carried.require, self._trace.flush]
         self._keeper = Keeper(saver, self.config.checkpoint.every, loop.state, before)
         if self._folder and self._folder.record.resumed:
             self._folder.record.went_on(done)

@@ -4,6 +4,7 @@ A counter in `self.calls` is lost when a run is resumed, and is another one on e
 owner knows: a value that is written before it is read does no harm. So it is told, by name, and not refused.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,17 +47,17 @@ def _attributes(model: nn.Module) -> dict[str, Any]:
         f"{name}.{key}".removeprefix("."): _bits(held) if isinstance(held, Tensor) else repr(held)
         for name, module in model.named_modules()
         for key, held in vars(module).items()
-        if key not in OWN and (_is_plain(held) or _is_kept(held))
+        if key not in OWN and (is_plain(held) or _is_kept(held))
     }
 
 
-def _is_plain(held: Any) -> bool:
-    """Whether it is a number, text, or a container of such."""
+def is_plain(held: Any) -> bool:
+    """Whether it is a number, text, None, or a container of such."""
     if isinstance(held, dict):
-        return all(map(_is_plain, held.values()))
-    if isinstance(held, list | tuple | set):
-        return all(map(_is_plain, held))
-    return isinstance(held, int | float | str)
+        return all(map(is_plain, held.values()))
+    if isinstance(held, list | tuple | set | deque):
+        return all(map(is_plain, held))
+    return isinstance(held, int | float | str | None)
 
 
 def _is_kept(held: Any) -> bool:

@@ -1,5 +1,6 @@
 """Loops as one writes them in a train.py: parts to write them with, and whole ones."""
 
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -183,6 +184,24 @@ def with_a_frozen_part_and_a_checkpoint(run: Run, parts: Parts) -> None:
 
     parts.model[0].requires_grad_(False)
     trained_with(compute)(run, parts)
+
+
+@whole
+def with_variables_that_no_later_step_reads(run: Run, parts: Parts) -> None:
+    measured: dict[str, float] = {}
+    loss, model, names, began, seen, table = 0.0, parts.model, ["a"], time.time(), [], {"a": [1.0]}
+    for step in parts.steps(run, unsaved=("began", "seen")):
+        model = model.train()
+        loss = summed(step, model)
+        parts.optimizer.step()
+        for name in names:
+            measured = {name: float(loss)}
+            step.log(**measured)
+        seconds, began = time.time() - began, time.time()
+        seen += [seconds, table["a"][0]]
+        if step.is_last:
+            best = loss
+    run.finish(best=best, seen=len(seen))
 
 
 def draws(step: Step, parts: Parts) -> None:

@@ -1,7 +1,8 @@
 """Loops as one writes them in a train.py, each with a slip or with what does not fit, and the line that is told."""
 
 import copy
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -518,6 +519,80 @@ def best_by_a_word(run: Run, parts: Parts) -> None:
 @slip("samebits.Average(decay=1.0): at least 0 and less than 1 wanted")
 def average_that_never_moves(run: Run, parts: Parts) -> None:
     sb.Average(parts.model, 1.0)
+
+
+def carries(value: str, change: str) -> Callable[[Loop], Loop]:
+    """The loop carries a variable, which is `value` before it and changed by this line."""
+
+    def named(loop: Loop) -> Loop:
+        lines, first = inspect.getsourcelines(loop)
+        (line,) = (first + place for place, text in enumerate(lines) if text.strip() == change)
+        message = (
+            f"slips.py:{line}: {change.split()[0]} changes from step to step and no checkpoint holds it: a resumed "
+        )
+        return kept(loop.__name__, f"{message}run begins with {value} again. Use step.number, samebits.Best", loop)
+
+    return named
+
+
+@carries("0.0", "best = max(best, float(step.loss))")
+def best_in_a_variable(run: Run, parts: Parts) -> None:
+    best = 0.0
+    for step in parts.steps(run):
+        good(step, parts)
+        if step.ends_epoch():
+            best = max(best, float(step.loss))
+
+
+@carries("0", "waited = waited + 1 if step.number else 0")
+def patience_in_a_variable(run: Run, parts: Parts) -> None:
+    waited = 0
+    for step in parts.steps(run):
+        good(step, parts)
+        waited = waited + 1 if step.number else 0
+        if waited > 5:
+            run.stop("enough")
+
+
+@carries("None", "chosen = copy.deepcopy(parts.model.state_dict())")
+def weights_in_a_variable(run: Run, parts: Parts) -> None:
+    chosen = None
+    for step in parts.steps(run):
+        good(step, parts)
+        if step.number == 1:
+            chosen = copy.deepcopy(parts.model.state_dict())
+    parts.model.load_state_dict(chosen)
+
+
+@carries("tensor(0.)", "smooth = 0.9 * smooth + 0.1 * step.loss")
+def smoothed_loss_in_a_variable_of_a_generator(run: Run, parts: Parts) -> None:
+    def steps() -> Iterator[Step]:
+        yield from enumerate(parts.steps(run))
+
+    smooth = torch.zeros(())
+    for _, step in steps():
+        good(step, parts)
+        smooth = 0.9 * smooth + 0.1 * step.loss
+
+
+@slip(
+    "history was changed by the loop, from [], and no checkpoint holds it: a resumed run begins with that again. Use "
+)
+def history_in_a_list(run: Run, parts: Parts) -> None:
+    history: list[Any] = []
+    for step in parts.steps(run):
+        good(step, parts)
+        history.append(step.loss)
+    run.finish()
+
+
+@slip("state was changed by the loop, from {'best': 0.0}, and no checkpoint holds it: a resumed run begins with that ")
+def best_in_a_dict(run: Run, parts: Parts) -> None:
+    state = {"best": 0.0}
+    for step in parts.steps(run):
+        good(step, parts)
+        state["best"] = max(state["best"], step.loss.item())
+    run.finish()
 
 
 @slip("samebits.Patience(0, by=0.0): a limit of at least 1 and by >= 0 wanted")
