@@ -160,9 +160,10 @@ def read(path: Path, origin: Origin, share: tuple[int, int] = (0, 1)) -> Snapsho
 
 def broadcast_object(snapshot: Snapshot | None, world: World) -> Snapshot:
     """Rank 0's snapshot, on every rank; all have to read its tensors together."""
-    plain = snapshot and {key: getattr(snapshot, key) for key in ("step", "values", "digests", "stopped")}
+    plain = snapshot and (snapshot.step, snapshot.values, snapshot.digests, snapshot.stopped)
+    step, values, digests, stopped = world.broadcast_object(plain)
     groups = {group: stored.broadcast_object(getattr(snapshot, group, None), world) for group in GROUPS}
-    return Snapshot(**world.broadcast_object(plain), **groups)
+    return Snapshot(step, **groups, values=values, digests=digests, stopped=stopped)
 
 
 class Damaged(RunError):

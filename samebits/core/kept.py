@@ -1,6 +1,7 @@
 """Weights that a loop keeps beside those of its model, and its patience: objects whose state checkpoints hold."""
 
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 
-class Kept:
+class Kept(ABC):
     """An object of the loop's own, to be named in `run.steps(state=...)`."""
 
     _loop: "Loop | None" = None
@@ -24,6 +25,14 @@ class Kept:
     def begin(self, loop: "Loop") -> None:
         """The steps begin, and checkpoints hold this from now on."""
         self._loop = loop
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+
+    @abstractmethod
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there."""
 
     def _held(self) -> "Loop":
         """The loop whose checkpoints hold this.
@@ -73,9 +82,9 @@ class Patience(Kept):
         """What a checkpoint holds."""
         return {"best": self.best, "waited": self.waited}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from there."""
-        self.best, self.waited = state["best"], state["waited"]
+        self.best, self.waited = state_dict["best"], state_dict["waited"]
 
 
 class _Weights(Kept):
@@ -102,10 +111,11 @@ class _Weights(Kept):
         """What a checkpoint holds."""
         return {"weights": dict(self._weights)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from there."""
-        like = weights(self.model) if state["weights"] else {}
-        self._weights = {name: self._part(state["weights"][name], held) for name, held in like.items()}
+        there = state_dict["weights"]
+        like = weights(self.model) if there else {}
+        self._weights = {name: self._part(there[name], held) for name, held in like.items()}
 
     def _part(self, tensor: Tensor, like: Held) -> Held:
         return like.of(like.cut(tensor).clone()) if isinstance(like, Shard) else tensor
@@ -155,10 +165,10 @@ class Best(_Weights):
         """What a checkpoint holds."""
         return {**super().state_dict(), "value": self.value, "step": self.step, "extra": self._extra}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from there."""
-        super().load_state_dict(state)
-        self.value, self.step, self._extra = state["value"], state["step"], dict(state["extra"])
+        super().load_state_dict(state_dict)
+        self.value, self.step, self._extra = (state_dict[name] for name in ("value", "step", "extra"))
 
 
 class Average(_Weights):

@@ -4,6 +4,7 @@ import json
 import os
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ class Record:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.resumed = folder, False
-        self._known: dict[tuple[int, str], float] = {}
+        self._known = defaultdict[tuple[int, str], list[float]](list)  # that are to come again, in this order
 
     @property
     def tags(self) -> dict[str, Any]:
@@ -80,7 +81,8 @@ class Record:
         whole, newline, _ = read_text(path).rpartition("\n")
         os.truncate(path, len((whole + newline).encode()))  # in place: a crash here loses no row
         for row in rows:
-            self._known |= {(row["step"], name): value for name, value in row["metrics"].items()}
+            for name, value in row["metrics"].items():
+                self._known[row["step"], name].append(value)
         self._rows = path.open("a", buffering=1)
 
     def went_on(self, done: int) -> None:
@@ -110,14 +112,18 @@ class Record:
         Raises:
             RunError: an earlier attempt at this run recorded another number for the same step.
         """
+        news = {}
         for name, value in metrics.items():
-            before = self._known.get((step, name), value)
+            known = self._known[step, name]
+            if not known:
+                news[name] = value
+                continue
+            before = known.pop(0)
             if before != value and not (before != before and value != value):  # a NaN is equal to none
                 raise RunError(
                     f"step {step}: {name} was {before!r} before the interruption and is {value!r} now: "
                     f"the resumed run is not the same run"
                 )
-        news = {name: value for name, value in metrics.items() if (step, name) not in self._known}
         if news:
             self._rows.write(json.dumps({"step": step, "time": now(), "metrics": news}) + "\n")
 

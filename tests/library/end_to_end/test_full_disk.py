@@ -39,11 +39,11 @@ def on_a_full_disk(folder: Path, on_error: str) -> dict[str, Any]:
     """Save twice, where the second one does not fit; what happened."""
     training = Large()
     saver = Saver(folder, ORIGIN, Checkpoint(every=1, keep=3, on_error=on_error), lambda: None)
-    saver.save(1, training.state)
+    saver.save(training.state.look(1))
     saver.wait()
     if os.environ["DISK"] == "limit":  # no file may grow beyond half of one
         resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL // 4, resource.RLIM_INFINITY))
-    saver.save(2, training.state)
+    saver.save(training.state.look(2))
     saver.wait()
     with redirect_stderr(io.StringIO()) as text:
         failure = saver.failure()

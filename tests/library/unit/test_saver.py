@@ -24,7 +24,7 @@ def saved(folder: Path, on_error: str = "stop", first: Callable[[], None] = lamb
     training = Training()
     training.step(1)
     saver = Saver(folder, ORIGIN, ONE.model_copy(update={"on_error": on_error}), first)
-    saver.save(1, training.state)
+    saver.save(training.state.look(1))
     saver.wait()
     return saver
 
@@ -54,7 +54,7 @@ def test_saving_waits_for_nothing_but_the_copy_and_the_save_before(gate: Gate, t
     training = Training()
     training.step(1)
     saver = Saver(tmp_path, ORIGIN, ONE, lambda: None)
-    saver.save(1, training.state)  # returns, although nothing gets written
+    saver.save(training.state.look(1))  # returns, although nothing gets written
     training.step(1)
     second = threading.Thread(target=saver.save, args=(2, training.state))
     second.start()
@@ -79,7 +79,7 @@ def test_what_is_saved_is_the_state_when_save_returned(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(checkpoint, "write", later)
     saver = Saver(tmp_path, ORIGIN, ONE, lambda: None)
-    saver.save(2, training.state)
+    saver.save(training.state.look(2))
     training.step(3)
     free.set()
     saver.wait()

@@ -29,7 +29,9 @@ class Train(sb.Section):
 
     steps: PositiveInt
     momentum: Fraction
-    evaluate_every: sb.Neutral[PositiveInt]
+    evaluate_every: PositiveInt  # not neutral: it decides when the run ends
+    patience: PositiveInt
+    log_every: sb.Neutral[PositiveInt]
 
 
 class Rate(sb.Section):

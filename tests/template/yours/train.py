@@ -1,4 +1,4 @@
-"""The training loop: so many steps of SGD, whatever the epochs."""
+"""The training loop: SGD until no evaluation brings a smaller error; the best weights are the result."""
 
 import torch
 from torch.nn import functional as F
@@ -13,18 +13,29 @@ from .model import build
 
 def train(run: sb.Run[Config]) -> None:
     """One run, from config to receipt."""
+    settings = run.config.train
     train_set, test_set = data.load(run.config)
     model = build(run.config).to(run.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=run.config.rate.first, momentum=run.config.train.momentum)
-    for step in run.steps(model, optimizer, train_set, steps=run.config.train.steps):
+    optimizer = torch.optim.SGD(model.parameters(), lr=run.config.rate.first, momentum=settings.momentum)
+
+    best, patience = sb.Best(model, higher=False), sb.Patience(settings.patience, higher=False)
+    kept = {"best": best, "patience": patience}  # in each checkpoint
+    for step in run.steps(model, optimizer, train_set, steps=settings.steps, state=kept):
         for batch in step:
             step.backward(F.mse_loss(model(batch["levels"], batch["gauge"]), batch["next"]))
         share = step.number / step.of
         optimizer.param_groups[0]["lr"] = run.config.rate.first * (1 - share) + run.config.rate.last * share
         optimizer.step()
-        step.log(loss=step.loss)
-        if (step.number + 1) % run.config.train.evaluate_every == 0 and not step.is_last:
-            step.log(**metrics(model, test_set, run))
+        if step.number % settings.log_every == 0:
+            step.log(loss=step.loss)
+        if (step.number + 1) % settings.evaluate_every == 0:
+            measured = metrics(model, test_set, run)
+            step.log(**measured)
+            best.update(measured["mean_error"])
+            if patience.update(measured["mean_error"]):
+                run.stop(f"no smaller error in {settings.patience} evaluations")
+
+    best.load()
     run.finish(**metrics(model, test_set, run))
 
 
