@@ -102,7 +102,7 @@ def carried(code: CodeType, at: int) -> dict[str, int]:
     here = max(place for offset, place in places.items() if offset <= at)
     follow = [_follow(place, each, places) for place, each in enumerate(found)]
     reads, writes = zip(*map(_accesses, found), strict=True)
-    loop = _reached(here, follow) & _reached(here, _reversed(follow))
+    loop = _loop(here, follow)
     live = _live(follow, reads, writes)[here]
     line, lines = 0, dict[str, int]()
     for place, each in enumerate(found):
@@ -129,15 +129,10 @@ def _accesses(instruction: dis.Instruction) -> tuple[set[str], set[str]]:
     return reads, writes
 
 
-def _reached(start: int, follow: Sequence[Sequence[int]]) -> set[int]:
-    """The places that are reached from one, by at least one step."""
-    reached, left = set[int](), [*follow[start]]
-    while left:
-        place = left.pop()
-        if place not in reached:
-            reached.add(place)
-            left += follow[place]
-    return reached
+def _loop(here: int, follow: Sequence[Sequence[int]]) -> range:
+    """The innermost loop around a place: from where a jump leads back to, to the last of these jumps."""
+    jumps = [(to, place) for place, after in enumerate(follow) for to in after if to <= here <= place]
+    return range(max(jumps)[0], max(jumps)[1] + 1) if jumps else range(0)
 
 
 def _reversed(follow: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from attempt import STEPS, Crash, Finish, crash_after, inside, origin
+from project import train
 from project.config import Config
 from support import OURS, train_here
 
@@ -20,6 +21,8 @@ from samebits.config.settings import Record as Fate
 from samebits.core.errors import RunError, UserError
 from samebits.core.shards import unsharded
 from samebits.core.state import Snapshot
+from samebits.core.step import Step
+from samebits.front import STAGES
 from samebits.record import names
 from samebits.record import opening as opening_module
 from samebits.record import record as record_module
@@ -173,11 +176,8 @@ def test_record_compares_what_is_logged_again(tmp_path: Path):
         resumed = Record(tmp_path)
         resumed.resume()
         resumed.log(0, {"loss": 0.1, "odd": float("nan")})
-        with (
-            pytest.raises(RunError, match=r"step 0: loss was 0\.2 .* 0\.20000000000000004 now")
-            if last > 0.2
-            else nullcontext()
-        ):
+        other = pytest.raises(RunError, match=r"step 0: loss was 0\.2 .* 0\.20000000000000004 now")
+        with other if last > 0.2 else nullcontext():
             resumed.log(0, {"loss": last})
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 2
 
@@ -194,6 +194,50 @@ def test_killed_after_the_last_step_only_the_end_is_made_again(
         finish()
     finish()
     assert f"after step {STEPS}\n" in capsys.readouterr().out
+
+
+def stopping(run: Run) -> None:
+    """The project's own loop, which its owner ends after step 12."""
+    log = Step.log
+
+    def stop(step: Step, /, **metrics: Any) -> None:
+        log(step, **metrics)
+        if step.number == 11:
+            run.stop("it is enough")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Step, "log", stop)
+        train.train(run)
+
+
+@pytest.mark.parametrize("crash", ["before", "in the end", "in the end, and damaged"])
+def test_run_that_its_owner_has_stopped_stays_stopped(
+    crash: str, config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    settings = inside(config, prepared, every=5, keep=2)
+
+    def ending(run: Run, **metrics: Any) -> None:
+        run._keeper.finish()  # for the last checkpoint
+        raise Crash
+
+    def trained(out: Path) -> dict[str, Any]:
+        STAGES["train"](OURS, stopping)(settings, out)
+        return result(out) | {"stopped": read(out).stated["stopped"]}
+
+    whole, out = trained(tmp_path / "whole"), tmp_path / "run"
+    assert whole["rows"][-1][0] == 11 and whole["stopped"] == {"reason": "it is enough", "planned": STEPS}
+    if crash == "before":
+        with crash_after(10):
+            trained(out)
+    else:
+        with monkeypatch.context() as patch, pytest.raises(Crash):
+            patch.setattr(Run, "finish", ending)
+            trained(out)
+        assert checkpoint.found(out / "checkpoints")[-1].name.startswith("000000012-")
+        if "damaged" in crash:
+            (checkpoint.found(out / "checkpoints")[-1] / "state.json").write_text("{}")
+    write_json(out / "run.json", read_json(out / "run.json") | {"status": "RUNNING"})
+    assert trained(out) == whole
 
 
 def entered(settings: Config, out: Path) -> str:

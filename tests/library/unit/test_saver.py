@@ -56,7 +56,7 @@ def test_saving_waits_for_nothing_but_the_copy_and_the_save_before(gate: Gate, t
     saver = Saver(tmp_path, ORIGIN, ONE, lambda: None)
     saver.save(training.state.look(1))  # returns, although nothing gets written
     training.step(1)
-    second = threading.Thread(target=saver.save, args=(2, training.state))
+    second = threading.Thread(target=saver.save, args=(training.state.look(2),))
     second.start()
     second.join(0.2)
     assert second.is_alive() and gate.entered == [1], "two snapshots at once"
