@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attempt import STEPS, Crash, Finish, crash_after, inside, origin
+from attempt import STEPS, Crash, Finish, crash_after, inside, origin, result
 from project import train
 from project.config import Config
 from support import OURS, train_here
