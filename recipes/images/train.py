@@ -2,7 +2,6 @@
 
 import torch
 from torch.nn import functional as F
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import samebits as sb
 
@@ -11,15 +10,13 @@ from .config import Config
 from .evaluate import metrics
 from .model import build
 
-PI = 3.141592653589793
-
 
 def train(run: sb.Run[Config]) -> None:
     """One run, from config to receipt."""
     settings = run.config.train
     train_set, test_set = data.load(run.config)
     model = build(run.config).to(run.device)
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.average))
+    average = sb.Average(model, settings.average)
     optimizer = torch.optim.SGD(
         model.parameters(), momentum=settings.momentum, weight_decay=settings.weight_decay, nesterov=True
     )
@@ -32,13 +29,14 @@ def train(run: sb.Run[Config]) -> None:
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
-        average.update_parameters(model)
+        average.update()
         step.log(loss=step.loss, learning_rate=rate)
 
         if step.ends_epoch(settings.evaluate_every) and not step.is_last:
-            step.log(epoch=step.epochs, **metrics(average, test_set, run))
+            with average.applied():
+                step.log(epoch=step.epochs, **metrics(model, test_set, run))
 
-    model.load_state_dict(average.module.state_dict())  # what `finish` writes
+    average.load()  # what `finish` writes
     run.finish(**metrics(model, test_set, run))
 
 
@@ -47,16 +45,7 @@ def learning_rate(step: int, steps: int, peak: float, warmup: float) -> float:
     rise = max(1, int(warmup * steps))
     if step < rise:
         return peak * (step + 1) / rise
-    return peak * (1 + cosine(PI * (step - rise) / (steps - rise))) / 2
-
-
-def cosine(x: float) -> float:
-    """cos(x) for |x| <= pi, to 1e-15, by its series: + - x and / alone, which every CPU rounds alike."""
-    term = total = 1.0
-    for n in range(2, 40, 2):
-        term *= -x * x / (n * (n - 1))
-        total += term
-    return total
+    return peak * (1 + sb.cosine(step - rise, steps - rise)) / 2
 
 
 if __name__ == "__main__":

@@ -163,7 +163,6 @@ def test_dvc_repro_in_the_image_gives_the_released_digest(image: Image, checkout
 
 def test_contract_is_verified_in_the_image(image: Image, checkout: Path) -> None:
     """`samebits verify` without any network, with the image's code: by torchrun, sharded, killed and resumed."""
-    (checkout / "build").mkdir(mode=0o777)
     (checkout / "build").mkdir(exist_ok=True)
     sh("chown", f"{USER}:{USER}", checkout / "build")
     only = " ".join(f"--only '{way}'" for way in VERIFIED)
