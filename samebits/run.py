@@ -74,6 +74,7 @@ class Added:
 
 REASON = 200  # characters, at most
 TAGS = "weights", "trace", "receipt", *ENDS  # of what is told in the end
+Collate = Callable[[list[Any]], Any]
 ADDED = ContextVar("ADDED", default=Added())  # noqa: B039 - it is frozen
 
 
@@ -194,6 +195,7 @@ class Run(Stage[C]):
         state: Mapping[str, Stateful] | None = None,
         units: Sequence[nn.Module] = (),
         unsaved: Collection[str] = (),
+        collate: Collate | None = None,
     ) -> Iterator[Step]:
         """Yield the steps that are still to do: all, or those after the newest valid checkpoint.
 
@@ -204,6 +206,9 @@ class Run(Stage[C]):
 
         `units` are the modules, such as a transformer's blocks, whose weights `parallel.shard=full` gathers one at a
         time; without them, the children of the largest ModuleList or Sequential.
+
+        `collate` makes a micro-batch of a list of items, such as by padding; it may draw. Without it torch's
+        `default_collate` does.
 
         `unsaved` are local variables of the loop that change from step to step, such as the time of the last one, on
         which no bit depends. All others are refused: no checkpoint holds them.
@@ -234,9 +239,8 @@ class Run(Stage[C]):
         if start:
             self._portability.watch.end()  # what step 0 calls is known from before
         mine = loop.gradients.leaves[self.world.rank]
-        checks = partial(loaded.require_same, loaded.begun()), opened.require_known
-        loader = sampling.loader(dataset, planned, options, self.world, mine, start, loop.stop, *checks)
-        loop.batches = sampling.batches(loader, self.world)
+        keys = sampling.MicroBatches(planned, mine, start, loop.stop)
+        loop.batches = sampling.batches(_loading(self, collate).loader(dataset, keys), self.world)
         loop.observe([updates, *self._observers(loop, start), *self._added.observers])
         yield from loop.steps(start)
         if loop.reason and loop.done < stop:
@@ -422,15 +426,17 @@ class Run(Stage[C]):
 
 
 def evaluating(
-    model: nn.Module, dataset: Indexed, stage: Stage[Any], *, batch: int
+    model: nn.Module, dataset: Indexed, stage: Stage[Any], *, batch: int, collate: Collate | None = None
 ) -> AbstractContextManager[Iterator[tuple[int, Any]]]:
     """Give this rank's part of `dataset`: pairs of a batch's number and the batch, of at most `batch` samples.
 
     The dataset is cut into the same batches on any world size, and the ranks take turns: `sums` adds up over them. The
     model is in evaluation mode and without gradients inside. Transforms and modules may draw: each sample and each
     batch is seeded. After it every module is in the mode that it had, and the generators go on where they were.
+
+    Loader workers make the samples, if `loader.workers` asks for them; `collate` is that of `run.steps`.
     """
-    return evaluation.evaluating(model, dataset, batch, stage.config.seed, stage.world)
+    return evaluation.evaluating(model, dataset, batch, _loading(stage, collate))
 
 
 def sums(
@@ -440,16 +446,22 @@ def sums(
     stage: Stage[Any],
     *,
     batch: int,
+    collate: Collate | None = None,
 ) -> dict[str, torch.Tensor]:
     """The sums over `dataset` of what `measure(model, batch)` returns for each batch: tensors by their names.
 
     Every rank gets those of all batches, of at most `batch` samples each, the same on any world size. Whole numbers and
-    truths are added as int64, floating-point numbers as float64. Modes and seeds are those of `evaluating`.
+    truths are added as int64, floating-point numbers as float64. Modes, seeds and batches are those of `evaluating`.
 
     Raises:
         UserError: `measure` returns something else, or tensors of another shape than before; or there is no sample.
     """
-    return evaluation.sums(measure, model, dataset, batch, stage.config.seed, stage.world)
+    return evaluation.sums(measure, model, dataset, batch, _loading(stage, collate))
+
+
+def _loading(stage: Stage[Any], collate: Collate | None) -> sampling.Loading:
+    begin_worker = partial(loaded.require_same, loaded.begun())
+    return sampling.Loading(stage.config.options, stage.world, begin_worker, opened.require_known, collate)
 
 
 def alone(config: Settings) -> World:

@@ -7,26 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.utils.data import DataLoader
 
 from .batch import on_device
 from .errors import UserError
 from .generators import preserved
 from .plan import Indexed
 from .ranks import World
-from .sampling import Seeded
+from .sampling import Loading, Slices, batches
 from .seeds import derive, seed_everything
 
 
 @contextmanager
-def evaluating(
-    model: nn.Module, dataset: Indexed, batch: int, seed: int, world: World
-) -> Iterator[Iterator[tuple[int, Any]]]:
+def evaluating(model: nn.Module, dataset: Indexed, batch: int, loading: Loading) -> Iterator[Iterator[tuple[int, Any]]]:
     """Give this rank's part of `dataset`: pairs of a batch's number and the batch, on the device.
 
     The dataset is cut into the same batches of at most `batch` samples on any world size, and the ranks take turns. The
-    model is in evaluation mode
-    and without gradients inside. Transforms and modules may draw: each sample and each batch is seeded, from `seed`.
+    model is in evaluation mode and without gradients inside. Transforms and modules may draw: each sample and each
+    batch is seeded, from the root seed.
 
     After it every module is in the mode that it had, a frozen one too, and the generators go on where they were. A
     model that was compiled in place is called as it was before, as in an evaluation of its weights alone.
@@ -36,12 +33,8 @@ def evaluating(
     try:
         model.eval()
         with preserved(), torch.no_grad():
-            batches = _batches(dataset, batch, seed, world)
-            yield (
-                _in_step(model, batches, count_batches(dataset, batch), world)
-                if isinstance(model, FSDPModule)
-                else batches
-            )
+            batches, count = _batches(dataset, batch, loading), count_batches(dataset, batch)
+            yield _in_step(model, batches, count, loading.world) if isinstance(model, FSDPModule) else batches
     finally:
         for module, training in modes:
             module.training = training
@@ -53,8 +46,7 @@ def sums(
     model: nn.Module,
     dataset: Indexed,
     batch: int,
-    seed: int,
-    world: World,
+    loading: Loading,
 ) -> dict[str, Tensor]:
     """The sums, over all batches of `dataset`, of each tensor that `measure(model, batch)` returns by its name.
 
@@ -65,11 +57,11 @@ def sums(
     Raises:
         UserError: `measure` returns something else, or tensors of another shape than before; or there is no sample.
     """
-    count = count_batches(dataset, batch)
+    count, world = count_batches(dataset, batch), loading.world
     if not count:
         raise UserError("the dataset to evaluate has no sample, one at least wanted")
     totals: dict[str, Tensor] = {}
-    with evaluating(model, dataset, batch, seed, world) as batches:
+    with evaluating(model, dataset, batch, loading) as batches:
         for number, given in batches:
             measured: Any = measure(model, given)
             for name, value in _measured(measured, totals).items():
@@ -154,10 +146,10 @@ def _repeat(model: nn.Module, calls: list[tuple[Any, Any]]) -> None:
         model(*args, **named)
 
 
-def _batches(dataset: Indexed, batch: int, seed: int, world: World) -> Iterator[tuple[int, Any]]:
+def _batches(dataset: Indexed, batch: int, loading: Loading) -> Iterator[tuple[int, Any]]:
+    world, seed = loading.world, loading.options.seed
     mine = range(world.rank, count_batches(dataset, batch), world.size)
-    keys = [[(index,) for index in range(len(dataset))[number * batch : (number + 1) * batch]] for number in mine]
-    loader = DataLoader(Seeded(dataset, seed, "test sample"), batch_sampler=keys, generator=torch.Generator())
-    for number, items in zip(mine, loader, strict=True):
+    loader = loading.loader(dataset, Slices(len(dataset), batch, mine), "test sample")
+    for number, items in zip(mine, batches(loader, world), strict=True):
         seed_everything(derive(seed, "test batch", number))
         yield number, on_device(items, world.device)

@@ -1,24 +1,32 @@
 """Samples as pure functions of the seed, and a loader that gives the same ones on any ranks and workers."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from . import flags
-from .errors import RunError
+from .errors import RunError, UserError
 from .generators import seeded
 from .options import Determinism, Options
 from .plan import Indexed as Indexed
-from .plan import Key
+from .plan import Key as Key
 from .plan import Plan as Plan
 from .plan import planned as planned
 from .ranks import World
 from .seeds import derive
 
 AHEAD = 2048  # keys that are computed at once, in a millisecond
+
+
+class Items(list[Any]):
+    """The items of a batch; `key` is that of the first one."""
+
+    key: tuple[int, ...]
 
 
 class Seeded(Dataset[Any]):
@@ -38,25 +46,65 @@ class Seeded(Dataset[Any]):
     def __getitem__(self, key: tuple[int, ...]) -> Any:
         return self.__getitems__([key])[0]
 
-    def __getitems__(self, keys: Sequence[tuple[int, ...]]) -> list[Any]:
+    def __getitems__(self, keys: Sequence[tuple[int, ...]]) -> Items:
         """The items of a batch, for which a DataLoader asks at once."""
-        threads = torch.get_num_threads()
-        if threads != 1:
-            torch.set_num_threads(1)
-        try:
-            items = [
+        with _one_thread():
+            items = Items(
                 seeded(derive(self.seed, self.purpose, *key), partial(self.dataset.__getitem__, key[-1]))
                 for key in keys
-            ]
-        finally:
-            if threads != 1:
-                torch.set_num_threads(threads)
+            )
+        items.key = keys[0]
         if self.check:
             self.check()
         return items
 
 
-class MicroBatches(Sampler[list[Key]]):
+class Collated:
+    """Makes a batch of items: by torch's `default_collate`, or by a function of the owner's, which may draw."""
+
+    def __init__(self, samples: Seeded, collate: Callable[[list[Any]], Any] | None) -> None:
+        self.samples, self.collate = samples, collate
+
+    def __call__(self, items: Items) -> Any:
+        """The batch.
+
+        Raises:
+            UserError: torch cannot make one of these items.
+        """
+        samples = self.samples
+        if not self.collate:
+            try:
+                return default_collate([*items])
+            except (RuntimeError, TypeError, KeyError, AttributeError, ValueError) as error:
+                said = str(error).strip().splitlines() or [type(error).__name__]
+                raise UserError(
+                    f"items of the dataset cannot be stacked to a batch: {said[0][:200]}. Give run.steps and "
+                    f"samebits.sums collate=..., a function that makes a batch of a list of items, such as by padding"
+                ) from None
+        seed = derive(samples.seed, COLLATION[samples.purpose], *items.key)
+        with _one_thread():
+            batch = seeded(seed, partial(self.collate, [*items]))
+        if samples.check:
+            samples.check()
+        return batch
+
+
+COLLATION = {"sample": "collation", "test sample": "test collation"}
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    if threads != 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if threads != 1:
+            torch.set_num_threads(threads)
+
+
+class MicroBatches(Sampler[list[Any]]):
     """The keys of one micro-batch after another: this rank's, of every step from `start` to `stop`."""
 
     def __init__(self, plan: Plan, mine: Sequence[int], start: int, stop: int) -> None:
@@ -65,36 +113,56 @@ class MicroBatches(Sampler[list[Key]]):
     def __len__(self) -> int:
         return (self.stop - self.start) * len(self.mine)
 
-    def __iter__(self) -> Iterator[list[Key]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         ahead = max(1, AHEAD // (len(self.mine) * self.plan.micro_batch_size))
         for first in range(self.start, self.stop, ahead):
             yield from self.plan.keys_of(range(first, min(first + ahead, self.stop)), self.mine)
 
 
-def loader(
-    dataset: Indexed,
-    plan: Plan,
-    options: Options,
-    world: World,
-    mine: Sequence[int],
-    start: int,
-    stop: int,
-    begin_worker: Callable[[], object] | None = None,
-    check: Callable[[], object] | None = None,
-) -> DataLoader[Any]:
-    """A DataLoader that yields one of these micro-batches per item; the worker count changes its speed only.
+class Slices(Sampler[list[Any]]):
+    """The keys of each of some batches of at most `size` samples, into which a dataset is cut."""
 
-    Each worker calls `begin_worker` first. Whoever makes the samples of a micro-batch calls `check` after it.
+    def __init__(self, samples: int, size: int, numbers: range) -> None:
+        self.samples, self.size, self.numbers = samples, size, numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for number in self.numbers:
+            yield [(index,) for index in range(self.samples)[number * self.size : (number + 1) * self.size]]
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How samples are loaded, by a training or an evaluation.
+
+    Attributes:
+        begin_worker: is called by each worker first.
+        check: may refuse the samples of a batch, where they were made.
+        collate: makes a batch of a list of items; without it torch's `default_collate` does.
     """
-    return DataLoader(
-        Seeded(dataset, options.seed, check=check),
-        batch_sampler=MicroBatches(plan, mine, start, stop),
-        num_workers=options.loader.workers,
-        timeout=options.parallel.timeout_seconds if options.loader.workers else 0,  # a worker may hang, too
-        worker_init_fn=partial(_begin_worker, options.determinism, begin_worker),
-        pin_memory=world.device.type == "cuda",
-        generator=torch.Generator(),  # without it the loader would draw from the global generator
-    )
+
+    options: Options
+    world: World
+    begin_worker: Callable[[], object] | None = None
+    check: Callable[[], object] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+
+    def loader(self, dataset: Indexed, keys: MicroBatches | Slices, purpose: str = "sample") -> DataLoader[Any]:
+        """A DataLoader that yields a batch for each list of keys; the worker count changes its speed only."""
+        samples, options = Seeded(dataset, self.options.seed, purpose, self.check), self.options
+        workers = min(options.loader.workers, len(keys))
+        return DataLoader(
+            samples,
+            batch_sampler=keys,
+            num_workers=workers,
+            collate_fn=Collated(samples, self.collate),
+            timeout=options.parallel.timeout_seconds if workers else 0,  # a worker may hang, too
+            worker_init_fn=partial(_begin_worker, options.determinism, self.begin_worker),
+            pin_memory=self.world.device.type == "cuda",
+            generator=torch.Generator(),  # without it the loader would draw from the global generator
+        )
 
 
 def batches(loader: DataLoader[Any], world: World) -> Iterator[Any]:

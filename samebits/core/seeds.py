@@ -10,9 +10,11 @@ PURPOSES = {
     "init": (),
     "order": ("epoch",),
     "sample": ("epoch", "index"),
+    "collation": ("epoch", "index"),
     "micro-batch": ("step", "number"),
     "further sum": ("step", "number", "pass"),
     "test sample": ("index",),
+    "test collation": ("index",),
     "test batch": ("number",),
 }
 

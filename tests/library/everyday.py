@@ -28,6 +28,40 @@ class Images(Dataset[tuple[Tensor, int]]):
         return self.images[index].roll(shift, dims=-1), int(self.labels[index])
 
 
+class Series(Dataset[Tensor]):
+    """Noisy waves of different lengths, (length,) float32."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.sin(torch.arange(4 + index % 5) * 0.7 + index) + 0.1 * torch.rand(())
+
+
+def padded(series: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """A batch of series, (batch, longest), and the mask of what they hold."""
+    lengths = torch.tensor([len(each) for each in series])
+    values = nn.utils.rnn.pad_sequence(series, batch_first=True)
+    return values, torch.arange(values.shape[1]) < lengths[:, None]
+
+
+class Forecaster(nn.Module):
+    """The next value of a series at each of its places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRU(1, 8, batch_first=True), nn.Linear(8, 1)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.head(self.cell(values[..., None])[0])[..., 0]
+
+    def errors(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The squared errors of a padded batch, and how many there are."""
+        values, held = batch
+        errors = (self(values[:, :-1]) - values[:, 1:]).square() * held[:, 1:]
+        return errors.sum(), held[:, 1:].sum()
+
+
 def network(width: int = 8) -> nn.Sequential:
     features = nn.Sequential(nn.Conv2d(1, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
     head = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Dropout(0.1), nn.Linear(4 * width, CLASSES))

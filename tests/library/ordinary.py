@@ -1,4 +1,4 @@
-"""Ten training loops as public repositories have them, written for this library, each of a few steps."""
+"""Eleven training loops as public repositories have them, written for this library, each of a few steps."""
 
 import math
 from collections.abc import Callable
@@ -14,19 +14,24 @@ from everyday import (
     STEPS,
     CosineScheduler,
     Curriculum,
+    Forecaster,
     Images,
     ModelEma,
     MultiTask,
+    Series,
     Text,
     accuracy,
     cross_entropy,
     network,
+    padded,
 )
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 from torch.utils.data import DataLoader
+
+import samebits as sb
 
 Loop = Callable[[Any], None]
 LOOPS: dict[str, Loop] = {}
@@ -233,6 +238,40 @@ def multi_task(run: Any) -> None:
             scheduler.step()
         step.log(loss=step.loss, log_var=model.log_vars[0])
     run.finish(loss=step.loss)
+
+
+# ---- series of different lengths, early stopping, the best weights
+
+
+@loop
+def forecaster(run: Any) -> None:
+    model, dataset = Forecaster(), Series()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    best, patience = sb.Best(model, higher=False), sb.Patience(2, higher=False, by=10.0)
+    average = sb.Average(model, 0.5)
+    state = {"best": best, "patience": patience, "average": average}
+
+    def error() -> float:
+        measured = sb.sums(measure, model, dataset, run, batch=16, collate=padded)
+        return measured["errors"].item() / measured["count"].item()
+
+    def measure(model: Any, batch: Any) -> dict[str, torch.Tensor]:
+        errors, count = model.errors(batch)
+        return {"errors": errors, "count": count}
+
+    for step in run.steps(model, optimizer, dataset, steps=STEPS, state=state, collate=padded):
+        for batch in step:
+            errors, count = model.errors(batch)
+            step.backward(errors / count)
+        optimizer.step()
+        average.update()
+        with average.applied():
+            step.log(loss=step.loss, error=error())
+            best.update(error())
+        if patience.update(error()):
+            run.stop("the error has not fallen by 10 in 2 steps")
+    best.load()
+    run.finish(error=error())
 
 
 # ---- parts of the model

@@ -64,7 +64,8 @@ def items(case: Case, config: Config, path: Path, mode: str | None) -> list[Any]
     plan = sampling.Plan(len(dataset), global_batch=64, micro_batches=8, seed=0)
     helped = config.model_copy(update={"loader": config.loader.model_copy(update={"workers": 2})})
     mine, alone = range(plan.micro_batches), World(0, 1, torch.device("cpu"))
-    return list(islice(sampling.loader(dataset, plan, helped, alone, mine, 0, 10, check=opened.require_known), 80))
+    loading = sampling.Loading(helped.options, alone, check=opened.require_known)
+    return list(islice(loading.loader(dataset, sampling.MicroBatches(plan, mine, 0, 10)), 80))
 
 
 def held() -> float:

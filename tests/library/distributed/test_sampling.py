@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from samebits.core import flags, sampling
 from samebits.core.errors import RunError, UserError
+from samebits.core.evaluation import evaluating
 from samebits.core.order import Permutation
 from samebits.core.ranks import World
 from samebits.core.sampling import AHEAD, MicroBatches, Plan
@@ -102,9 +103,15 @@ def with_workers(config: Config, workers: int, **parallel: int) -> Config:
     return config.model_copy(update=settings | {"parallel": config.parallel.model_copy(update=parallel)})
 
 
+def loader(
+    dataset: Any, config: Config, place: World, start: int = 0, stop: int = 1, **more: Any
+) -> torch.utils.data.DataLoader[Any]:
+    keys = MicroBatches(plan(), mine(place), start, stop)
+    return sampling.Loading(config.options, place, **more).loader(dataset, keys)
+
+
 def loaded(config: Config, place: World, workers: int, start: int, stop: int) -> list[torch.Tensor]:
-    settings = with_workers(config, workers)
-    return list(sampling.loader(Drawing(), plan(), settings, place, mine(place), start, stop))
+    return list(loader(Drawing(), with_workers(config, workers), place, start, stop))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -157,9 +164,66 @@ def test_failure_in_a_worker_is_told_in_its_own_line(config: Config, workers: in
     for size in (1, 2):
         place = world(size - 1, size)
         with pytest.raises(UserError) as refused:
-            next(sampling.batches(sampling.loader(Refusing(), plan(), settings, place, mine(place), 0, 1), place))
+            next(sampling.batches(loader(Refusing(), settings, place), place))
         assert str(refused.value) == "item: none seen, one wanted"
         assert refused.value.local == (size > 1)  # another rank has other samples
+
+
+class Lengths(Dataset[torch.Tensor]):
+    """Its items are of different lengths."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(1 + index % 3)
+
+
+def padded(items: list[torch.Tensor]) -> torch.Tensor:
+    """A batch of items of different lengths, filled up by what it draws."""
+    assert torch.get_num_threads() == 1
+    longest = max(map(len, items))
+    return torch.stack([torch.cat([item, torch.rand(longest - len(item)) - random.random()]) for item in items])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_function_of_the_owner_makes_the_batches(config: Config, workers: int):
+    """What it draws depends on no worker, rank or start, and is not what the items drew."""
+    settings = with_workers(config, workers)
+    alone = [*loader(Lengths(), config, world(0, 1), 0, 3, collate=padded)]
+    again = [*loader(Lengths(), settings, world(0, 1), 1, 3, collate=padded)]
+    second = [*loader(Lengths(), settings, world(1, 2), 1, 2, collate=padded)]
+    count = MICRO_BATCHES
+    assert all(map(torch.equal, alone[count:], again)) and len(again) == 2 * count
+    assert all(map(torch.equal, alone[count + count // 2 : 2 * count], second)) and len(second) == count // 2
+    filled = torch.cat([batch[batch < 0] for batch in alone])
+    assert len(filled) > 10 and len(filled.unique()) == len(filled)
+
+
+@pytest.mark.parametrize("collate", [None, lambda items: torch.stack(items) + torch.rand(1)])
+def test_evaluation_by_workers_sees_the_same(config: Config, collate: Any):
+    def seen(workers: int) -> list[torch.Tensor]:
+        loading = sampling.Loading(with_workers(config, workers).options, world(0, 1), collate=collate)
+        with evaluating(torch.nn.Identity(), Drawing(), 5, loading) as batches:
+            return [batch for _, batch in batches]
+
+    assert len(seen(0)) > 3 and all(map(torch.equal, seen(0), seen(2)))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_items_that_do_not_stack_are_refused_with_the_way_that_works(config: Config, workers: int):
+    place = world(0, 1)
+    with pytest.raises(UserError) as refused:
+        next(sampling.batches(loader(Lengths(), with_workers(config, workers), place), place))
+    assert str(refused.value).startswith("items of the dataset cannot be stacked to a batch: stack expects each tensor")
+    assert "collate=..., a function that makes a batch of a list of items" in str(refused.value)
+
+
+def test_function_that_opens_a_file_is_checked(config: Config):
+    seen: list[str] = []
+    given = {"collate": lambda items: seen.append("batch") or padded(items), "check": lambda: seen.append("check")}
+    next(iter(loader(Lengths(), config, world(0, 1), **given)))
+    assert seen[-2:] == ["batch", "check"]
 
 
 class Hanging(Refusing):
@@ -172,7 +236,7 @@ class Hanging(Refusing):
 @pytest.mark.long
 def test_worker_that_hangs_is_told_in_a_line(config: Config):
     settings = with_workers(config, 1, timeout_seconds=1)
-    hanging = sampling.loader(Hanging(), plan(), settings, world(0, 1), range(MICRO_BATCHES), 0, 1)
+    hanging = loader(Hanging(), settings, world(0, 1))
     said = "^a loader worker gave nothing for 1 s; the same command goes on from the last"
     with pytest.raises(RunError, match=said):
         next(sampling.batches(hanging, world(0, 1)))
@@ -206,7 +270,7 @@ def test_loader_starts_anywhere(config: Config):
 def test_iterating_leaves_the_global_generator_to_the_items(config: Config):
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    iter(sampling.loader(Drawing(), plan(), config, world(0, 1), range(MICRO_BATCHES), 0, 1))
+    iter(loader(Drawing(), config, world(0, 1)))
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -264,8 +328,8 @@ def test_resumed_keys_are_those_of_a_run_that_went_on(start: int):
 @pytest.mark.parametrize("start", STEPS.values(), ids=STEPS)
 def test_resuming_looks_for_the_samples_of_a_few_steps_only(start: int, config: Config, scrambled: list[int]):
     far = Plan(FAR, BATCH, MICRO_BATCHES, config.seed)
-    every = range(MICRO_BATCHES)
-    micro_batches = iter(sampling.loader(Far(), far, config, world(0, 1), every, start, far.steps(8)))
+    keys = MicroBatches(far, range(MICRO_BATCHES), start, far.steps(8))
+    micro_batches = iter(sampling.Loading(config.options, world(0, 1)).loader(Far(), keys))
     step = [next(micro_batches) for _ in range(MICRO_BATCHES)]
     assert BATCH <= len(scrambled) < 3 * AHEAD  # two walks on average, at most
     assert torch.cat(step).tolist() == [index for _, index in step_of(far, start)]

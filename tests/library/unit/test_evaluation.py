@@ -17,7 +17,9 @@ from warm import PATIENCE
 from samebits.checkpoint.final import load_weights
 from samebits.core.errors import UserError
 from samebits.core.evaluation import count_batches, evaluating, sums
+from samebits.core.options import Options, Parallel
 from samebits.core.ranks import World
+from samebits.core.sampling import Loading
 from samebits.core.seeds import seed_everything
 from samebits.record import names
 
@@ -32,12 +34,17 @@ class Drawing(torch.utils.data.Dataset[torch.Tensor]):
         return torch.tensor([index, random.random(), numpy.random.random(), torch.rand(()).item()], dtype=torch.float64)
 
 
+def loading(world: World | None = None) -> Loading:
+    """The way in which samples are loaded, seeded by 7."""
+    return Loading(Options(7, Parallel(global_batch=8, micro_batches=8)), world or World(0, 1, torch.device("cpu")))
+
+
 def seen(size: int) -> torch.Tensor:
     """All that the ranks of a world of this size see of it, and what their models draw."""
     rows = {}
     for rank in range(size):
         torch.manual_seed(rank)
-        with evaluating(nn.Dropout(), Drawing(), 4, 7, World(rank, size, torch.device("cpu"))) as batches:
+        with evaluating(nn.Dropout(), Drawing(), 4, loading(World(rank, size, torch.device("cpu")))) as batches:
             rows |= {number: torch.cat([batch, torch.rand(len(batch), 1)], 1) for number, batch in batches}
     return torch.cat([rows[number] for number in range(count_batches(Drawing(), 4))])
 
@@ -61,12 +68,12 @@ def test_evaluation_leaves_modes_and_generators_as_they_were():
     seed_everything(5)
     expected = drawn()
     seed_everything(5)
-    with evaluating(model, Drawing(), 4, 7, World(0, 1, torch.device("cpu"))) as batches:
+    with evaluating(model, Drawing(), 4, loading()) as batches:
         for _ in batches:
             assert not any(module.training for module in model.modules()) and not torch.is_grad_enabled()
     assert [module.training for module in model.modules()] == modes and torch.is_grad_enabled()
     assert drawn() == expected
-    with pytest.raises(KeyError), evaluating(model, Drawing(), 4, 7, World(0, 1, torch.device("cpu"))) as batches:
+    with pytest.raises(KeyError), evaluating(model, Drawing(), 4, loading()) as batches:
         next(batches)
         raise KeyError
     assert [module.training for module in model.modules()] == modes
@@ -109,7 +116,7 @@ def summed(measure: Measure, size: int = 1, samples: int = 10) -> list[dict[str,
         world = Shared(rank, size, torch.device("cpu"))
         object.__setattr__(world, "meeting", meeting)
         object.__setattr__(world, "given", given)
-        return sums(measure, nn.Identity(), dataset, 4, 7, world)
+        return sums(measure, nn.Identity(), dataset, 4, loading(world))
 
     with ThreadPoolExecutor(size) as threads:
         return [*threads.map(one, range(size))]
