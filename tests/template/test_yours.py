@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bake import in_venv
+from bake import ROOT, in_venv
 from baked import Bake, InstalledProject, run
 
 YOURS = Path(__file__).parent / "yours"
@@ -79,6 +79,15 @@ def commit(yours: InstalledProject) -> None:
 @pytest.mark.long
 def test_lint_passes(yours: InstalledProject) -> None:
     yours.lint()
+
+
+def test_page_shows_this_loop() -> None:
+    """The lines of the page on early stopping stand in this order in the loop that is tried here."""
+    page = (ROOT / "samebits" / "docs" / "train.md").read_text()
+    shown = page[page.index("```python") :].partition("\n")[2].partition("```")[0]
+    lines = [line for line in shown.splitlines() if line.strip() not in ("", "...")]
+    rest = iter((YOURS / "train.py").read_text().splitlines())
+    assert len(lines) > 10 and [line for line in lines if line not in rest] == []
 
 
 def test_own_tests_pass(yours: InstalledProject) -> None:

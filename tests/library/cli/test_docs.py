@@ -10,9 +10,11 @@ import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+import torch
 from support import PACKAGE, PROJECT, python
 
 from samebits.base.project import LIBRARY
@@ -212,3 +214,11 @@ def test_messages_are_those_of_the_library():
     quoted = re.findall(r"(?m)^\| `(.+?)` \| ", PAGES["troubleshooting"])
     parts = [part.strip(" :") for message in quoted for part in message.split("…")]
     assert len(quoted) > 20 and [part for part in parts if part not in said] == []
+
+
+def test_function_that_a_page_shows_pads_a_batch():
+    text = next(each for each in re.findall(r"```python\n(.*?)```", PAGES["data"], re.DOTALL) if "def padded" in each)
+    given: dict[str, Any] = {"torch": torch, "Tensor": torch.Tensor}
+    exec(text, given)
+    values, held = given["padded"]([torch.ones(2), torch.ones(3)])
+    assert values.tolist() == held.float().tolist() == [[1, 1, 0], [1, 1, 1]]
