@@ -10,13 +10,14 @@ from pydantic import BaseModel
 from ..base.shape import shown
 from ..base.text import some
 
-# What was once a key, or a key's value -> what became of it.
+# What was once a key, or a key's value -> what became of it; or is one elsewhere, and why not here.
 FORMER = {
     "parallel.shards": "renamed parallel.micro_batches",
     "train.nonfinite": "renamed compute.nonfinite",
     "parallel.lsb": "gone: gradients are added in float32, remove it",
     "parallel.gather": "gone: weights are gathered in their own dtype, remove it",
     "parallel.reduce=order_free": "renamed tree",
+    "compute.precision=float16": "it needs a scaler, whose factor follows overflows; bfloat16 needs none",
 }
 
 # Kind of problem -> the value that is wanted. pydantic fills in the braces.

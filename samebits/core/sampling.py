@@ -65,13 +65,14 @@ class Collated:
     def __init__(self, samples: Seeded, collate: Callable[[list[Any]], Any] | None) -> None:
         self.samples, self.collate = samples, collate
 
-    def __call__(self, items: Items) -> Any:
+    def __call__(self, items: list[Any]) -> Any:
         """The batch.
 
         Raises:
             UserError: torch cannot make one of these items.
         """
         samples = self.samples
+        assert isinstance(items, Items)
         if not self.collate:
             try:
                 return default_collate([*items])

@@ -1,7 +1,9 @@
 """The updates of a run: by the optimizers that checkpoints hold, and each with the gradients of its step."""
 
+import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,18 @@ from ..core.errors import UserError
 from ..core.observer import Ballot, Observer, View
 from ..core.state import State
 from .holders import require_saved
+
+SCALER = str(Path("torch", "amp", "grad_scaler.py"))
+NEAR = 10  # calls, from a scaler to its optimizer's hook
+
+
+def _callers() -> Iterator[str]:
+    """The files of the functions that have called this one, the nearest first."""
+    frame = sys._getframe(1)
+    for _ in range(NEAR):
+        if (frame := frame.f_back) is None:  # type: ignore[assignment]
+            return
+        yield frame.f_code.co_filename
 
 
 class Updates(Observer):
@@ -72,6 +86,11 @@ class Updates(Observer):
                     "would hold its state. Give run.steps() all of them: run.steps(model, [one, another], ...)"
                 )
             return
+        if any(file.endswith(SCALER) for file in _callers()):
+            raise UserError(
+                "scaler.step(optimizer): a gradient scaler belongs to float16, and its factor follows overflows. Set "
+                "compute.precision: bfloat16, which needs none, and call optimizer.step()"
+            )
         if any(closure is not None for closure in (*words[1:2], named.get("closure"))):
             raise UserError(
                 "optimizer.step(closure): a closure makes backward passes of its own, whose gradients no rank sums. "

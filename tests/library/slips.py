@@ -477,6 +477,16 @@ for reason, said in REASONS.items():
     kept(f"stop for {said[:8]}", f"run.stop(): {said} given, a reason of one line and 200 characters wanted", stop_for)
 
 
+@slip("scaler.step(optimizer): a gradient scaler belongs to float16, and its factor follows overflows. Set ")
+def scaler_of_gradients(run: Run, parts: Parts) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for step in parts.steps(run):
+        for batch in step:
+            step.backward(scaler.scale(loss_of(parts.model, batch)))
+        scaler.step(parts.optimizer)
+        scaler.update()
+
+
 @slip("samebits.Patience: used, and no checkpoint holds it: give it to run.steps(..., state={'patience': it}) before")
 def patience_that_no_checkpoint_holds(run: Run, parts: Parts) -> None:
     patience = sb.Patience(2, higher=True)

@@ -124,6 +124,7 @@ WRONG = {
     "parallel.shard=full parallel.reduce=ddp": "shard=full needs reduce=tree; set shard=none with ddp",
     "parallel.shards=4": "--set parallel.shards: renamed parallel.micro_batches",
     "parallel.reduce=order_free": "--set parallel.reduce=order_free: renamed tree",
+    "compute.precision=float16": "--set compute.precision=float16: it needs a scaler, whose factor follows overflows;",
     "parallel.reduce=sorted": "--set parallel.reduce: 'sorted' given, 'tree' or 'ddp' wanted",
     "parallel.replicas=0": "--set parallel.replicas: 0 given, a number greater than 0 wanted",
     "parallel.shard=full compute.compile=true": "compute.compile=true works with parallel.shard=none or optimizer",
