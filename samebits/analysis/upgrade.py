@@ -66,7 +66,7 @@ def checked_out(source: Path) -> Iterator[Path]:
     try:
         if not Path(path).is_dir():
             raise GitFailed(f"no folder {path}")
-        archive = git(Path(path), "archive", "--format=tar", f"{ref}^{{tree}}", own=True)
+        archive = git(Path(path), "archive", "--format=tar", "--end-of-options", f"{ref}^{{tree}}", own=True)
     except GitFailed as failed:
         raise UserError(f"{source}: {failed}; a commit or tag of the repository in {path} wanted") from None
     with TemporaryDirectory() as folder:

@@ -42,6 +42,15 @@ FLAGS = {
     "torch.set_num_threads", "torch.set_num_interop_threads", "torch.set_flush_denormal",
 }  # fmt: skip
 SETTERS = re.compile(r"torch\.backends\.[\w.]*\.(set_flags|flags|enable_\w+|allow_\w+)$")
+# Functions that the C library computes, or numpy by code for each CPU. Square roots, floors and the like are exact.
+TRANSCENDENTAL = {"sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "exp", "exp2", "expm1",
+                  "log", "log2", "log10", "log1p", "pow", "power", "cbrt", "arcsin", "arccos", "arctan"}  # fmt: skip
+CLIPPING = "torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad.clip_grad_norm_"
+SPLITTING = {"torch.utils.data.random_split", "torch.randperm", "random.shuffle", "random.sample",
+             "numpy.random.shuffle", "numpy.random.permutation",
+             "sklearn.model_selection.train_test_split"}  # fmt: skip
+SPLITS = {"load", "prepare"}  # the owner's functions that several stages call, or that write what all of them read
+GENERATORS = {"generator", "random_state"}
 THREADS = {"ThreadPoolExecutor", "ProcessPoolExecutor", "as_completed", "ThreadPool", "imap_unordered", "Thread"}
 
 
@@ -190,6 +199,61 @@ def threads(source: Source) -> Iterator[ast.expr]:
             yield call
 
 
+def transcendental(source: Source) -> Iterator[ast.expr]:
+    """Functions whose last bit another C library, or another CPU, rounds otherwise."""
+    for call in source.calls():
+        library, _, name = source.dotted(call.func).rpartition(".")
+        if library in ("math", "cmath", "numpy") and name in TRANSCENDENTAL:
+            yield call
+
+
+def clipping(source: Source) -> Iterator[ast.expr]:
+    """torch's own norm of the gradients."""
+    return (call for call in source.calls() if source.dotted(call.func) in CLIPPING)
+
+
+def splits(source: Source) -> Iterator[ast.expr]:
+    """Shuffles and splits of a dataset by the global generators."""
+    for call in source.calls():
+        within = {getattr(each, "name", "") for each in source.above(call)}
+        seeded = any(each.arg in GENERATORS for each in call.keywords)
+        if _method(source, call) in SPLITTING and within & SPLITS and not seeded:
+            yield call
+
+
+def variables(source: Source) -> Iterator[ast.expr]:
+    """Environment variables."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute | ast.Name) and source.dotted(node) in ("os.environ", "os.getenv"):
+            yield node
+
+
+def of_a_rank(source: Source) -> Iterator[ast.expr]:
+    """What is added up, or collected, in the loop over a step's micro-batches."""
+    loops = [node for node in ast.walk(source.tree) if isinstance(node, ast.For)]
+    steps = {name for loop in loops if _names(loop.iter, ast.Call) & {"steps"} for name in _names(loop.target)}
+    for loop in loops:
+        inside = [node for part in loop.body for node in ast.walk(part)]
+        own = _names(loop.target) | {name for node in inside if isinstance(node, ast.Assign) for name in _names(node)}
+        for node in inside if _names(loop.iter) & steps else ():
+            target = node.target if isinstance(node, ast.AugAssign) else None
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
+                target = node.func.value
+            while isinstance(target, ast.Attribute | ast.Subscript):
+                target = target.value
+            if isinstance(target, ast.Name) and target.id not in own:
+                yield target
+
+
+def _names(node: ast.AST, kind: type[ast.AST] = ast.Name) -> set[str]:
+    """The names in a node; with `ast.Call`, the methods that it calls. Of an assignment, those that it binds."""
+    if isinstance(node, ast.Assign):
+        return {name for target in node.targets for name in _names(target)}
+    if kind is ast.Call:
+        return {_called(each) for each in ast.walk(node) if isinstance(each, ast.Call)}
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
 RULES = (
     Rule("unsorted listing", listings, "the file system decides the order of a listing", "sorted(...)"),
     Rule(
@@ -199,7 +263,7 @@ RULES = (
         "seed",
         unseeded,
         "it is another number in each process",
-        "the global generators, which the run seeds, or samebits.core.seeds.derive(config.seed, ...)",
+        "the global generators, which the run seeds, or config.seed",
     ),
     Rule("draw at import", draws, "it is drawn before the run seeds the generators", "draw in a function"),
     Rule(
@@ -214,6 +278,33 @@ RULES = (
         flags,
         "the run sets and records this flag when it begins, not what is set after",
         "leave it to the run, or name the flag in determinism.relax",
+    ),
+    Rule(
+        "part of a rank",
+        of_a_rank,
+        "it holds what this rank's micro-batches give, not those of all",
+        "step.loss, or samebits.sums(...)",
+    ),
+    Rule(
+        "split",
+        splits,
+        "it follows what was drawn before it, which is not the same in each stage",
+        "samebits.Permutation(n, key), or a generator with a seed",
+    ),
+    Rule("environment variable", variables, "no hash covers it", "a key of params.yaml"),
+    Rule(
+        "function of the C library",
+        transcendental,
+        "its last bit depends on the version of the C library, or on the CPU",
+        "+ - x /, or samebits.cosine(step, steps)",
+        hint=True,
+    ),
+    Rule(
+        "norm of the gradients",
+        clipping,
+        "it takes no gradients that are sharded",
+        "samebits.clip_grad_norm_(parameters, max_norm)",
+        hint=True,
     ),
     Rule("threads", threads, "they end in any order", "take results in the order of their tasks", hint=True),
 )

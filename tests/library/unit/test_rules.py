@@ -14,6 +14,9 @@ RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 LISTING, SET, SEED, DRAW, LOADER, FLAG, WARN, THREADS = (
     "unsorted listing", "order of a set", "seed", "draw at import", "own loader", "flag", "warn_only", "threads",
 )  # fmt: skip
+PART, SPLIT, VARIABLE, LIBRARY, NORM = (
+    "part of a rank", "split", "environment variable", "function of the C library", "norm of the gradients",
+)  # fmt: skip
 LISTS = "    def f(self): return list(self.x)\n"
 RISKS = (  # the rule, a first line, a second one that is found, and a twin in which nothing is
     (LISTING, "import os", "x = os.listdir('.')[0]", "x = sorted(os.listdir('.'))[0]"),
@@ -75,6 +78,18 @@ RISKS = (  # the rule, a first line, a second one that is found, and a twin in w
     (FLAG, "import torch", "torch.set_num_threads(4)", "x = torch.get_num_threads()"),
     (FLAG, "import torch.backends as b", "setattr(b.cudnn, 'm', 1)", "class A: pass\nsetattr(A(), 'm', 1)"),
     (WARN, "f = print", "f(True, warn_only=True)", "f(True, warn_only=False)"),
+    (SPLIT, "import random", "def load(x): random.shuffle(x)", "def augmented(x): random.shuffle(x)"),
+    (
+        SPLIT,
+        "from torch.utils.data import random_split as split",
+        "def prepare(x): return split(x, [1, 2])",
+        "def prepare(x, g): return split(x, [1, 2], generator=g)",
+    ),
+    (VARIABLE, "import os", "x = os.environ['LR']", "x = os.path.join('a', 'b')"),
+    (VARIABLE, "from os import getenv", "x = getenv('LR', '1')", "def f(getenv): return getenv('LR')"),
+    (LIBRARY, "import math as m", "rate = 1 + m.cos(0.3)", "rate = m.sqrt(0.3) * m.pi * m.floor(2.5)"),
+    (LIBRARY, "import numpy as np", "x = np.exp([0.3])", "x = np.sqrt([0.3])"),
+    (NORM, "from torch.nn import utils", "utils.clip_grad_norm_([], 1)", "utils.clip_grad_value_([], 1)"),
     (
         THREADS,
         "from concurrent import futures",
@@ -98,8 +113,32 @@ def test_rule_finds_what_is_planted_and_not_its_twin(rule: str, first: str, seco
     assert rules.found(source(tmp_path, f"{first}\n{twin}")) == []
 
 
+LOOP = """\
+def train(run, model):
+    total, losses = 0.0, []
+    for step in run.steps(model):
+        for number, batch in enumerate(step):
+            loss = model(batch)
+            step.backward(loss)
+            {}
+        total += step.loss
+        losses.append(step.loss)
+"""
+
+
+@pytest.mark.parametrize("line", ["total += loss.item()", "losses.append(loss)", "run.seen[number] += 1"])
+def test_what_is_added_up_over_a_ranks_micro_batches_is_found(line: str, tmp_path: Path):
+    (found,) = rules.found(source(tmp_path, LOOP.format(line)))
+    assert (found.line, found.why) == (7, next(each.why for each in rules.RULES if each.name == PART))
+
+
+@pytest.mark.parametrize("line", ["loss += 1", "batch += 1", "pass", "parts = [loss]; parts.append(loss)"])
+def test_what_is_of_one_micro_batch_is_not(line: str, tmp_path: Path):
+    assert rules.found(source(tmp_path, LOOP.format(line))) == []
+
+
 def test_every_rule_is_tested():
-    assert {rule for rule, *_ in RISKS} == {rule.name for rule in rules.RULES}
+    assert {rule for rule, *_ in RISKS} | {PART} == {rule.name for rule in rules.RULES}
 
 
 def test_comment_with_a_reason_silences_a_line(tmp_path: Path):
@@ -120,4 +159,4 @@ def test_empty_file_and_other_encodings_are_read(content: bytes, tmp_path: Path)
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*/*.py")), ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_recipes_have_no_finding(path: Path):
-    assert rules.found(Source(path, path.name)) == []
+    assert [each for each in rules.found(Source(path, path.name)) if not each.silenced] == []
