@@ -41,6 +41,11 @@ out_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="The run directory.",
 )
+fresh_option = click.option(
+    "--fresh",
+    is_flag=True,
+    help="Begin anew; a run in the directory, finished or not, is moved to earlier/ there.",
+)
 ranks_option = click.option(
     "--ranks",
     default=1,
@@ -103,35 +108,37 @@ def _verb(name: str, line: str) -> click.Command:
     @overriding
     @out_option
     @click.pass_obj
-    def verb(ours: Ours, overrides: tuple[str, ...], out: Path, ranks: int = 1) -> None:
-        run(ours, name, overrides, out, ranks)
+    def verb(ours: Ours, overrides: tuple[str, ...], out: Path, ranks: int = 1, fresh: bool = False) -> None:
+        run(ours, name, overrides, out, ranks, fresh)
 
     return verb
 
 
 prepare = _verb("prepare", "Write the training and test sets from the dataset.")
-train = ranks_option(_verb("train", "Train; --ranks N trains on N processes, to the same bits."))
+train = fresh_option(ranks_option(_verb("train", "Train; --ranks N trains on N processes, to the same bits.")))
 evaluate = _verb("evaluate", "Measure a run's weights on the test set.")
 
 
-def run(ours: Ours, name: str, overrides: Sequence[str], out: Path, ranks: int = 1) -> None:
+def run(ours: Ours, name: str, overrides: Sequence[str], out: Path, ranks: int = 1, fresh: bool = False) -> None:
     """Run a stage of the project `ours.project` in this process, to its end."""
     outlive_readers()
     try:
         project: Project = ours.project
-        config = begin(project, overrides, out, ranks, trains=name == "train")
+        config = begin(project, overrides, out, ranks, trains=name == "train", fresh=fresh)
         function = _function(project, name)
     except RunError as failure:
         _end(failure)
     call(project, STAGES[name](project, function), config, out, only="data" if name == "prepare" else "")
 
 
-def begin(project: Project, overrides: Sequence[str], out: Path, ranks: int = 1, trains: bool = False) -> Settings:
+def begin(
+    project: Project, overrides: Sequence[str], out: Path, ranks: int = 1, trains: bool = False, fresh: bool = False
+) -> Settings:
     """The checked config of a stage whose code is hashed and watched from here on.
 
     On return the environment holds what torch and numpy read once, when they load. Where something was
     missing, this process has started itself again with it. A stage that `trains` may be asked for several ranks:
-    then this process starts them, and ends with their exit code.
+    then this process starts them, and ends with their exit code. One that is to be `fresh` finds no earlier run.
     """
     loaded.remember(project)
     opened.watch(project, [Path(sys.prefix), *([] if trains else [out])], out if trains else None)
@@ -140,12 +147,28 @@ def begin(project: Project, overrides: Sequence[str], out: Path, ranks: int = 1,
 
         end_with_launcher()
     config = load(schema(project), overrides=overrides)
+    if fresh and _is_first():
+        _set_aside(project, out)
     if ranks > 1:
         _start_ranks(config, overrides, out, ranks)
     set_environment(config.options.determinism)
     for name in (config.data.prepared, *config.unhashed.files):
         opened.know(project.root / name)
     return config
+
+
+def _is_first() -> bool:
+    """Whether this process is the only one, or rank 0, and torchrun has not started it again."""
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
+
+
+def _set_aside(project: Project, out: Path) -> None:
+    from .record.former import set_aside
+    from .record.opening import require_run_directory
+
+    require_run_directory(project, out)
+    if kept := set_aside(out):
+        print(f"the run in {out} is kept in {kept}", file=sys.stderr, flush=True)
 
 
 def schema(project: Project) -> type[Settings]:

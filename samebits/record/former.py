@@ -13,6 +13,7 @@ from ..base.text import Difference, differences, named, short, some
 from ..core.errors import UserError
 from . import names
 from .classes import environments
+from .lock import RunLock
 from .reading import read_record
 from .removal import CUT_SHORT, SAVED, own, remove_checkpoint, remove_empty
 
@@ -43,7 +44,7 @@ def clear(
     try:
         _remove_checkpoints(out)  # a finished run has its weights
         if facts and other:
-            kept = _moved(out, facts, mark)
+            kept = _moved(out, facts, mark, [])
             until = ", until this one has finished" if mark else ""
             report(f"{out} held the finished run of {other}; it is kept in {kept}{until}")
         _remove_trace(out)
@@ -71,12 +72,28 @@ def _other(
     return f"another numeric environment ({named(differing, 'there', 'here') if differing else begun['class']})"
 
 
-def _moved(out: Path, facts: Mapping[str, Any], mark: str) -> Path:
-    """Move the finished run in `out` to earlier/; where to. What the owner has put beside its files stays."""
+def set_aside(out: Path) -> Path | None:
+    """Move the run in `out`, finished or not, with its checkpoints to earlier/; where to. None: there is none.
+
+    Raises:
+        UserError: another process writes there.
+    """
+    if not (out / names.RUN).is_file():
+        return None
+    lock = RunLock(out)
+    lock.acquire()
+    try:
+        return _moved(out, read_record(out, names.RUN), "", own(out / names.CHECKPOINTS, SAVED))
+    finally:
+        lock.release()
+
+
+def _moved(out: Path, facts: Mapping[str, Any], mark: str, checkpoints: Sequence[Path]) -> Path:
+    """Move the run in `out` to earlier/; where to. What the owner has put beside its files stays."""
     beside = part(out / names.EARLIER / f".{facts['tags']['repro.address'][:16]}-{facts['id'][:8]}")
     files = [*own(out / names.TRACE, TRACED), *(out / name for name in sorted(names.FILES - {names.LOCK, names.RUN}))]
     # run.json last: as long as it is there, a start after a crash goes on with this
-    for file in [*files, out / names.RUN]:
+    for file in [*checkpoints, *files, out / names.RUN]:
         if file.exists():
             target = beside / file.relative_to(out)
             target.parent.mkdir(parents=True, exist_ok=True)

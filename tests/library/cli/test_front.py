@@ -3,18 +3,20 @@
 import ast
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from clone import cold, command, copied, edit
-from support import PACKAGE, Trained, python, training
+from support import PACKAGE, PROJECT, Trained, python, training
 
 import samebits
 from samebits.address.manifest import sha256_file
 from samebits.config.settings import Determinism
 from samebits.core.flag_table import ALLOCATION
 from samebits.core.flags import applicable, missing_variables
+from samebits.record.lock import RunLock
 
 STRICT = Determinism(cpu="portable", relax=())
 VARIABLES = [flag.name for flag in applicable(STRICT) if flag.setting]
@@ -210,3 +212,41 @@ def test_each_public_name_is_known_to_type_checkers_and_documented():
         assert name in ("Neutral", "Environment") or value.__doc__, name
     with pytest.raises(AttributeError, match="no public name 'runs'; it has Average, Best, Data, "):
         samebits.runs  # noqa: B018
+
+
+# ---- begun anew
+
+
+@pytest.mark.long
+def test_fresh_run_leaves_the_one_of_before_to_be_gone_on_with(prepared: Path, tmp_path: Path, untracked: Trained):
+    """On two ranks, of which the first command moves it once."""
+    out, off = tmp_path / "run", "tracking.enabled=false"
+
+    def train(out: Path, *words: str) -> tuple[int, str, str]:
+        done = command(PROJECT, "train", *training(out, prepared, off), *words)
+        return done.returncode, done.stdout, done.stderr
+
+    assert train(out, "--set", "trace.values=3")[0] == 143
+    (out / "note.txt").write_text("the owner's")
+    code, printed, told = train(out, "--fresh", "--ranks", "2")
+    (earlier,) = (out / "earlier").iterdir()
+    assert code == 0 and told == f"the run in {out} is kept in {earlier}\n" and "resumed" not in printed
+    assert (out / "note.txt").is_file() and [*earlier.glob("checkpoints/000000004-*")]
+    code, printed, _ = train(earlier)
+    assert code == 0 and printed.startswith(f"resumed {earlier} after step 4\n")
+    weights = [sha256_file(each / "model.safetensors") for each in (out, earlier, untracked.out)]
+    assert len(set(weights)) == 1
+
+    assert train(out, "--fresh")[0] == 0
+    assert len([*(out / "earlier").iterdir()]) == 2
+    code, _, told = train(tmp_path / "new", "--fresh")
+    assert (code, told) == (0, "") and not (tmp_path / "new" / "earlier").exists()
+
+
+def test_run_that_another_process_writes_is_not_moved(tmp_path: Path, untracked: Trained, prepared: Path):
+    out = Path(shutil.copytree(untracked.out, tmp_path / "run"))
+    lock = RunLock(out)
+    lock.acquire()
+    done = command(PROJECT, "train", *training(out, prepared), "--fresh")
+    lock.release()
+    assert done.returncode == 2 and str(out) in done.stderr and (out / "receipt.json").is_file()
