@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from .core.kept import Best as Best
     from .core.kept import Patience as Patience
     from .core.order import Permutation as Permutation
+    from .core.orders import ByLength as ByLength
+    from .core.orders import Weighted as Weighted
     from .core.schedules import cosine as cosine
     from .core.step import Step as Step
     from .front import main as main
@@ -57,6 +59,7 @@ PUBLIC = {
     "core.exact": ("clip_grad_norm_", "sqrt"),
     "core.kept": ("Average", "Best", "Patience"),
     "core.order": ("Permutation",),
+    "core.orders": ("ByLength", "Weighted"),
     "core.schedules": ("cosine",),
     "core.step": ("Step",),
     "front": ("main",),

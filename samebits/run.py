@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -32,6 +33,7 @@ from .core.kept import Best
 from .core.loop import Loop, Tamper
 from .core.observer import Observer
 from .core.optimizers import Given
+from .core.orders import Order
 from .core.plan import Indexed
 from .core.ranks import World
 from .core.seeds import derive, seed_everything
@@ -72,6 +74,7 @@ class Added:
     watch: Callable[[bool], Operations] = Operations
 
 
+LOOK = 10_000  # samples of which two orders are compared
 REASON = 200  # characters, at most
 TAGS = "weights", "trace", "receipt", *ENDS  # of what is told in the end
 Collate = Callable[[list[Any]], Any]
@@ -195,6 +198,7 @@ class Run(Stage[C]):
         state: Mapping[str, Stateful] | None = None,
         units: Sequence[nn.Module] = (),
         unsaved: Collection[str] = (),
+        order: Order | None = None,
         collate: Collate | None = None,
     ) -> Iterator[Step]:
         """Yield the steps that are still to do: all, or those after the newest valid checkpoint.
@@ -206,6 +210,9 @@ class Run(Stage[C]):
 
         `units` are the modules, such as a transformer's blocks, whose weights `parallel.shard=full` gathers one at a
         time; without them, the children of the largest ModuleList or Sequential.
+
+        `order` is that of the samples of an epoch: `Weighted`, `ByLength`, or a function of the number of samples and
+        an epoch's key, whose `items(positions)` are the samples there. Without it each epoch is a shuffle of its own.
 
         `collate` makes a micro-batch of a list of items, such as by padding; it may draw. Without it torch's
         `default_collate` does.
@@ -223,7 +230,9 @@ class Run(Stage[C]):
         if self._loop:
             raise UserError("run.steps() was called twice: a run is one loop; give it all epochs or steps at once")
         options = self.config.options
-        planned, stop = plan.planned(dataset, options, epochs, steps)
+        planned, stop = plan.planned(dataset, options, epochs, steps, order)
+        if order:
+            self._require_order(planned)
         held = State.of(model, optimizer, state or {})
         require_fit(model, self.world.device, moves=options.parallel.shard == "full" and self.world.size > 1)
         updates = Updates(held)
@@ -246,6 +255,17 @@ class Run(Stage[C]):
         if loop.reason and loop.done < stop:
             together(self.world, self._finish_saving)  # launchers kill the others soon after one has ended
             raise Preempted(f"stopped {loop.reason} after step {loop.done}; the same command goes on from there")
+
+    def _require_order(self, planned: plan.Plan) -> None:
+        """Refuse an order of the owner's that is another one when it is asked again, or on another rank."""
+        places = np.arange(min(planned.samples, LOOK))
+        once, again = (digest(np.asarray(planned.order(0).items(places)).tolist()) for _ in range(2))
+        agreement.require_agreement({"order of samples": once}, self.world, "the ranks disagree before step 0:")
+        if once != again:
+            raise UserError(
+                "run.steps(order=...): other samples when it is asked again: let it depend on the number of samples "
+                "and the key alone, such as by samebits.Permutation(samples, key)"
+            )
 
     def _observers(self, loop: Loop, start: int) -> Iterator[Observer]:
         """What looks at each step, in this order: what refuses comes before what writes, and checkpoints last."""

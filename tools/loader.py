@@ -44,7 +44,8 @@ def measure(rounds: int, seconds: float) -> dict[str, Any]:
     def ours(size: int, workers: int) -> Iterator[Any]:
         settings = config.model_copy(update={"loader": config.loader.model_copy(update={"workers": workers})})
         plan = sampling.Plan(len(dataset), 8 * size, 8, seed=0)
-        return iter(sampling.loader(dataset, plan, settings, world, range(8), 0, 10**6))
+        keys = sampling.MicroBatches(plan, range(8), 0, 10**6)
+        return iter(sampling.Loading(settings.options, world).loader(dataset, keys))
 
     def plain(size: int, workers: int) -> Iterator[Any]:
         def again() -> Iterator[int]:

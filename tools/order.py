@@ -45,7 +45,8 @@ def plan(samples: int, load: bool) -> Callable[[], Iterator[Any]]:
     def begin() -> Iterator[Any]:
         made = sampling.Plan(samples, BATCH, MICRO_BATCHES, seed=0)
         if load:
-            micro_batches = iter(sampling.loader(range(samples), made, config, world, mine, start, stop))
+            keys = sampling.MicroBatches(made, mine, start, stop)
+            micro_batches = iter(sampling.Loading(config.options, world).loader(range(samples), keys))
         else:
             micro_batches = iter(sampling.MicroBatches(made, mine, start, stop))
         return (list(itertools.islice(micro_batches, MICRO_BATCHES)) for _ in itertools.count())

@@ -2,17 +2,21 @@
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset
 
 from .errors import UserError
 from .options import Options
 from .order import Permutation
+from .orders import Order, Ordered
 from .seeds import derive
 
 Key = tuple[int, int]  # (epoch, index of the sample in the dataset)
+EPOCHS = 4  # whose orders are kept
 MOST = 10**9 - 1  # steps: names of checkpoints have nine digits
 
 
@@ -32,10 +36,17 @@ class Plan:
     dropped, and every sample is seen exactly once per epoch.
     """
 
-    def __init__(self, samples: int, global_batch: int, micro_batches: int, seed: int) -> None:
+    def __init__(
+        self, samples: int, global_batch: int, micro_batches: int, seed: int, order: Order = Permutation
+    ) -> None:
         self.samples, self.global_batch, self.micro_batches = samples, global_batch, micro_batches
         self.micro_batch_size = global_batch // micro_batches
-        self._order = cache(lambda epoch: Permutation(samples, derive(seed, "order", epoch)))
+        self._seed, self._made_by = seed, order
+        self._order = lru_cache(EPOCHS)(self.order)
+
+    def order(self, epoch: int) -> Ordered:
+        """The samples of an epoch, made anew."""
+        return self._made_by(self.samples, derive(self._seed, "order", epoch))
 
     def steps(self, epochs: int) -> int:
         """The number of steps after which `epochs` epochs have been seen."""
@@ -54,7 +65,29 @@ class Plan:
         """The samples of one micro-batch."""
         first = step * self.global_batch + micro_batch * self.micro_batch_size
         places = (divmod(position, self.samples) for position in range(first, first + self.micro_batch_size))
-        return [(epoch, self._order(epoch)[position]) for epoch, position in places]
+        return [(epoch, self._item(epoch, position)) for epoch, position in places]
+
+    def _item(self, epoch: int, position: int) -> int:
+        order = self._order(epoch)
+        if isinstance(order, Permutation):
+            return order[position]  # a few one by one take less time
+        return int(self._items(epoch, np.array([position]))[0])
+
+    def _items(self, epoch: int, places: NDArray[np.int64]) -> NDArray[Any]:
+        """The samples at places of an epoch.
+
+        Raises:
+            UserError: an order of the owner's gives none of the dataset.
+        """
+        items = self._order(epoch).items(places)
+        if self._made_by is not Permutation:
+            items = np.asarray(items)
+            if items.shape != places.shape or items.dtype.kind not in "iu" or not _inside(items, self.samples):
+                raise UserError(
+                    f"run.steps(order=...): items() gave {items.dtype} of shape {items.shape}, {places.size} whole "
+                    f"numbers from 0 to {self.samples - 1} wanted, the samples at {places.size} positions"
+                )
+        return items
 
     def keys_of(self, steps: range, micro_batches: Sequence[int]) -> list[list[Key]]:
         """The samples of each of these micro-batches of each of these steps, computed all at once."""
@@ -65,25 +98,34 @@ class Plan:
         items = np.empty(len(positions), dtype=np.uint64)
         for epoch in np.unique(epochs):
             of = epochs == epoch
-            items[of] = self._order(int(epoch)).items(places[of])
+            items[of] = self._items(int(epoch), places[of])
         keys = list(zip(epochs.tolist(), items.tolist(), strict=True))
         return [keys[first : first + size] for first in range(0, len(keys), size)]
 
 
-def planned(dataset: Indexed, options: Options, epochs: int | None, steps: int | None) -> tuple[Plan, int]:
+def _inside(items: NDArray[Any], samples: int) -> bool:
+    return not items.size or bool(0 <= items.min() <= items.max() < samples)
+
+
+def planned(
+    dataset: Indexed, options: Options, epochs: int | None, steps: int | None, order: Order | None = None
+) -> tuple[Plan, int]:
     """The plan of a training of so many epochs or steps, and its number of steps.
 
     Raises:
         UserError: there is nothing to plan, too much, or no dataset.
     """
-    if not isinstance(dataset, Indexed):
+    stream = isinstance(dataset, IterableDataset)
+    if stream or not isinstance(dataset, Indexed):
+        why = "a stream has no samples to order; let prepare write an index of it" if stream else ""
         raise UserError(
-            f"run.steps(): a {type(dataset).__name__} given, a dataset with __len__ and __getitem__ wanted: the run "
-            f"makes its own loader"
+            f"run.steps(): a {type(dataset).__name__} given, a dataset with __len__ and __getitem__ wanted: "
+            f"{why or 'the run makes its own loader'}"
         )
     if (epochs is None) == (steps is None):
         raise UserError(f"run.steps(): epochs={epochs} and steps={steps} given, one of the two wanted")
-    plan = Plan(len(dataset), options.parallel.global_batch, options.parallel.micro_batches, options.seed)
+    cut = options.parallel.global_batch, options.parallel.micro_batches
+    plan = Plan(len(dataset), *cut, options.seed, order or Permutation)
     stop = plan.steps(epochs) if epochs is not None else steps or 0
     if stop < 1 or len(dataset) < 1:
         message = f"{stop} steps of a dataset of {len(dataset)} samples"

@@ -1,5 +1,6 @@
 """Samples as pure functions of the seed, and a loader that gives the same ones on any ranks and workers."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,10 +77,12 @@ class Collated:
         if not self.collate:
             try:
                 return default_collate([*items])
-            except (RuntimeError, TypeError, KeyError, AttributeError, ValueError) as error:
-                said = str(error).strip().splitlines() or [type(error).__name__]
+            except (RuntimeError, TypeError, KeyError) as error:
+                said = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+                if isinstance(error, RuntimeError) and not UNEQUAL.search(said):
+                    raise
                 raise UserError(
-                    f"items of the dataset cannot be stacked to a batch: {said[0][:200]}. Give run.steps and "
+                    f"items of the dataset cannot be stacked to a batch: {said[:200]}. Give run.steps and "
                     f"samebits.sums collate=..., a function that makes a batch of a list of items, such as by padding"
                 ) from None
         seed = derive(samples.seed, COLLATION[samples.purpose], *items.key)
@@ -90,6 +93,7 @@ class Collated:
         return batch
 
 
+UNEQUAL = re.compile("equal size|resize storage|dtype")  # in what torch says of items of several shapes or types
 COLLATION = {"sample": "collation", "test sample": "test collation"}
 
 

@@ -31,7 +31,8 @@ def main(package: str, mode: str, folder: Path, overrides: list[str]) -> None:
         try:
             with suppress(errors.Preempted), run_of.Run(project, config, folder / name) as run:
                 case = make()
-                for step in run.steps(case.model, case.optimizers, Numbers(), steps=case.steps, state=case.state):
+                more = {"steps": case.steps, "state": case.state, "order": case.order}
+                for step in run.steps(case.model, case.optimizers, Numbers(), **more):
                     for loss, update in [(case.loss, case.update), *case.more]:
                         for batch in step:
                             step.backward(loss(case.model, batch))

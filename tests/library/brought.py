@@ -41,6 +41,7 @@ class Case:
     state: dict[str, Any] = field(default_factory=dict)
     more: Sequence[tuple[Loss, Callable[[Any, Tensor], object]]] = ()
     steps: int = STEPS
+    order: Any = None
     is_enough: Callable[[Any], bool] = lambda step: False
     ends: Callable[[], object] = lambda: None  # after the loop
 
@@ -391,6 +392,17 @@ def library_average_of_the_weights() -> Case:
             step.log(weight=sum(p.abs().sum() for p in made.model.buffers()))
 
     return replace(made, update=update, state={"average": average}, ends=average.load)
+
+
+@case
+def rare_classes_drawn_more_often() -> Case:
+    return replace(trained(perceptron()), order=sb.Weighted([1 + 9 * (index % 10 == 0) for index in range(200)]))
+
+
+@case
+def orders_otherwise_on_one_rank() -> Case:
+    heavy = int(os.environ.get("RANK") == "1")
+    return replace(trained(perceptron()), order=sb.Weighted([1 + 9 * (index % 10 == heavy) for index in range(200)]))
 
 
 @case

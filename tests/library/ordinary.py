@@ -259,7 +259,8 @@ def forecaster(run: Any) -> None:
         errors, count = model.errors(batch)
         return {"errors": errors, "count": count}
 
-    for step in run.steps(model, optimizer, dataset, steps=STEPS, state=state, collate=padded):
+    order = sb.ByLength([4 + index % 5 for index in range(len(dataset))], 8)
+    for step in run.steps(model, optimizer, dataset, steps=STEPS, state=state, order=order, collate=padded):
         for batch in step:
             errors, count = model.errors(batch)
             step.backward(errors / count)

@@ -477,6 +477,37 @@ for reason, said in REASONS.items():
     kept(f"stop for {said[:8]}", f"run.stop(): {said} given, a reason of one line and 200 characters wanted", stop_for)
 
 
+@slip("run.steps(order=...): other samples when it is asked again: let it depend on the number of samples and the key ")
+def order_that_is_drawn(run: Run, parts: Parts) -> None:
+    for step in parts.steps(run, order=lambda samples, key: sb.Weighted(torch.rand(samples))(samples, key)):
+        good(step, parts)
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    """Samples one after another, of which somebody says how many there are."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(100))
+
+    def __len__(self) -> int:
+        return 100
+
+
+@slip(
+    "run.steps(): a Stream given, a dataset with __len__ and __getitem__ wanted: a stream has no samples to order; let "
+)
+def stream_of_samples(run: Run, parts: Parts) -> None:
+    parts.dataset = Stream()
+    for step in parts.steps(run):
+        good(step, parts)
+
+
+@slip("samebits.ByLength: lengths: 3 given, 100 wanted, one for each sample of the dataset")
+def lengths_of_another_dataset(run: Run, parts: Parts) -> None:
+    for step in parts.steps(run, order=sb.ByLength([1, 2, 3], 4)):
+        good(step, parts)
+
+
 @slip("scaler.step(optimizer): a gradient scaler belongs to float16, and its factor follows overflows. Set ")
 def scaler_of_gradients(run: Run, parts: Parts) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)

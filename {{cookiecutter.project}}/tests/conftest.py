@@ -74,5 +74,7 @@ def micro_batches(config: Any, world: Any, steps: int = 1, workers: int = 0) -> 
     config = config.model_copy(update={"loader": config.loader.model_copy(update={"workers": workers})})
     train_set, _ = ours("data").load(config)
     plan = sampling.Plan(len(train_set), config.parallel.global_batch, config.parallel.micro_batches, config.seed)
-    loader = sampling.loader(train_set, plan, config.options, world, range(plan.micro_batches), 0, steps)
-    return [import_module("samebits.core.batch").on_device(batch, world.device) for batch in loader]
+    keys = sampling.MicroBatches(plan, range(plan.micro_batches), 0, steps)
+    loading = sampling.Loading(config.options, world, collate=getattr(ours("data"), "collate", None))
+    on_device = import_module("samebits.core.batch").on_device
+    return [on_device(batch, world.device) for batch in loading.loader(train_set, keys)]

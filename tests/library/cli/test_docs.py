@@ -217,8 +217,8 @@ def test_messages_are_those_of_the_library():
 
 
 def test_function_that_a_page_shows_pads_a_batch():
-    text = next(each for each in re.findall(r"```python\n(.*?)```", PAGES["data"], re.DOTALL) if "def padded" in each)
+    text = next(each for each in re.findall(r"```python\n(.*?)```", PAGES["data"], re.DOTALL) if "def collate" in each)
     given: dict[str, Any] = {"torch": torch, "Tensor": torch.Tensor}
     exec(text, given)
-    values, held = given["padded"]([torch.ones(2), torch.ones(3)])
+    values, held = given["collate"]([torch.ones(2), torch.ones(3)])
     assert values.tolist() == held.float().tolist() == [[1, 1, 0], [1, 1, 1]]

@@ -228,9 +228,9 @@ def test_fresh_run_leaves_the_one_of_before_to_be_gone_on_with(prepared: Path, t
 
     assert train(out, "--set", "trace.values=3")[0] == 143
     (out / "note.txt").write_text("the owner's")
-    code, printed, told = train(out, "--fresh", "--ranks", "2")
+    code, printed, said = train(out, "--fresh", "--ranks", "2")
     (earlier,) = (out / "earlier").iterdir()
-    assert code == 0 and told == f"the run in {out} is kept in {earlier}\n" and "resumed" not in printed
+    assert code == 0 and said == f"the run in {out} is kept in {earlier}\n" and "resumed" not in printed
     assert (out / "note.txt").is_file() and [*earlier.glob("checkpoints/000000004-*")]
     code, printed, _ = train(earlier)
     assert code == 0 and printed.startswith(f"resumed {earlier} after step 4\n")
@@ -239,8 +239,8 @@ def test_fresh_run_leaves_the_one_of_before_to_be_gone_on_with(prepared: Path, t
 
     assert train(out, "--fresh")[0] == 0
     assert len([*(out / "earlier").iterdir()]) == 2
-    code, _, told = train(tmp_path / "new", "--fresh")
-    assert (code, told) == (0, "") and not (tmp_path / "new" / "earlier").exists()
+    code, _, said = train(tmp_path / "new", "--fresh")
+    assert (code, said) == (0, "") and not (tmp_path / "new" / "earlier").exists()
 
 
 def test_run_that_another_process_writes_is_not_moved(tmp_path: Path, untracked: Trained, prepared: Path):

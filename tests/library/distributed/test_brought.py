@@ -16,6 +16,7 @@ BROKEN = "depends_on_the_rank"
 UNEVEN = {
     "iterates_once_more_on_one_rank": "1 of {size} ranks iterate over it once more than the others",
     "stops_on_one_rank": "run.stop() was called on 1 of {size} ranks",
+    "orders_otherwise_on_one_rank": "the ranks disagree before step 0:",
     "keeps_another_best_on_one_rank": "the ranks' objects of run.steps(state=...) differ",
 }
 # What cannot be sharded, and a word of the line that says so.

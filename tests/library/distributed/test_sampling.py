@@ -215,7 +215,9 @@ def test_items_that_do_not_stack_are_refused_with_the_way_that_works(config: Con
     place = world(0, 1)
     with pytest.raises(UserError) as refused:
         next(sampling.batches(loader(Lengths(), with_workers(config, workers), place), place))
-    assert str(refused.value).startswith("items of the dataset cannot be stacked to a batch: stack expects each tensor")
+    assert str(refused.value).startswith(
+        "items of the dataset cannot be stacked to a batch: RuntimeError: stack expects "
+    )
     assert "collate=..., a function that makes a batch of a list of items" in str(refused.value)
 
 
