@@ -46,6 +46,7 @@ fresh_option = click.option(
     is_flag=True,
     help="Begin anew; a run in the directory, finished or not, is moved to earlier/ there.",
 )
+quiet_option = click.option("--quiet", is_flag=True, help="Show no steps, only what came of them.")
 ranks_option = click.option(
     "--ranks",
     default=1,
@@ -108,14 +109,23 @@ def _verb(name: str, line: str) -> click.Command:
     @overriding
     @out_option
     @click.pass_obj
-    def verb(ours: Ours, overrides: tuple[str, ...], out: Path, ranks: int = 1, fresh: bool = False) -> None:
-        run(ours, name, overrides, out, ranks, fresh)
+    def verb(
+        ours: Ours,
+        overrides: tuple[str, ...],
+        out: Path,
+        ranks: int = 1,
+        fresh: bool = False,
+        quiet: bool = False,
+    ) -> None:
+        run(ours, name, (*overrides, *["record.progress=false"] * quiet), out, ranks, fresh)
 
     return verb
 
 
 prepare = _verb("prepare", "Write the training and test sets from the dataset.")
-train = fresh_option(ranks_option(_verb("train", "Train; --ranks N trains on N processes, to the same bits.")))
+train = _verb("train", "Train; --ranks N trains on N processes, to the same bits.")
+for option in (quiet_option, fresh_option, ranks_option):
+    option(train)
 evaluate = _verb("evaluate", "Measure a run's weights on the test set.")
 
 

@@ -281,7 +281,7 @@ class Run(Stage[C]):
         yield self._trace
         yield self._stop
         yield self._keeper
-        if lead:
+        if lead and self.config.record.progress:
             yield progress.Shown(start, loop.stop, lambda: self._metrics.latest)
 
     def _describe(self, shapes: dict[str, Any]) -> None:

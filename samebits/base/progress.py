@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, plain lines in columns elsewhere."""
+"""Progress of a run: a bar on a terminal; elsewhere, as in the log of a job, plain lines in columns."""
 
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -10,7 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..core.observer import Observer, View
 
-LINES = 10  # where there is no terminal
+LINES = 10  # where there is no terminal, evenly over the steps
+SILENT = 60  # seconds after which there is a further one
 WIDTH = 10  # of a number there: -0.0001234, -1.234e-05 and 12345.6789 fit
 
 Latest = Callable[[], Mapping[str, float]]
@@ -58,20 +59,35 @@ def number(value: float) -> str:
 
 def _bar(start: int, stop: int, latest: Latest, console: Console) -> Steps:
     columns = TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn()
-    with Progress(*columns, TextColumn("{task.fields[latest]}"), console=console) as progress:
-        task = progress.add_task("", total=stop, completed=start, latest="")
+    fields = TextColumn("{task.fields[rate]}  {task.fields[latest]}")
+    began = time.monotonic()
+    with Progress(*columns, fields, console=console) as progress:
+        task = progress.add_task("", total=stop, completed=start, latest="", rate="")
         for step in range(start, stop):
             yield step
+            rate = _rate((step + 1 - start) / max(time.monotonic() - began, 1e-9))
             news = "  ".join(f"{name} {number(value)}" for name, value in latest().items())
-            progress.update(task, advance=1, latest=news)
+            progress.update(task, advance=1, latest=news, rate=rate)
 
 
 def _lines(start: int, stop: int, latest: Latest) -> Steps:
     every, began = max(1, stop // LINES), time.monotonic()
+    shown = began
     for step in range(start, stop):
         ends = yield step
-        if (step + 1) % every == 0 or step + 1 == stop or ends:
-            count = f"step {step + 1:{len(str(stop))}}/{stop}"
-            elapsed = timedelta(seconds=int(time.monotonic() - began))
+        now, done = time.monotonic(), step + 1
+        if done % every == 0 or done == stop or ends or now - shown >= SILENT:
+            shown, took = now, max(now - began, 1e-9)
+            left = 0 if ends else took / (done - start) * (stop - done)
+            counts = f"step {done:{len(str(stop))}}/{stop}", f"{_clock(took):>8}", f"{_rate((done - start) / took):>7}"
             numbers = (f"{name} {number(value):{WIDTH}}" for name, value in latest().items())
-            print("  ".join([count, f"{elapsed!s:>8}", *numbers]).rstrip(), flush=True)
+            print("  ".join([*counts, f"{_clock(left):>8} left", *numbers]).rstrip(), flush=True)
+
+
+def _rate(steps: float) -> str:
+    """Steps per second, without an exponent."""
+    return f"{steps:.0f}/s" if steps >= 100 else f"{steps:.3g}/s"
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=int(seconds)))

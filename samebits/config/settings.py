@@ -159,9 +159,10 @@ class Trace(Section):
 
 
 class Record(Section):
-    """The fate of a finished run whose directory a run of another content address is to have."""
+    """The fate of a finished run whose directory another is to have, and whether a run shows its steps."""
 
     finished: Literal["keep", "replace", "refuse"] = "keep"
+    progress: bool = True
 
 
 class Receipt(Section):

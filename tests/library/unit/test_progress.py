@@ -29,12 +29,32 @@ def test_every_number_keeps_its_column_and_new_ones_come_last(capsys: pytest.Cap
         found = [match for line in printed if (match := re.search(rf"\b{name} \S+(  |$)", line))]
         assert len(found) == count
         assert len({match.start() for match in found}) == 1
-    assert all(re.match(r"step [ 1]\d0/100   0:00:\d\d  loss ", line) for line in printed)
+    assert all(re.match(r"step [ 1]\d0/100   0:00:\d\d +\d+/s   0:00:\d\d left  loss ", line) for line in printed)
     assert printed[0].endswith("  loss 0.01000     learning_rate 0.003640")
 
 
 def test_resumed_run_shows_the_rest_and_the_last_step(capsys: pytest.CaptureFixture[str]):
     assert [line.split()[1] for line in lines(capsys, 25, {}, start=21)] == ["22/25", "24/25", "25/25"]
+
+
+def test_rate_and_time_left_are_those_of_this_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """A step that takes long has a line of its own, as somebody who reads a log expects."""
+    clock = iter(range(0, 10**6, 40))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    printed = lines(capsys, 100, {}, start=90)
+    assert [line.split()[1] for line in printed] == ["92/100", "94/100", "96/100", "98/100", "100/100"]
+    assert printed[0] == "step  92/100   0:01:20  0.025/s   0:05:20 left"
+
+
+def test_run_that_ends_early_shows_its_last_step(capsys: pytest.CaptureFixture[str]):
+    shown = progress.shown(0, 1000, dict)
+    for _ in range(8):
+        next(shown)
+    shown.send(True)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("step    8/1000 ") and line.endswith("0:00:00 left")
 
 
 @pytest.mark.parametrize(
