@@ -236,7 +236,7 @@ def of_a_rank(source: Source) -> Iterator[ast.expr]:
         inside = [node for part in loop.body for node in ast.walk(part)]
         own = _names(loop.target) | {name for node in inside if isinstance(node, ast.Assign) for name in _names(node)}
         for node in inside if _names(loop.iter) & steps else ():
-            target = node.target if isinstance(node, ast.AugAssign) else None
+            target: ast.expr | None = node.target if isinstance(node, ast.AugAssign) else None
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
                 target = node.func.value
             while isinstance(target, ast.Attribute | ast.Subscript):
