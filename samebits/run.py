@@ -259,7 +259,8 @@ class Run(Stage[C]):
     def _require_order(self, planned: plan.Plan) -> None:
         """Refuse an order of the owner's that is another one when it is asked again, or on another rank."""
         places = np.arange(min(planned.samples, LOOK))
-        once, again = (digest(np.asarray(planned.order(0).items(places)).tolist()) for _ in range(2))
+        orders = planned.order(0), planned.make(0)
+        once, again = (digest(np.asarray(each.items(places)).tolist()) for each in orders)
         agreement.require_agreement({"order of samples": once}, self.world, "the ranks disagree before step 0:")
         if once != again:
             raise UserError(
@@ -398,7 +399,7 @@ class Run(Stage[C]):
         if loop.stopped is not None:
             ended["stopped"] = {"reason": without_credentials(loop.stopped), "planned": self._planned}
         for each in loop.state.objects.values():
-            if isinstance(each, Best) and each.is_loaded:
+            if isinstance(each, Best) and each.loaded == loop.stop:
                 ended["best"] = {"step": each.step, "value": exact(each.value)}
         return ended
 

@@ -149,7 +149,7 @@ def _repeat(model: nn.Module, calls: list[tuple[Any, Any]]) -> None:
 def _batches(dataset: Indexed, batch: int, loading: Loading) -> Iterator[tuple[int, Any]]:
     world, seed = loading.world, loading.options.seed
     mine = range(world.rank, count_batches(dataset, batch), world.size)
-    loader = loading.loader(dataset, Slices(len(dataset), batch, mine), "test sample")
+    loader = loading.loader(dataset, Slices(len(dataset), batch, mine))
     for number, items in zip(mine, batches(loader, world), strict=True):
         seed_everything(derive(seed, "test batch", number))
         yield number, on_device(items, world.device)

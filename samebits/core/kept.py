@@ -131,7 +131,7 @@ class Best(_Weights):
     Attributes:
         value: the best number so far; None before the first.
         step: how many steps were done then.
-        is_loaded: whether the model was given these weights.
+        loaded: how many were done when the model was given these weights; None before.
     """
 
     def __init__(self, model: nn.Module, *, higher: bool) -> None:
@@ -140,7 +140,7 @@ class Best(_Weights):
         self.higher = higher
         self.value: float | None = None
         self.step = 0
-        self.is_loaded = False
+        self.loaded: int | None = None
         self._extra: dict[str, Any] = {}
 
     @torch.no_grad()
@@ -149,7 +149,7 @@ class Best(_Weights):
         loop, value = self._held(), _number(self, value)
         if not is_better(value, self.value, self.higher):
             return False
-        self.value, self.step = value, loop.step.number + 1 if loop.step else loop.done
+        self.value, self.step = value, _done(loop)
         self._weights = {name: copy(held) for name, held in weights(self.model).items()}
         self._extra = deepcopy(extras(self.model))
         return True
@@ -159,7 +159,7 @@ class Best(_Weights):
         super().load()
         if self._extra:
             self.model.load_state_dict(self._extra, strict=False)
-        self.is_loaded = True
+        self.loaded = _done(self._held())
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds."""
@@ -223,6 +223,11 @@ class Average(_Weights):
 
     def _part(self, tensor: Tensor, like: Held) -> Held:
         return moved(super()._part(tensor, like), local(like).device)
+
+
+def _done(loop: "Loop") -> int:
+    """How many steps are done, with the one under way."""
+    return loop.step.number + 1 if loop.step else loop.done
 
 
 def is_better(value: float, than: float | None, higher: bool, by: float = 0.0) -> bool:

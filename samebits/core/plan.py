@@ -15,7 +15,8 @@ from .order import Permutation
 from .orders import Order, Ordered
 from .seeds import derive
 
-Key = tuple[int, int]  # (epoch, index of the sample in the dataset)
+# (epoch, index of the sample in the dataset); of an order that may repeat a sample, (epoch, its place there, index)
+Key = tuple[int, ...]
 EPOCHS = 4  # whose orders are kept
 MOST = 10**9 - 1  # steps: names of checkpoints have nine digits
 
@@ -42,10 +43,10 @@ class Plan:
         self.samples, self.global_batch, self.micro_batches = samples, global_batch, micro_batches
         self.micro_batch_size = global_batch // micro_batches
         self._seed, self._made_by = seed, order
-        self._order = lru_cache(EPOCHS)(self.order)
+        self.order = lru_cache(EPOCHS)(self.make)
 
-    def order(self, epoch: int) -> Ordered:
-        """The samples of an epoch, made anew."""
+    def make(self, epoch: int) -> Ordered:
+        """The order of an epoch, made anew; `order` keeps some."""
         return self._made_by(self.samples, derive(self._seed, "order", epoch))
 
     def steps(self, epochs: int) -> int:
@@ -64,14 +65,10 @@ class Plan:
     def keys(self, step: int, micro_batch: int) -> list[Key]:
         """The samples of one micro-batch."""
         first = step * self.global_batch + micro_batch * self.micro_batch_size
-        places = (divmod(position, self.samples) for position in range(first, first + self.micro_batch_size))
-        return [(epoch, self._item(epoch, position)) for epoch, position in places]
-
-    def _item(self, epoch: int, position: int) -> int:
-        order = self._order(epoch)
-        if isinstance(order, Permutation):
-            return order[position]  # a few one by one take less time
-        return int(self._items(epoch, np.array([position]))[0])
+        places = [divmod(position, self.samples) for position in range(first, first + self.micro_batch_size)]
+        if self._made_by is not Permutation:
+            return [(*place, int(self._items(place[0], np.array(place[1:]))[0])) for place in places]
+        return [(epoch, self.order(epoch)[place]) for epoch, place in places]  # type: ignore[index]
 
     def _items(self, epoch: int, places: NDArray[np.int64]) -> NDArray[Any]:
         """The samples at places of an epoch.
@@ -79,7 +76,7 @@ class Plan:
         Raises:
             UserError: an order of the owner's gives none of the dataset.
         """
-        items = self._order(epoch).items(places)
+        items = self.order(epoch).items(places)
         if self._made_by is not Permutation:
             items = np.asarray(items)
             if items.shape != places.shape or items.dtype.kind not in "iu" or not _inside(items, self.samples):
@@ -99,7 +96,8 @@ class Plan:
         for epoch in np.unique(epochs):
             of = epochs == epoch
             items[of] = self._items(int(epoch), places[of])
-        keys = list(zip(epochs.tolist(), items.tolist(), strict=True))
+        placed = [places.tolist()] if self._made_by is not Permutation else []
+        keys = list(zip(epochs.tolist(), *placed, items.tolist(), strict=True))
         return [keys[first : first + size] for first in range(0, len(keys), size)]
 
 

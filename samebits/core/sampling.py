@@ -33,16 +33,14 @@ class Items(list[Any]):
 class Seeded(Dataset[Any]):
     """A dataset whose items are pure functions of the root seed and of their key, even if its transforms draw.
 
-    A key is what the seeds of `purpose` are derived from; the index in the dataset is its last number. Each item is
-    made with one thread, as in a loader's worker: more of them would add a large tensor in another order.
+    Seeds are derived from a key; the index in the dataset is its last number, and `PURPOSES` says what they are for.
+    Each item is made with one thread, as in a loader's worker: more of them would add a large tensor in another order.
 
     Once the items of a batch are made, `check` may refuse them.
     """
 
-    def __init__(
-        self, dataset: Indexed, seed: int, purpose: str = "sample", check: Callable[[], object] | None = None
-    ) -> None:
-        self.dataset, self.seed, self.purpose, self.check = dataset, seed, purpose, check
+    def __init__(self, dataset: Indexed, seed: int, check: Callable[[], object] | None = None) -> None:
+        self.dataset, self.seed, self.check = dataset, seed, check
 
     def __getitem__(self, key: tuple[int, ...]) -> Any:
         return self.__getitems__([key])[0]
@@ -51,7 +49,7 @@ class Seeded(Dataset[Any]):
         """The items of a batch, for which a DataLoader asks at once."""
         with _one_thread():
             items = Items(
-                seeded(derive(self.seed, self.purpose, *key), partial(self.dataset.__getitem__, key[-1]))
+                seeded(derive(self.seed, PURPOSES[len(key)][0], *key), partial(self.dataset.__getitem__, key[-1]))
                 for key in keys
             )
         items.key = keys[0]
@@ -85,7 +83,7 @@ class Collated:
                     f"items of the dataset cannot be stacked to a batch: {said[:200]}. Give run.steps and "
                     f"samebits.sums collate=..., a function that makes a batch of a list of items, such as by padding"
                 ) from None
-        seed = derive(samples.seed, COLLATION[samples.purpose], *items.key)
+        seed = derive(samples.seed, PURPOSES[len(items.key)][1], *items.key)
         with _one_thread():
             batch = seeded(seed, partial(self.collate, [*items]))
         if samples.check:
@@ -94,7 +92,12 @@ class Collated:
 
 
 UNEQUAL = re.compile("equal size|resize storage|dtype")  # in what torch says of items of several shapes or types
-COLLATION = {"sample": "collation", "test sample": "test collation"}
+# What the seeds of a key of so many numbers are for: an item, and a batch of which it is the first.
+PURPOSES = {
+    1: ("test sample", "test collation"),
+    2: ("sample", "collation"),
+    3: ("placed sample", "placed collation"),
+}
 
 
 @contextmanager
@@ -154,9 +157,9 @@ class Loading:
     check: Callable[[], object] | None = None
     collate: Callable[[list[Any]], Any] | None = None
 
-    def loader(self, dataset: Indexed, keys: MicroBatches | Slices, purpose: str = "sample") -> DataLoader[Any]:
+    def loader(self, dataset: Indexed, keys: MicroBatches | Slices) -> DataLoader[Any]:
         """A DataLoader that yields a batch for each list of keys; the worker count changes its speed only."""
-        samples, options = Seeded(dataset, self.options.seed, purpose, self.check), self.options
+        samples, options = Seeded(dataset, self.options.seed, self.check), self.options
         workers = min(options.loader.workers, len(keys))
         return DataLoader(
             samples,

@@ -11,6 +11,8 @@ PURPOSES = {
     "order": ("epoch",),
     "sample": ("epoch", "index"),
     "collation": ("epoch", "index"),
+    "placed sample": ("epoch", "place", "index"),
+    "placed collation": ("epoch", "place", "index"),
     "micro-batch": ("step", "number"),
     "further sum": ("step", "number", "pass"),
     "test sample": ("index",),

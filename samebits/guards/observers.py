@@ -31,7 +31,8 @@ class Replicas(Observer):
 
     def ballot(self, view: View) -> Ballot:
         """All ranks work at it together."""
-        if self._every and (view.done % self._every == 0 or view.is_last):
+        due = self._every and (view.done % self._every == 0 or view.is_last)
+        if due and self._world.size > 1:
             require_replicas(view.weights(), view.done, self._world, self._replicas)
             others = {name: moved(held, self._world.device) for name, held in view.others().items()}
             require_replicas(others, view.done, self._world, self._replicas, "objects of run.steps(state=...)")

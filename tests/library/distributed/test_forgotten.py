@@ -24,6 +24,7 @@ from support import OURS as PROJECT
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+import samebits as sb
 from samebits import front
 from samebits.base.files import read_json
 from samebits.checkpoint.final import load_weights
@@ -199,6 +200,26 @@ def test_step_that_is_skipped_changes_no_weight(attempt: Callable[..., Ended], c
 
     assert attempt(loop, compute=skip).code == 0
     assert weights == [True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize("at", [1, None])
+def test_record_names_the_best_weights_where_the_run_ends_with_them(at: int | None, attempt: Callable[..., Ended]):
+    """Not where the loop takes them back and trains on."""
+
+    def loop(run: Run, parts: Parts) -> None:
+        best = sb.Best(parts.model, higher=True)
+        for step in parts.steps(run, state={"best": best}):
+            good(step, parts)
+            best.update(-step.number)
+            if step.number == at:
+                best.load()
+        if at is None:
+            best.load()
+        run.finish()
+
+    ended = attempt(loop)
+    assert ended.code == 0, ended.message
+    assert read_json(ended.out / names.RUN).get("best") == (None if at else {"step": 1, "value": 0.0})
 
 
 def stopped(body: Callable[[Step, Parts], None]) -> Loop:

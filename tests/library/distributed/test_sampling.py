@@ -15,6 +15,7 @@ from samebits.core import flags, sampling
 from samebits.core.errors import RunError, UserError
 from samebits.core.evaluation import evaluating
 from samebits.core.order import Permutation
+from samebits.core.orders import Weighted
 from samebits.core.ranks import World
 from samebits.core.sampling import AHEAD, MicroBatches, Plan
 from samebits.core.seeds import derive
@@ -219,6 +220,15 @@ def test_items_that_do_not_stack_are_refused_with_the_way_that_works(config: Con
         "items of the dataset cannot be stacked to a batch: RuntimeError: stack expects "
     )
     assert "collate=..., a function that makes a batch of a list of items" in str(refused.value)
+
+
+def test_sample_that_is_drawn_twice_in_an_epoch_draws_anew(config: Config):
+    """By its place, on any rank: else a rare sample would have one augmentation in all of an epoch."""
+    rare = Plan(SAMPLES, BATCH, MICRO_BATCHES, 5, Weighted([1.0] + [0.0] * (SAMPLES - 1)))
+    for place in (world(0, 1), world(1, 2)):
+        keys = MicroBatches(rare, mine(place), 0, 2)
+        drawn = torch.cat([*sampling.Loading(config.options, place).loader(Drawing(), keys)])
+        assert (drawn[:, 0] == 0).all() and len(drawn[:, 1:].unique()) == 3 * len(drawn)
 
 
 def test_function_that_opens_a_file_is_checked(config: Config):

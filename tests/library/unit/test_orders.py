@@ -50,7 +50,7 @@ def test_order_of_the_owner_is_asked_alike_for_one_place_and_for_many():
     steps = range(10, 20)  # from the first epoch into the second one
     many = plan.keys_of(steps, range(8))
     assert many == [plan.keys(step, micro_batch) for step in steps for micro_batch in range(8)]
-    assert {epoch for keys in many for epoch, _ in keys} == {0, 1}
+    assert {epoch for keys in many for epoch, *_ in keys} == {0, 1}
 
 
 class Constant:
