@@ -106,7 +106,7 @@ def carried(code: CodeType, at: int) -> dict[str, int]:
     live = _live(follow, reads, writes)[here]
     line, lines = 0, dict[str, int]()
     for place, each in enumerate(found):
-        line = each.starts_line or line if isinstance(each.starts_line, int) else line
+        line = (each.positions and each.positions.lineno) or line
         if place in loop:
             lines |= {name: line for name in writes[place] & live if name not in lines}
     return lines

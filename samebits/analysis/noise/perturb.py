@@ -191,6 +191,9 @@ def train(project: Project, settings: Settings, overrides: Sequence[str], folder
 def compared(perturbed: Path, control: Path, kind: str, at: int, key: str, accepted: dict[str, float]) -> Perturbation:
     stated = read_json(perturbed / CHANGED)
     runs = perturbed / "run", control / "run"
+    if kind != CONTROL and not stated["changed"]:
+        ended = int(read_record(runs[0], METRICS)[STEPS])
+        raise UserError(f"--at {at} seen, at most {ended - 1} wanted: the run ended itself after {ended} steps")
     losses = [{row["step"]: row["metrics"][LOSS] for row in metric_rows(run) if LOSS in row["metrics"]} for run in runs]
     rows = [
         Row(

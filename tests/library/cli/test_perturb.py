@@ -24,8 +24,10 @@ from samebits.address.manifest import sha256_file
 from samebits.analysis import diff, results
 from samebits.analysis.noise import perturb, perturbed
 from samebits.analysis.noise.perturb import Moved, Perturbation, Row
+from samebits.base.files import write_json
 from samebits.config.params import load
 from samebits.core.errors import RunError, UserError
+from samebits.record import names
 from samebits.start import trainings
 
 AT = 3
@@ -101,6 +103,14 @@ def test_no_receipt_and_no_checkpoint_is_left(kind: str, children: Children):
 
 
 @pytest.mark.long
+def test_run_that_ends_itself_before_the_change_is_told(tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    write_json(tmp_path / perturbed.CHANGED, {"changed": None, "steps": 10, "probes": [4, 9]})
+    write_json(tmp_path / "run" / names.METRICS, {"steps": 3})
+    with pytest.raises(UserError, match="--at 5 seen, at most 2 wanted: the run ended itself after 3 steps"):
+        perturb.compared(tmp_path, tmp_path, "weight", 5, "tolerance", {})
+
+
 def test_step_that_the_run_does_not_have_is_refused(children: Children, tmp_path: Path):
     with pytest.raises(UserError) as refused:
         children.make(tmp_path / "batch", 23)
