@@ -1,5 +1,6 @@
 """One run as `train.py` holds it, from the flags to the receipt; and the stages that are no run."""
 
+import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -55,7 +56,7 @@ from .record import names
 from .record.classes import environments
 from .record.opening import non_portable_before, reported_of
 from .record.reading import read_record
-from .record.record import ENDS, as_number, ends
+from .record.record import ENDS, as_number, ends, require_name
 from .trace.metrics import Metrics
 from .trace.trace import Trace
 from .tracking import logged
@@ -336,6 +337,30 @@ class Run(Stage[C]):
         """Record numbers of a step (counted from 0). They are read when the step ends, with all else that is."""
         if self._folder:
             self._metrics.take(step, metrics)
+
+    def log_text(self, text: str, name: str) -> None:
+        """Keep a text as a file of this name, such as samples/step-100.txt, below `files/` of the run directory.
+
+        It goes to MLflow with all else. Each rank may call it; rank 0 writes.
+        """
+        self._keep(name, lambda path: path.write_text(text))
+
+    def log_figure(self, figure: Any, name: str) -> None:
+        """Keep a figure of matplotlib, or of what else has `savefig`, in the format that the name ends with."""
+        if not hasattr(figure, "savefig"):
+            raise UserError(f"run.log_figure(): a {type(figure).__name__} given, a figure with savefig() wanted")
+        self._keep(name, lambda path: figure.savefig(path, format=Path(name).suffix[1:] or None))
+
+    def log_artifact(self, path: str | Path, name: str = "") -> None:
+        """Keep a copy of a file, under its own name or this one."""
+        if not Path(path).is_file():
+            raise UserError(f"run.log_artifact(): {path}: no file there")
+        self._keep(name or Path(path).name, lambda copy: shutil.copyfile(path, copy))
+
+    def _keep(self, name: str, write: Callable[[Path], object]) -> None:
+        require_name(name)
+        if self._folder:
+            self._folder.record.keep(name, write)
 
     def _write(self, step: int, numbers: dict[str, float]) -> None:
         assert self._folder

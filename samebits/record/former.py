@@ -15,6 +15,7 @@ from . import names
 from .classes import environments
 from .lock import RunLock
 from .reading import read_record
+from .record import files as logged_files
 from .removal import CUT_SHORT, SAVED, own, remove_checkpoint, remove_empty
 
 TRACED = re.compile(rf"(steps|tensors)\.bin|tensors\.json(\.part)?|values\.safetensors|rank\d+\.jsonl|{CUT_SHORT}")
@@ -47,6 +48,8 @@ def clear(
             kept = _moved(out, facts, mark, [])
             until = ", until this one has finished" if mark else ""
             report(f"{out} held the finished run of {other}; it is kept in {kept}{until}")
+        elif facts:
+            _remove_logged(out, facts)
         _remove_trace(out)
     except OSError as error:
         raise UserError(
@@ -91,13 +94,15 @@ def set_aside(out: Path) -> Path | None:
 def _moved(out: Path, facts: Mapping[str, Any], mark: str, checkpoints: Sequence[Path]) -> Path:
     """Move the run in `out` to earlier/; where to. What the owner has put beside its files stays."""
     beside = part(out / names.EARLIER / f".{facts['tags']['repro.address'][:16]}-{facts['id'][:8]}")
-    files = [*own(out / names.TRACE, TRACED), *(out / name for name in sorted(names.FILES - {names.LOCK, names.RUN}))]
+    files = [*checkpoints, *own(out / names.TRACE, TRACED), *logged_files(out, facts)]
+    files += [out / name for name in sorted(names.FILES - {names.LOCK, names.RUN})]
     # run.json last: as long as it is there, a start after a crash goes on with this
-    for file in [*checkpoints, *files, out / names.RUN]:
+    for file in [*files, out / names.RUN]:
         if file.exists():
             target = beside / file.relative_to(out)
             target.parent.mkdir(parents=True, exist_ok=True)
             file.rename(target)
+    _remove_logged(out, facts)  # the folders in which they lay
     return _name(beside, mark)
 
 
@@ -143,6 +148,8 @@ def drop_replaced(out: Path, report: Callable[[str], None]) -> None:
     earlier = out / names.EARLIER
     try:
         for replaced in earlier.glob(f"{names.REPLACED}*"):
+            if (replaced / names.RUN).is_file():
+                _remove_logged(replaced, read_record(replaced, names.RUN))
             # that first: without it, there is no run
             for name in sorted(names.FILES, key=lambda name: name != names.RUN):
                 (replaced / name).unlink(missing_ok=True)
@@ -152,6 +159,14 @@ def drop_replaced(out: Path, report: Callable[[str], None]) -> None:
         remove_empty(earlier)
     except OSError as error:
         report(f"{earlier}: a replaced run is not removable ({error.strerror}: {error.filename}): remove it by hand")
+
+
+def _remove_logged(out: Path, facts: Mapping[str, Any]) -> None:
+    """Remove the files that the loop of the run in `out` has logged, and folders that are empty then."""
+    for file in logged_files(out, facts):
+        file.unlink(missing_ok=True)
+        for folder in file.relative_to(out).parents[:-1]:
+            remove_empty(out / folder)
 
 
 def _remove_checkpoints(out: Path) -> None:

@@ -16,6 +16,8 @@ TENSOR_ROWS = f"{TRACE}/tensors.bin"  # the digests of each tensor at each step
 TENSOR_COLUMNS = f"{TRACE}/tensors.json"  # the names of their columns
 VALUES = f"{TRACE}/values.safetensors"  # the tensors of one step
 
+LOGGED_FILES = "files"  # what the loop logs beside numbers; run.json has their names
+
 # written at its end
 WEIGHTS = "model.safetensors"
 PICKLED = "model.pth"  # the model as a whole, for MLflow

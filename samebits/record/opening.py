@@ -18,7 +18,7 @@ from .reading import read_record
 from .record import Record
 
 SHOWN = 6  # operations that have a line of their own
-FOLDERS = (names.CHECKPOINTS, names.TRACE, names.EARLIER)
+FOLDERS = (names.CHECKPOINTS, names.TRACE, names.LOGGED_FILES, names.EARLIER)
 
 
 def require_run_directory(project: Project, out: Path) -> None:

@@ -130,6 +130,7 @@ class Run(Form):
     resumed: list[int] = ABSENT
     stopped: Stopped = ABSENT
     best: Best = ABSENT
+    files: list[str] = ABSENT
     tags: Tags
     tracking: Tracking
     dataset: Dataset

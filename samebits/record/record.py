@@ -5,11 +5,12 @@ import os
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..base.files import read_text, sync, write_json
+from ..base.files import durable, read_text, sync, write_json
 from ..core.errors import RunError, UserError
 from . import names
 from .reading import metric_rows, read_record
@@ -33,6 +34,7 @@ def as_number(name: str, value: Any) -> float:
         raise UserError(f"metric {name}: {seen} given, one number wanted") from None
 
 
+LONGEST = 200  # characters of a file's name
 ENDS = "stopped", "best"  # facts of a run that ends early, or not with the weights after its last step
 
 
@@ -44,6 +46,27 @@ def ends(facts: Mapping[str, Any], steps: int) -> dict[str, str]:
     if best := facts.get("best"):
         words["best"] = f"the weights after {best['step']} steps: {best['value']}"
     return words
+
+
+def require_name(name: str) -> str:
+    """Refuse a name of a file of the loop's own that would lie elsewhere than below `files/`.
+
+    Raises:
+        UserError: it is no relative path of plain parts.
+    """
+    parts = name.split("/") if isinstance(name, str) and name.isprintable() else []
+    if not all(parts) or not parts or any(part[0] in ".-~" for part in parts) or len(name) > LONGEST:
+        raise UserError(f"{name!r}: a name such as figures/loss.png wanted, without ., - or ~ before a part")
+    return name
+
+
+def files(folder: Path, facts: Mapping[str, Any]) -> list[Path]:
+    """The files of the loop's own that a run's record names. Others may have written it: odd names are left out."""
+    found = []
+    for name in facts.get("files") or ():
+        with suppress(UserError):
+            found.append(folder / names.LOGGED_FILES / require_name(name))
+    return found
 
 
 class Record:
@@ -126,6 +149,14 @@ class Record:
                 )
         if news:
             self._rows.write(json.dumps({"step": step, "time": now(), "metrics": news}) + "\n")
+
+    def keep(self, name: str, write: Callable[[Path], object]) -> None:
+        """Have `write` make a file of the loop's own, which has this name below `files/`."""
+        path = self.folder / names.LOGGED_FILES / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with durable(path) as beside:
+            write(beside)
+        self.describe(files=sorted({*self._facts.get("files", ()), name}))
 
     def sync(self) -> None:
         """Return once all rows are on the disk."""

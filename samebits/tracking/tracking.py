@@ -22,6 +22,7 @@ from ..base.redact import without_credentials
 from ..core.errors import RunError, UserError
 from ..record import names
 from ..record.reading import metric_rows, read_record
+from ..record.record import files
 from .follower import read_state as read_state
 from .logged_model import log_model
 
@@ -135,6 +136,8 @@ def _upload(folder: Path, locks: Path) -> dict[str, Any]:
             client.log_artifact(run, str(path))
     for path in sorted((folder / names.TRACE).glob("*")):
         client.log_artifact(run, str(path), names.TRACE)
+    for path in filter(Path.is_file, files(folder, facts)):
+        client.log_artifact(run, str(path), path.parent.relative_to(folder).as_posix())
     for path in sorted(locks.glob("*.txt")):
         client.log_artifact(run, str(path), LOCKS)
     if status == "FINISHED" and all((folder / name).is_file() for name in names.LOGGED):

@@ -508,6 +508,21 @@ def lengths_of_another_dataset(run: Run, parts: Parts) -> None:
         good(step, parts)
 
 
+@slip("'../there.txt': a name such as figures/loss.png wanted, without ., - or ~ before a part")
+def text_that_would_lie_elsewhere(run: Run, parts: Parts) -> None:
+    run.log_text("text", "../there.txt")
+
+
+@slip("run.log_figure(): a list given, a figure with savefig() wanted")
+def figure_that_is_none(run: Run, parts: Parts) -> None:
+    run.log_figure([1, 2], "figure.png")
+
+
+@slip("run.log_artifact(): nowhere.csv: no file there")
+def file_that_is_nowhere(run: Run, parts: Parts) -> None:
+    run.log_artifact("nowhere.csv")
+
+
 @slip("scaler.step(optimizer): a gradient scaler belongs to float16, and its factor follows overflows. Set ")
 def scaler_of_gradients(run: Run, parts: Parts) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)

@@ -39,6 +39,7 @@ from samebits.core.step import Step
 from samebits.core.summing import gradients_of
 from samebits.guards.unsaved import UnsavedState
 from samebits.record import names
+from samebits.record.record import files as logged_files
 from samebits.run import Run, alone
 
 pytestmark = pytest.mark.usefixtures("as_a_stage")
@@ -200,6 +201,43 @@ def test_step_that_is_skipped_changes_no_weight(attempt: Callable[..., Ended], c
 
     assert attempt(loop, compute=skip).code == 0
     assert weights == [True, True, False, False, False, False]
+
+
+class Figure:
+    """As matplotlib's."""
+
+    def savefig(self, path: Path, **options: str) -> None:
+        path.write_text(f"drawn as {options['format']}")
+
+
+def test_texts_figures_and_files_lie_with_the_run_and_go_with_it(attempt: Callable[..., Ended], tmp_path: Path):
+    """A later run of another address in the same directory moves them, and nothing of its owner's."""
+    (tmp_path / "table.csv").write_text("a,b")
+
+    def loop(run: Run, parts: Parts) -> None:
+        for step in parts.steps(run):
+            good(step, parts)
+            run.log_text(f"text {step.number}", "samples/last.txt")
+        run.log_figure(Figure(), "loss.png")
+        run.log_artifact(tmp_path / "table.csv")
+        run.log_artifact(tmp_path / "table.csv", "tables/other.csv")
+        run.finish()
+
+    ended = attempt(loop)
+    kept = {"samples/last.txt": "text 2", "loss.png": "drawn as png", "table.csv": "a,b", "tables/other.csv": "a,b"}
+    files = ended.out / names.LOGGED_FILES
+    assert ended.code == 0, ended.message
+    assert {name: (files / name).read_text() for name in kept} == kept
+    assert read_json(ended.out / names.RUN)["files"] == sorted(kept)
+
+    (files / "tables" / "own.txt").write_text("the owner's")
+    assert attempt(plain, seed=1).code == 0
+    (earlier,) = (ended.out / names.EARLIER).iterdir()
+    assert {name: (earlier / names.LOGGED_FILES / name).read_text() for name in kept} == kept
+    assert [path for path in files.rglob("*") if path.is_file()] == [files / "tables" / "own.txt"]
+
+    odd = ["../../run.json", "/etc/passwd", "a/../b", "", ".hidden", "a\nb"]
+    assert logged_files(earlier, {"files": odd}) == []
 
 
 @pytest.mark.parametrize("at", [1, None])

@@ -81,6 +81,15 @@ def test_default_store_is_a_file_in_the_project(
     assert server.runs_of(another) == []
 
 
+def test_files_that_the_loop_has_logged_are_uploaded_under_their_names(server: Server, another: Path):
+    (another / names.LOGGED_FILES / "samples").mkdir(parents=True)
+    (another / names.LOGGED_FILES / "samples" / "last.txt").write_text("text")
+    files = {"files": ["samples/last.txt", "samples/lost.txt", "../run.json"]}
+    write_json(another / names.RUN, read_json(another / names.RUN) | files)
+    tracking.sync(another, LOCKS)
+    assert [name for name in server.artifacts(another) if name.startswith("files")] == ["files/samples/last.txt"]
+
+
 def test_many_rows_of_another_record_go_in_several_requests(server: Server, tracked: Trained, another: Path):
     with (another / names.METRIC_ROWS).open("a") as rows:
         for step in range(1000, 1600):
