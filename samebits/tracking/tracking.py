@@ -12,7 +12,8 @@ import select
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from getpass import getuser
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +169,20 @@ def _find_or_create(client: Any, facts: dict[str, Any]) -> tuple[str, str]:
     found = client.search_runs([identity], f"tags.`repro.run` = '{facts['id']}'", max_results=1)
     if found:
         return identity, found[0].info.run_id
-    tags = {"repro.run": facts["id"]} | facts["tags"]
-    run = client.create_run(identity, facts["started"], {key: str(value) for key, value in tags.items()})
+    tags = {"repro.run": facts["id"]} | facts["tags"] | _columns(facts)
+    name = f"train {str(facts['tags']['repro.address'])[:8]} seed {facts['config'].get('seed')}"
+    run = client.create_run(identity, facts["started"], {key: str(value) for key, value in tags.items()}, name)
     return identity, run.info.run_id
+
+
+def _columns(facts: dict[str, Any]) -> dict[str, Any]:
+    """What the columns User, Source and Version of MLflow's pages show."""
+    columns = {"mlflow.source.name": "samebits train", "mlflow.source.type": "LOCAL"}
+    if commit := facts["code"]["commit"]:
+        columns["mlflow.source.git.commit"] = commit
+    with suppress(OSError, KeyError):  # as in a container whose user has no name
+        columns["mlflow.user"] = getuser()
+    return columns
 
 
 def _batches(rows: list[dict[str, Any]], done: int) -> Iterator[tuple[list[tuple[str, float, int, int]], int]]:

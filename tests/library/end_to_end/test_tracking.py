@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from getpass import getuser
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,13 @@ def test_tags_name_what_was_asked_for_and_what_came_out(server: Server, tracked:
     }
     assert {name: tags[name] for name in wanted} == wanted
     assert {"repro.commit", "repro.dirty", "repro.image", "repro.run"} <= set(tags)
+    columns = {
+        "mlflow.source.git.commit": tags["repro.commit"],
+        "mlflow.source.name": "samebits train",
+        "mlflow.runName": f"train {address['address'][:8]} seed 0",
+        "mlflow.user": getuser(),
+    }
+    assert {name: tags.get(name, "None") for name in columns} == columns
 
 
 def test_artifacts_are_what_the_run_left_and_the_locks(server: Server, tracked: Trained):
