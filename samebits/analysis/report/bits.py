@@ -1,5 +1,6 @@
 """Whether runs have equal bits, as far as what they left can tell."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from ...base.text import differences, some
@@ -8,19 +9,22 @@ from ...record.view import RunView
 from .. import diff
 from ..diff import DIFFERENT, EQUAL, SO_FAR, UNKNOWN, Verdict
 
-WORST = (DIFFERENT, UNKNOWN, SO_FAR, EQUAL)  # which word stands for several
+WORDS = EQUAL, SO_FAR, DIFFERENT, UNKNOWN  # in the order in which they are counted
+GOOD = {EQUAL, SO_FAR}
 ALTERED = "a record is not as its receipt states"
 
 
-def judge(runs: Sequence[RunView]) -> tuple[str, list[str]]:
-    """The verdict on all runs in a word, and a sentence for each pair that was compared.
+def judge(runs: Sequence[RunView]) -> tuple[str, bool, list[str]]:
+    """The verdict on all runs, whether it is a good one, and a sentence for each pair that was compared.
 
-    The runs of one content address are compared with the first of them. The word is empty where none has a second.
+    The runs of one content address are compared with the first of them. The verdict is a word, or where several are
+    due, how many runs each is due to. It is empty where no run has a second.
     """
     groups: dict[str, list[RunView]] = {}
     for run in runs:
         groups.setdefault(run.address.get("address") or f"unknown, of {run.name}", []).append(run)
-    found = [compared(first, other) for first, *others in groups.values() for other in others]
+    compared_in = [[compared(first, other) for other in others] for first, *others in groups.values()]
+    found = [verdict for group in compared_in for verdict in group]
     sentences = [verdict.said for verdict in found]
     if len(runs) == 1:
         sentences.append("There is no second run to compare its bits with.")
@@ -29,7 +33,11 @@ def judge(runs: Sequence[RunView]) -> tuple[str, list[str]]:
         sentences.append(f"They have {len(groups)} content addresses; bits of different addresses are not comparable.")
         if alone and found:
             sentences.append(f"Alone with its content address: {some(alone)}.")
-    return next((word for word in WORST if any(verdict.word == word for verdict in found)), ""), sentences
+    words = Counter(verdict.word for verdict in found)
+    if len(words) == 1:
+        return next(iter(words)), words.keys() <= GOOD, sentences
+    words[EQUAL] += sum(any(verdict.word == EQUAL for verdict in group) for group in compared_in)  # the first ones
+    return ", ".join(f"{words[word]} {word}" for word in WORDS if words[word]), words.keys() <= GOOD, sentences
 
 
 def compared(one: RunView, other: RunView) -> Verdict:

@@ -11,7 +11,6 @@ from ...base.project import LIBRARY
 from ...base.shape import plain
 from ...base.text import differences, flatten
 from ...record.view import RunView
-from .. import diff
 from ..rendering import render
 from . import bits, drawn, measured, plots, public
 
@@ -36,7 +35,7 @@ class Extras:
 
 def report(runs: Sequence[RunView], extras: Extras = Extras()) -> str:
     """The page. It needs no other file, asks no network and runs no script."""
-    word, sentences = bits.judge(runs)
+    word, good, sentences = bits.judge(runs)
     doubts = [f"{run.name}: {public.words(doubt)}." for run in runs for doubt in run.doubts]
     pens, names = [plots.pen(number) for number in range(len(runs))], [run.name for run in runs]
     metrics = drawn.metrics_in_order(runs)
@@ -49,7 +48,7 @@ def report(runs: Sequence[RunView], extras: Extras = Extras()) -> str:
         names=names,
         count=f"{len(runs)} run{'s' * (len(runs) > 1)}",
         word=word,
-        good=word in (diff.EQUAL, diff.SO_FAR),
+        good=good,
         sentences=[*doubts, *sentences],
         differing=differing,
         config=config,

@@ -81,6 +81,16 @@ def test_one_run_is_told_without_a_verdict():
     assert "Differences of" not in found.text and "<details>" in found.source
 
 
+def test_headline_counts_where_one_of_several_runs_differs():
+    runs = [write(Path(name)) for name in ("one", "two")] + [write(Path("odd"), rows=traced(12, part=3))]
+    found = page(*runs)
+    assert "3 runs: 2 EQUAL, 1 DIFFERENT" in found.text
+    assert "one and two have equal bits in all 12 steps" in found.text
+    other = write(Path("other"), seed=1)
+    assert "3 runs: EQUAL" in page(*runs[:2], other).text
+    assert "4 runs: 2 EQUAL, 1 DIFFERENT" in page(*runs, other).text
+
+
 def test_receipts_alone_are_enough_for_the_verdict():
     one, other = write(Path("one")), write(Path("other"), rows=traced(12, part=3), weights="1" * 64)
     found = page(one / "receipt.json", other / "receipt.json")
