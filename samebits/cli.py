@@ -27,6 +27,38 @@ GROUPS = {
 }
 
 
+# Of each verb, words with which it is called; `samebits VERB --help` shows them.
+EXAMPLES = {
+    "prepare": "",
+    "train": "--ranks 4 --set train.epochs=5 --out artifacts-short",
+    "evaluate": "--out artifacts-short",
+    "docs": "resume",
+    "config": "--set seed=1",
+    "address": "--set seed=1",
+    "env": "",
+    "diff": "artifacts artifacts-short",
+    "doctor": "",
+    "smoke": "",
+    "hash-data": "--files",
+    "check-data": "",
+    "check": "artifacts",
+    "verify": "--only '2 ranks' --only 'killed and resumed'",
+    "verify-receipt": "artifacts/receipt.json",
+    "audit": "--set model.name=transformer",
+    "bisect": "artifacts artifacts-other",
+    "compare": "artifacts-a* -- artifacts-b*",
+    "cost": "--cycles 5",
+    "noise": "--runs 5 --short",
+    "trial": "loader.workers=4 --pairs 5",
+    "accept": "artifacts --source 'the first run on our data'",
+    "bundle": "artifacts --out bundle.tar.gz",
+    "replay": "artifacts/receipt.json --ranks 2",
+    "report": "artifacts artifacts-short --out report.html",
+    "sync": "artifacts",
+    "upgrade": "../repro-template@main",
+}
+
+
 class Grouped(click.Group):
     """Verbs in groups, each with its whole line; a failure that a user can cause ends in a line and an exit code."""
 
@@ -61,11 +93,14 @@ class Grouped(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         """The verb of this name. Those of analysis are loaded on request: `samebits train` loads none."""
-        if name in self.commands:
-            return super().get_command(context, name)
-        from .analysis.verbs import VERBS
+        found = super().get_command(context, name)
+        if not found:
+            from .analysis.verbs import VERBS
 
-        return VERBS.get(name)
+            found = VERBS.get(name)
+        if found and name in EXAMPLES:
+            found.epilog = f"Example: {' '.join([NAME, name, EXAMPLES[name]]).strip()}"
+        return found
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """List every verb with the first line of its help, uncut."""

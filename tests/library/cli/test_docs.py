@@ -4,6 +4,7 @@ import ast
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -18,7 +19,7 @@ import torch
 from support import PACKAGE, PROJECT, python
 
 from samebits.base.project import LIBRARY
-from samebits.cli import main
+from samebits.cli import EXAMPLES, main
 from samebits.config.settings import ENVIRONMENT, NEUTRAL, Section, Settings
 from samebits.core.errors import RunError
 from samebits.record import names
@@ -125,6 +126,24 @@ def wrong(text: str) -> Iterator[str]:
 @pytest.mark.parametrize("name", [*PAGES, "README"])
 def test_page_shows_what_exists(name: str):
     assert [*wrong(PAGES.get(name, README))] == []
+
+
+def test_help_of_each_verb_has_an_example_that_it_takes():
+    assert EXAMPLES.keys() == VERBS.keys()
+    for verb, command in VERBS.items():
+        context = click.Context(command, info_name=verb)
+        values, rest, _ = command.make_parser(context).parse_args(shlex.split(EXAMPLES[verb]))
+        assert not rest and all(values.get(str(each.name)) for each in command.params if each.required), verb
+        assert f"Example: {COMMAND} {verb}" in command.get_help(context)
+
+
+def test_verbs_and_options_are_completed():
+    (variable,) = re.findall(r"\$\((\w+)=bash_source", PAGES["commands"])
+    for words, wanted in (("verif", {"verify", "verify-receipt"}), ("train --fr", {"--fresh"})):
+        typed = {"COMP_WORDS": f"{COMMAND} {words}", "COMP_CWORD": str(len(words.split()))}
+        call = f"from samebits.cli import main; main(prog_name={COMMAND!r})"
+        done = python("-c", call, env={variable: "bash_complete", **typed})
+        assert {line.partition(",")[2] for line in done.stdout.splitlines()} == wanted
 
 
 def test_readme_shows_lines_of_the_page_on_verify():
