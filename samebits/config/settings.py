@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, to_jsonable_python
 
+from ..base.redact import without_credentials
 from ..base.text import flatten
 from ..core import options
 
@@ -80,6 +81,14 @@ class Data(Section):
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     check: Annotated[Check, NEUTRAL] = "remembered"
     prepared: Annotated[str, NEUTRAL] = "data/prepared"
+    license: Annotated[str, NEUTRAL] = ""
+    source: Annotated[str, NEUTRAL] = ""
+
+    @model_validator(mode="after")
+    def _keep_credentials_out_of_receipts(self) -> Self:
+        if without_credentials(self.source) != self.source:
+            raise ValueError("source holds a user, a password or a query, and receipts state it; wanted a URL without")
+        return self
 
 
 class Parallel(Section):

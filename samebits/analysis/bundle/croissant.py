@@ -46,6 +46,7 @@ def described(run: Receipt, about: "About", folder: bool) -> dict[str, Any]:
         _file(f"{prepared}/{entry['path']}", entry["sha256"], UNKNOWN, "made from the dataset by `samebits prepare`")
         for entry in run.stated["preimage"]["data"]["files"]
     ]
+    terms, source = (str(run.stated["config"].get(f"data.{key}") or "") for key in ("license", "source"))
     return {
         "@context": CONTEXT,
         "@type": "sc:Dataset",
@@ -55,6 +56,8 @@ def described(run: Receipt, about: "About", folder: bool) -> dict[str, Any]:
         "citeAs": about.cite,
         "datePublished": about.date,
         "url": about.url,
+        **({"license": terms} if terms else {}),
+        **({"isBasedOn": source} if source else {}),
         "version": f"0.0.0+{digest[:12]}",
         "distribution": files,
     }

@@ -77,6 +77,8 @@ def test_croissant_names_every_file_with_its_digest(project: Path, held: dict[st
     assert files.pop(raw) == predicate["config"]["data.sha256"] == sha256_file(project / raw)
     prepared = {entry["path"]: entry["sha256"] for entry in predicate["preimage"]["data"]["files"]}
     assert {Path(name).name: digest for name, digest in files.items()} == prepared
+    named = {key: predicate["config"][f"data.{key}"] for key in ("license", "source")}
+    assert {"license": croissant["license"], "source": croissant["isBasedOn"]} == named and all(named.values())
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "metrics.json", "address.json", "trace/steps.bin", "code.patch"])

@@ -118,6 +118,7 @@ WRONG = {
     "train.learning_rate=.nan": "--set train.learning_rate: nan given, a finite number wanted",
     "train.clip_norm=.inf": "--set train.clip_norm: inf given, a finite number wanted",
     "train.warmup=1.1": "--set train.warmup: 1.1 given, 1.0 or less wanted",
+    "data.source=https://me:secret@host/x": "source holds a user, a password or a query, and receipts state it; wanted",
     "data.sha256=abc": "--set data.sha256: 'abc' given, text of the form ^[0-9a-f]{64}$ wanted",
     "parallel.global_batch=65 parallel.micro_batches=8": "65 does not divide into micro_batches=8 equal parts",
     "parallel.shard=some": "--set parallel.shard: 'some' given, 'none', 'optimizer' or 'full' wanted",
