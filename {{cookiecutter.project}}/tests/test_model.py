@@ -24,12 +24,16 @@ class Rehearsal:
     """
 
     number, of, epochs, is_last = 0, 100, 0.0, True  # the last one is not evaluated in the loop
+    step, done = None, 0
 
     def __init__(self, config: Any, world: Any, batch: Any) -> None:
         self.config, self.world, self.device, self._batch = config, world, world.device, batch
 
     def steps(self, model: torch.nn.Module, *given: Any, **named: Any) -> Iterator["Rehearsal"]:
         """One step."""
+        for kept in named.get("state", {}).values():
+            if hasattr(kept, "begin"):  # samebits.Best, Patience and Average: no checkpoint is to hold them here
+                kept.begin(self)
         self.model, self.before = model, [p.detach().clone() for p in model.parameters()]
         yield self
         raise Ended
@@ -48,8 +52,10 @@ class Rehearsal:
         """Nothing is evaluated."""
         return False
 
-    def log(self, **metrics: Any) -> None:
+    def log(self, *given: Any, **named: Any) -> None:
         """Nothing is written."""
+
+    stop = log_text = log_figure = log_artifact = log
 
 
 @pytest.fixture(scope="module")
