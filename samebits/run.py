@@ -480,7 +480,7 @@ def evaluating(
     model is in evaluation mode and without gradients inside. Transforms and modules may draw: each sample and each
     batch is seeded. After it every module is in the mode that it had, and the generators go on where they were.
 
-    Loader workers make the samples, if `loader.workers` asks for them; `collate` is that of `run.steps`.
+    This process makes the samples; `collate` is that of `run.steps`.
     """
     return evaluation.evaluating(model, dataset, batch, _loading(stage, collate))
 

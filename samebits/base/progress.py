@@ -79,7 +79,7 @@ def _lines(start: int, stop: int, latest: Latest) -> Steps:
         if done % every == 0 or done == stop or ends or now - shown >= SILENT:
             shown, took = now, max(now - began, 1e-9)
             left = 0 if ends else took / (done - start) * (stop - done)
-            counts = f"step {done:{len(str(stop))}}/{stop}", f"{_clock(took):>8}", f"{_rate((done - start) / took):>7}"
+            counts = f"step {done:{len(str(stop))}}/{stop}", f"{_clock(took):>8}", f"{_rate((done - start) / took):>9}"
             numbers = (f"{name} {number(value):{WIDTH}}" for name, value in latest().items())
             print("  ".join([*counts, f"{_clock(left):>8} left", *numbers]).rstrip(), flush=True)
 

@@ -160,7 +160,8 @@ class Loading:
     def loader(self, dataset: Indexed, keys: MicroBatches | Slices) -> DataLoader[Any]:
         """A DataLoader that yields a batch for each list of keys; the worker count changes its speed only."""
         samples, options = Seeded(dataset, self.options.seed, self.check), self.options
-        workers = min(options.loader.workers, len(keys))
+        # an evaluation forks nothing: threads of the training may be at work, such as one that writes a checkpoint
+        workers = options.loader.workers if isinstance(keys, MicroBatches) else 0
         return DataLoader(
             samples,
             batch_sampler=keys,

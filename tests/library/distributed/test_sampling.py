@@ -1,5 +1,6 @@
 """Which samples, when, and how: the same on any number of ranks and workers, from any step on."""
 
+import os
 import random
 import tracemalloc
 from threading import Event
@@ -201,14 +202,19 @@ def test_function_of_the_owner_makes_the_batches(config: Config, workers: int):
     assert len(filled) > 10 and len(filled.unique()) == len(filled)
 
 
-@pytest.mark.parametrize("collate", [None, lambda items: torch.stack(items) + torch.rand(1)])
-def test_evaluation_by_workers_sees_the_same(config: Config, collate: Any):
-    def seen(workers: int) -> list[torch.Tensor]:
-        loading = sampling.Loading(with_workers(config, workers).options, world(0, 1), collate=collate)
-        with evaluating(torch.nn.Identity(), Drawing(), 5, loading) as batches:
-            return [batch for _, batch in batches]
+class Makers(Drawing):
+    """Its items say which process has made them."""
 
-    assert len(seen(0)) > 3 and all(map(torch.equal, seen(0), seen(2)))
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([os.getpid()])
+
+
+def test_evaluation_makes_its_samples_in_its_own_process(config: Config):
+    """A fork beside the thread that writes a checkpoint has crashed."""
+    loading = sampling.Loading(with_workers(config, 2).options, world(0, 1))
+    with evaluating(torch.nn.Identity(), Makers(), 5, loading) as batches:
+        assert {int(batch.unique()) for _, batch in batches} == {os.getpid()}
+    assert {int(batch.unique()) for batch in loader(Makers(), with_workers(config, 1), world(0, 1))} != {os.getpid()}
 
 
 @pytest.mark.parametrize("workers", [0, 1])

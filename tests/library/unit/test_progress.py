@@ -45,7 +45,7 @@ def test_rate_and_time_left_are_those_of_this_process(
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     printed = lines(capsys, 100, {}, start=90)
     assert [line.split()[1] for line in printed] == ["92/100", "94/100", "96/100", "98/100", "100/100"]
-    assert printed[0] == "step  92/100   0:01:20  0.025/s   0:05:20 left"
+    assert printed[0] == "step  92/100   0:01:20    0.025/s   0:05:20 left"
 
 
 def test_run_that_ends_early_shows_its_last_step(capsys: pytest.CaptureFixture[str]):
