@@ -8,7 +8,7 @@ names a `Section` loads no torch. Everything else is private, and each room impo
 | cli | the `samebits` command |
 | analysis | questions asked of runs and of code: verify, diff, replay, compare, audit, doctor. No run imports it |
 | front | how a stage starts and ends |
-| run; finish, folder | what `train.py` holds: from an open run directory to the receipt |
+| run, stage; finish, folder | what the owner's functions hold; from an open run directory to the receipt |
 | start; trace, checkpoint, tracking | how processes start; observers of the loop, and the uploader |
 | environment; record; guards | what a run runs on; what it writes down; what is refused by name |
 | address; config; base | what was requested; its keys; files, git, text. These load without torch |
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from .core.errors import UserError as UserError
     from .core.exact import clip_grad_norm_ as clip_grad_norm_
     from .core.exact import sqrt as sqrt
-    from .core.kept import Average as Average
-    from .core.kept import Best as Best
-    from .core.kept import Patience as Patience
+    from .core.objects import Average as Average
+    from .core.objects import Best as Best
+    from .core.objects import Patience as Patience
     from .core.order import Permutation as Permutation
     from .core.orders import ByLength as ByLength
     from .core.orders import Weighted as Weighted
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from .core.step import Step as Step
     from .front import main as main
     from .run import Run as Run
-    from .run import Stage as Stage
-    from .run import evaluating as evaluating
-    from .run import sums as sums
+    from .stage import Stage as Stage
+    from .stage import evaluating as evaluating
+    from .stage import sums as sums
 
 # The public names, by the modules that hold them.
 PUBLIC = {
@@ -57,13 +57,14 @@ PUBLIC = {
     "config.settings": ("Data", "Environment", "Neutral", "Section", "Settings"),
     "core.errors": ("NonFinite", "UserError"),
     "core.exact": ("clip_grad_norm_", "sqrt"),
-    "core.kept": ("Average", "Best", "Patience"),
+    "core.objects": ("Average", "Best", "Patience"),
     "core.order": ("Permutation",),
     "core.orders": ("ByLength", "Weighted"),
     "core.schedules": ("cosine",),
     "core.step": ("Step",),
     "front": ("main",),
-    "run": ("Run", "Stage", "evaluating", "sums"),
+    "run": ("Run",),
+    "stage": ("Stage", "evaluating", "sums"),
 }
 _HOMES = {name: module for module, names in PUBLIC.items() for name in names}
 __all__ = sorted(_HOMES)

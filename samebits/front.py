@@ -241,7 +241,7 @@ def _train(project: Project, function: Function) -> Work:
 
 def _evaluate(project: Project, function: Function) -> Work:
     def evaluated(config: Settings, out: Path) -> None:
-        from .run import Stage, alone
+        from .stage import Stage, alone
 
         function(Stage(project, config, out, alone(config)))
 

@@ -1,15 +1,14 @@
-"""One run as `train.py` holds it, from the flags to the receipt; and the stages that are no run."""
+"""One run as `train.py` holds it, from the flags to the receipt."""
 
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -26,17 +25,15 @@ from .base.text import flatten
 from .checkpoint import checkpoint
 from .checkpoint.keeper import Keeper
 from .checkpoint.saver import Saver, seen_by_all
-from .config.settings import Settings
-from .core import evaluation, flags, plan, ranks, sampling, shards, weights
+from .core import flags, plan, ranks, sampling, shards, weights
 from .core.alike import once_per_host, together
 from .core.errors import Preempted, RunError, UserError
-from .core.kept import Best
 from .core.loop import Loop, Tamper
+from .core.objects import Best
 from .core.observer import Observer
 from .core.optimizers import Given
 from .core.orders import Order
 from .core.plan import Indexed
-from .core.ranks import World
 from .core.seeds import derive, seed_everything
 from .core.state import State
 from .core.step import Step
@@ -57,6 +54,7 @@ from .record.classes import environments
 from .record.opening import non_portable_before, reported_of
 from .record.reading import read_record
 from .record.record import ENDS, as_number, ends, require_name
+from .stage import C, Collate, Stage, let_read, loading
 from .trace.metrics import Metrics
 from .trace.trace import Trace
 from .tracking import logged
@@ -77,34 +75,8 @@ class Added:
 
 LOOK = 10_000  # samples of which two orders are compared
 REASON = 200  # characters, at most
-TAGS = "weights", "trace", "receipt", *ENDS  # of what is told in the end
-Collate = Callable[[list[Any]], Any]
+TAGS = "weights", "trace", "receipt", *ENDS  # of what is printed in the end
 ADDED = ContextVar("ADDED", default=Added())  # noqa: B039 - it is frozen
-
-
-C = TypeVar("C", bound=Settings)
-
-
-class Stage(Generic[C]):
-    """What the function of a stage is given.
-
-    Attributes:
-        config: the checked config, an instance of the owner's `Config`.
-        out: the run directory.
-        world: this process's rank, the world size and the device.
-    """
-
-    world: World
-
-    def __init__(self, project: Project, config: C, out: Path, world: World | None = None) -> None:
-        self.project, self.config, self.out = project, config, out
-        if world:
-            self.world = world
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this rank."""
-        return self.world.device
 
 
 class Run(Stage[C]):
@@ -123,6 +95,7 @@ class Run(Stage[C]):
         self._keeper: Keeper | None = None
         self._still: Still | None = None
         self._results: dict[str, str] = {}
+        self._numbers: dict[str, str] = {}
         self._is_finished = False
 
     def __enter__(self) -> Self:
@@ -144,7 +117,7 @@ class Run(Stage[C]):
     def _agree(self) -> None:
         """Compare all that could make ranks compute different numbers, before they compute any."""
         data = once_per_host(self.world, self._data, self.config.data.model_dump_json())
-        _let_read(data, self.config)
+        let_read(data, self.config)
         self.address = content_address(self.project, self.config, data, self.world.size)
         loaded.require_unchanged(self.project, self.address.code)
         report = self.address.preimage | {"environment": self.environment}
@@ -250,7 +223,7 @@ class Run(Stage[C]):
             self._portability.watch.end()  # what step 0 calls is known from before
         mine = loop.gradients.leaves[self.world.rank]
         keys = sampling.MicroBatches(planned, mine, start, loop.stop)
-        loop.batches = sampling.batches(_loading(self, collate).loader(dataset, keys), self.world)
+        loop.batches = sampling.batches(loading(self, collate).loader(dataset, keys), self.world)
         loop.observe([updates, *self._observers(loop, start), *self._added.observers])
         yield from loop.steps(start)
         if loop.reason and loop.done < stop:
@@ -416,7 +389,7 @@ class Run(Stage[C]):
                 self.project, self.config, self._folder, *made, text, self._trace.root, not loop.tamper, _report
             )
             self._results |= ends(ended, loop.stop)
-            self._results |= {name: progress.number(value) for name, value in numbers.items()}
+            self._numbers = {name: progress.number(value) for name, value in numbers.items()}
 
     def _ended(self, loop: Loop) -> dict[str, dict[str, Any]]:
         """What the record says of weights that are not those after the last planned step."""
@@ -465,68 +438,11 @@ class Run(Stage[C]):
             raise refused
 
     def _summarise(self, tracked: str) -> None:
-        lines = self._results | {"address": self.address.digest, "tracked": tracked}
-        width = max(map(len, lines))
-        for name, value in lines.items():
+        facts = self._results, self._numbers, {"address": self.address.digest, "tracked": tracked}
+        lines = [line for each in facts for line in each.items()]  # a metric may have the name of another fact
+        width = max(len(name) for name, _ in lines)
+        for name, value in lines:
             print(f"{name:{width}}  {value}", flush=True)
-
-
-def evaluating(
-    model: nn.Module, dataset: Indexed, stage: Stage[Any], *, batch: int, collate: Collate | None = None
-) -> AbstractContextManager[Iterator[tuple[int, Any]]]:
-    """Give this rank's part of `dataset`: pairs of a batch's number and the batch, of at most `batch` samples.
-
-    The dataset is cut into the same batches on any world size, and the ranks take turns: `sums` adds up over them. The
-    model is in evaluation mode and without gradients inside. Transforms and modules may draw: each sample and each
-    batch is seeded. After it every module is in the mode that it had, and the generators go on where they were.
-
-    This process makes the samples; `collate` is that of `run.steps`.
-    """
-    return evaluation.evaluating(model, dataset, batch, _loading(stage, collate))
-
-
-def sums(
-    measure: Callable[[nn.Module, Any], Mapping[str, torch.Tensor]],
-    model: nn.Module,
-    dataset: Indexed,
-    stage: Stage[Any],
-    *,
-    batch: int,
-    collate: Collate | None = None,
-) -> dict[str, torch.Tensor]:
-    """The sums over `dataset` of what `measure(model, batch)` returns for each batch: tensors by their names.
-
-    Every rank gets those of all batches, of at most `batch` samples each, the same on any world size. Whole numbers and
-    truths are added as int64, floating-point numbers as float64. Modes, seeds and batches are those of `evaluating`.
-
-    Raises:
-        UserError: `measure` returns something else, or tensors of another shape than before; or there is no sample.
-    """
-    return evaluation.sums(measure, model, dataset, batch, _loading(stage, collate))
-
-
-def _loading(stage: Stage[Any], collate: Collate | None) -> sampling.Loading:
-    begin_worker = partial(loaded.require_same, loaded.begun())
-    return sampling.Loading(stage.config.options, stage.world, begin_worker, opened.require_known, collate)
-
-
-def alone(config: Settings) -> World:
-    """The world of a stage that is one process, such as an evaluation. It sets the flags and checks the data.
-
-    Raises:
-        UserError: the prepared data is missing or altered, or there is no such device.
-    """
-    flags.apply(config.options.determinism)
-    still = Still(config.data)
-    _let_read(still.manifest, config)
-    stages.hold(still.require)
-    return World(0, 1, ranks.device_of(config.device))
-
-
-def _let_read(data: Mapping[str, Any], config: Settings) -> None:
-    """Let the code open the dataset itself, if the manifest says that a run reads it: then it has been checked."""
-    if data.get("raw"):
-        opened.know(Path(config.data.raw))
 
 
 def _report(message: str) -> None:

@@ -72,12 +72,12 @@ def _bar(start: int, stop: int, latest: Latest, console: Console) -> Steps:
 
 def _lines(start: int, stop: int, latest: Latest) -> Steps:
     every, began = max(1, stop // LINES), time.monotonic()
-    shown = began
+    latest_line = began
     for step in range(start, stop):
         ends = yield step
         now, done = time.monotonic(), step + 1
-        if done % every == 0 or done == stop or ends or now - shown >= SILENT:
-            shown, took = now, max(now - began, 1e-9)
+        if done % every == 0 or done == stop or ends or now - latest_line >= SILENT:
+            latest_line, took = now, max(now - began, 1e-9)
             left = 0 if ends else took / (done - start) * (stop - done)
             counts = f"step {done:{len(str(stop))}}/{stop}", f"{_clock(took):>8}", f"{_rate((done - start) / took):>9}"
             numbers = (f"{name} {number(value):{WIDTH}}" for name, value in latest().items())

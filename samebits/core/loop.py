@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from .alike import fail_alike
 from .errors import Disagreement, RunError, UserError, of_system
 from .generators import preserved
-from .kept import Kept
+from .objects import LoopObject
 from .observer import Ballot, Observer, View
 from .options import Options
 from .plan import Plan
@@ -88,7 +88,7 @@ class Loop:
         self._buffers = [module._buffers for module in self.model.modules() if module._buffers]
         self._watch = ExitStack()
         for each in state.objects.values():
-            if isinstance(each, Kept):
+            if isinstance(each, LoopObject):
                 each.begin(self)
         self.observe([])
 

@@ -101,6 +101,7 @@ def carried(code: CodeType, at: int) -> dict[str, int]:
     places = {each.offset: place for place, each in enumerate(found)}
     here = max(place for offset, place in places.items() if offset <= at)
     follow = [_follow(place, each, places) for place, each in enumerate(found)]
+    _turn_once(follow, [place for place, each in enumerate(found) if each.opname == "FOR_ITER" and place != here])
     reads, writes = zip(*map(_accesses, found), strict=True)
     loop = _loop(here, follow)
     live = _live(follow, reads, writes)[here]
@@ -115,6 +116,19 @@ def carried(code: CodeType, at: int) -> dict[str, int]:
 def _follow(place: int, instruction: dis.Instruction, places: Mapping[int, int]) -> list[int]:
     after = [] if instruction.opname.startswith(LEAVES) else [place + 1]
     return [*after, places[instruction.argval]] if instruction.opcode in JUMPS else after
+
+
+def _turn_once(follow: list[list[int]], loops: Sequence[int]) -> None:
+    """Let each of these loops have a turn before it ends, as the one over a step's micro-batches has.
+
+    Else a variable that it changes, and that is read after it, would seem to be read as it was before.
+    """
+    for loop in loops:
+        first, end = follow[loop]
+        back = [place for place, after in enumerate(follow) if place > loop and loop in after]
+        follow[loop] = [first]
+        for place in back:
+            follow[place] = [*follow[place], end]
 
 
 def _accesses(instruction: dis.Instruction) -> tuple[set[str], set[str]]:

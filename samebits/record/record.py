@@ -156,7 +156,8 @@ class Record:
         path.parent.mkdir(parents=True, exist_ok=True)
         with durable(path) as beside:
             write(beside)
-        self.describe(files=sorted({*self._facts.get("files", ()), name}))
+        if name not in (known := self._facts.get("files", [])):
+            self.describe(files=sorted([*known, name]))
 
     def sync(self) -> None:
         """Return once all rows are on the disk."""

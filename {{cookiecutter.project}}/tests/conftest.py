@@ -65,7 +65,7 @@ def prepare(config: Any) -> None:
 @pytest.fixture(scope="session")
 def world(config: Any) -> Any:
     """One process, with its device, and with the flags of a run set."""
-    return import_module("samebits.run").alone(config)
+    return import_module("samebits.stage").alone(config)
 
 
 def micro_batches(config: Any, world: Any, steps: int = 1, workers: int = 0) -> list[Any]:

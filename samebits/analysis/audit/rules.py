@@ -231,10 +231,11 @@ def variables(source: Source) -> Iterator[ast.expr]:
 def of_a_rank(source: Source) -> Iterator[ast.expr]:
     """What is added up, or collected, in the loop over a step's micro-batches."""
     loops = [node for node in ast.walk(source.tree) if isinstance(node, ast.For)]
-    steps = {name for loop in loops if _names(loop.iter, ast.Call) & {"steps"} for name in _names(loop.target)}
+    steps = {name for loop in loops if _calls(loop.iter, "steps") for name in _names(loop.target)}
     for loop in loops:
         inside = [node for part in loop.body for node in ast.walk(part)]
-        own = _names(loop.target) | {name for node in inside if isinstance(node, ast.Assign) for name in _names(node)}
+        assigned = [target for node in inside if isinstance(node, ast.Assign) for target in node.targets]
+        own = set().union(*map(_names, [loop.target, *assigned]))
         for node in inside if _names(loop.iter) & steps else ():
             target: ast.expr | None = node.target if isinstance(node, ast.AugAssign) else None
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
@@ -245,13 +246,12 @@ def of_a_rank(source: Source) -> Iterator[ast.expr]:
                 yield target
 
 
-def _names(node: ast.AST, kind: type[ast.AST] = ast.Name) -> set[str]:
-    """The names in a node; with `ast.Call`, the methods that it calls. Of an assignment, those that it binds."""
-    if isinstance(node, ast.Assign):
-        return {name for target in node.targets for name in _names(target)}
-    if kind is ast.Call:
-        return {_called(each) for each in ast.walk(node) if isinstance(each, ast.Call)}
+def _names(node: ast.AST) -> set[str]:
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def _calls(node: ast.AST, method: str) -> bool:
+    return any(_called(each) == method for each in ast.walk(node) if isinstance(each, ast.Call))
 
 
 RULES = (

@@ -1,6 +1,6 @@
 """What one forgets when one writes a loop of one's own: each slip ends the run at once, with a line that names it.
 
-Whole loops stand in loops.py, those with a slip in slips.py.
+Whole loops stand in loops.py, those with a slip in slips.py and misuse.py.
 """
 
 import json
@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 from attempt import inside
 from loops import STEPS, WHOLE, Loop, Parts, broken, draws, each_step, good, loss_of, plain, summed, trained_with
+from misuse import SLIPS
 from project.config import Config
-from slips import GAVE_NONE, SLIPS, backward_twice, second_optimizer
+from slips import GAVE_NONE, backward_twice, second_optimizer
 from states import parallel_of, state_of
 from support import OURS as PROJECT
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import samebits as sb
 from samebits import front
+from samebits.address.manifest import sha256_file
 from samebits.base.files import read_json
 from samebits.checkpoint.final import load_weights
 from samebits.core import accumulate, flags
@@ -40,7 +42,8 @@ from samebits.core.summing import gradients_of
 from samebits.guards.unsaved import UnsavedState
 from samebits.record import names
 from samebits.record.record import files as logged_files
-from samebits.run import Run, alone
+from samebits.run import Run
+from samebits.stage import alone
 
 pytestmark = pytest.mark.usefixtures("as_a_stage")
 REDUCERS = "tree", "ddp"
@@ -96,6 +99,18 @@ def test_whole_loop_is_not_refused(loop: Loop, reduce: str, attempt: Callable[..
 def test_metrics_may_be_tensors_and_stay_whole_numbers_where_they_are(attempt: Callable[..., Ended]):
     metrics = json.loads((attempt(plain).out / names.METRICS).read_text())
     assert {name: type(value) for name, value in metrics.items()} == {"loss": float, "samples": int, "steps": int}
+
+
+def test_metric_may_have_the_name_of_another_fact(attempt: Callable[..., Ended]):
+    def loop(run: Run, parts: Parts) -> None:
+        for step in parts.steps(run):
+            good(step, parts)
+        run.finish(weights=0.5, best=0.25)
+
+    ended = attempt(loop)
+    assert json.loads((ended.out / names.METRICS).read_text()) == {"weights": 0.5, "best": 0.25, "steps": STEPS}
+    tags = read_json(ended.out / names.RUN)["tags"]
+    assert tags["repro.weights"] == sha256_file(ended.out / names.WEIGHTS) and "repro.best" not in tags
 
 
 @pytest.mark.parametrize("reduce", REDUCERS)

@@ -124,6 +124,18 @@ def plain(steps: Any, f: Any) -> None:
             f(patch, rest, other, model, step)
 
 
+def begun_before_the_inner_loop(steps: Any, f: Any) -> None:
+    loss, count = 0.0, None
+    for step in steps:
+        for batch in range(3):
+            loss = f(step, batch)
+            count = batch
+            if batch % 2:
+                continue
+            f(count)
+        f(loss, count)
+
+
 def nested(steps: Any, f: Any) -> None:
     seed, found = 0, 0.0
     for seed in range(1):
@@ -141,6 +153,6 @@ def inner(steps: Any, f: Any) -> None:
         f(total)
 
 
-@pytest.mark.parametrize("loop", [plain, nested, inner], ids=lambda loop: loop.__name__)
+@pytest.mark.parametrize("loop", [plain, begun_before_the_inner_loop, nested, inner], ids=lambda loop: loop.__name__)
 def test_variable_of_one_turn_or_of_another_loop_is_not(loop: Loop):
     assert found(loop) == set()

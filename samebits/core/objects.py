@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 
-class Kept(ABC):
+class LoopObject(ABC):
     """An object of the loop's own, to be named in `run.steps(state=...)`."""
 
     _loop: "Loop | None" = None
@@ -49,7 +49,7 @@ class Kept(ABC):
         return self._loop
 
 
-class Patience(Kept):
+class Patience(LoopObject):
     """Counts how often in a row a number was no better than its best.
 
         if patience.update(accuracy):
@@ -87,7 +87,7 @@ class Patience(Kept):
         self.best, self.waited = state_dict["best"], state_dict["waited"]
 
 
-class _Weights(Kept):
+class _Weights(LoopObject):
     """Keeps weights of a model; where those are sharded, each rank its part."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -155,7 +155,11 @@ class Best(_Weights):
         return True
 
     def load(self) -> None:
-        """As in `_Weights`; the modules get their extra state of then, too."""
+        """Give the model the best weights, and its modules their extra state of then: the result, if nothing follows.
+
+        Raises:
+            UserError: no number was best yet.
+        """
         super().load()
         if self._extra:
             self.model.load_state_dict(self._extra, strict=False)
@@ -237,7 +241,7 @@ def is_better(value: float, than: float | None, higher: bool, by: float = 0.0) -
     return than is None or (value > than + by if higher else value < than - by)
 
 
-def _number(kept: Kept, value: float | Tensor) -> float:
+def _number(kept: LoopObject, value: float | Tensor) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):

@@ -1,0 +1,240 @@
+"""Early ends, objects of the loop, orders of samples and logged files, as one misuses them; registered in slips.py."""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from loops import Loop, Parts, good, loss_of
+from slips import SLIPS as SLIPS
+from slips import kept, slip
+from torch import nn
+
+import samebits as sb
+from samebits.core.step import Step
+from samebits.run import Run
+
+
+@slip("run.finish() came in step 1, before its end")
+def break_after_a_stop(run: Run, parts: Parts) -> None:
+    for step in parts.steps(run):
+        good(step, parts)
+        if step.number == 1:
+            run.stop("enough")
+            break
+    run.finish()
+
+
+@slip("run.stop() came before run.steps(): it ends the run after a step")
+def stop_before_the_steps(run: Run, parts: Parts) -> None:
+    run.stop("enough")
+
+
+@slip("run.stop() came outside the loop over run.steps(): call it in the step that is to be last")
+def stop_after_the_loop(run: Run, parts: Parts) -> None:
+    for step in parts.steps(run):
+        good(step, parts)
+    run.stop("enough")
+
+
+@slip("step 0: run.stop() came before its gradients: call it after them")
+def stop_before_the_sum(run: Run, parts: Parts) -> None:
+    for _ in parts.steps(run):
+        run.stop("enough")
+
+
+@slip("step 0: run.stop() came before its gradients: call it after them")
+def stop_in_the_sum(run: Run, parts: Parts) -> None:
+    for step in parts.steps(run):
+        for batch in step:
+            step.backward(loss_of(parts.model, batch))
+            run.stop("enough")
+
+
+REASONS = {"": "''", "two\nlines": "'two\\nlines'", "x" * 201: f"'{'x' * 58}…", 3: "3"}
+for reason, said in REASONS.items():
+
+    def stop_for(run: Run, parts: Parts, reason: Any = reason) -> None:
+        for step in parts.steps(run):
+            good(step, parts)
+            run.stop(reason)
+
+    kept(f"stop for {said[:8]}", f"run.stop(): {said} given, a reason of one line and 200 characters wanted", stop_for)
+
+
+@slip("run.steps(order=...): other samples when it is asked again: let it depend on the number of samples and the key ")
+def order_that_is_drawn(run: Run, parts: Parts) -> None:
+    for step in parts.steps(run, order=lambda samples, key: sb.Weighted(torch.rand(samples))(samples, key)):
+        good(step, parts)
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    """Samples one after another, of which somebody says how many there are."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(100))
+
+    def __len__(self) -> int:
+        return 100
+
+
+@slip(
+    "run.steps(): a Stream given, a dataset with __len__ and __getitem__ wanted: a stream has no samples to order; let "
+)
+def stream_of_samples(run: Run, parts: Parts) -> None:
+    parts.dataset = Stream()
+    for step in parts.steps(run):
+        good(step, parts)
+
+
+@slip("samebits.ByLength: lengths: 3 given, 100 wanted, one for each sample of the dataset")
+def lengths_of_another_dataset(run: Run, parts: Parts) -> None:
+    for step in parts.steps(run, order=sb.ByLength([1, 2, 3], 4)):
+        good(step, parts)
+
+
+@slip("'../there.txt': a name such as figures/loss.png wanted, without ., - or ~ before a part")
+def text_that_would_lie_elsewhere(run: Run, parts: Parts) -> None:
+    run.log_text("text", "../there.txt")
+
+
+@slip("run.log_figure(): a list given, a figure with savefig() wanted")
+def figure_that_is_none(run: Run, parts: Parts) -> None:
+    run.log_figure([1, 2], "figure.png")
+
+
+@slip("run.log_artifact(): nowhere.csv: no file there")
+def file_that_is_nowhere(run: Run, parts: Parts) -> None:
+    run.log_artifact("nowhere.csv")
+
+
+@slip("scaler.step(optimizer): a gradient scaler belongs to float16, and its factor follows overflows. Set ")
+def scaler_of_gradients(run: Run, parts: Parts) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for step in parts.steps(run):
+        for batch in step:
+            step.backward(scaler.scale(loss_of(parts.model, batch)))
+        scaler.step(parts.optimizer)
+        scaler.update()
+
+
+UNHELD: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any], object]]] = {
+    "Patience": (lambda model: sb.Patience(2, higher=True), lambda held: held.update(0.5)),
+    "Best": (lambda model: sb.Best(model, higher=True), lambda held: held.update(0.5)),
+    "Average": (lambda model: sb.Average(model, 0.9), lambda held: held.update()),
+}
+
+
+def unheld(run: Run, parts: Parts, name: str) -> None:
+    make, use = UNHELD[name]
+    held = make(parts.model)
+    for step in parts.steps(run):
+        good(step, parts)
+        use(held)
+
+
+for name in UNHELD:
+    message = f"samebits.{name}: used, and no checkpoint holds it: give it to run.steps(..., state={{'{name.lower()}': "
+    kept(f"{name} that no checkpoint holds", message, partial(unheld, name=name))
+
+
+@slip("samebits.Best.load(): nothing is kept yet: call update() first")
+def best_of_nothing(run: Run, parts: Parts) -> None:
+    best = sb.Best(parts.model, higher=True)
+    for step in parts.steps(run, state={"best": best}):
+        good(step, parts)
+    best.load()
+
+
+@slip("samebits.Best.update('0.5 points'): one number wanted")
+def best_by_a_word(run: Run, parts: Parts) -> None:
+    best = sb.Best(parts.model, higher=True)
+    for step in parts.steps(run, state={"best": best}):
+        good(step, parts)
+        best.update("0.5 points")  # type: ignore[arg-type]
+
+
+@slip("samebits.Average(decay=1.0): at least 0 and less than 1 wanted")
+def average_that_never_moves(run: Run, parts: Parts) -> None:
+    sb.Average(parts.model, 1.0)
+
+
+def carries(value: str, change: str) -> Callable[[Loop], Loop]:
+    """The loop carries a variable, which is `value` before it and changed by this line."""
+
+    def named(loop: Loop) -> Loop:
+        lines, first = inspect.getsourcelines(loop)
+        (line,) = (first + place for place, text in enumerate(lines) if text.strip() == change)
+        message = (
+            f"misuse.py:{line}: {change.split()[0]} changes from step to step and no checkpoint holds it: a resumed "
+        )
+        return kept(loop.__name__, f"{message}run begins with {value} again. Use step.number, samebits.Best", loop)
+
+    return named
+
+
+@carries("0.0", "best = max(best, float(step.loss))")
+def best_in_a_variable(run: Run, parts: Parts) -> None:
+    best = 0.0
+    for step in parts.steps(run):
+        good(step, parts)
+        if step.ends_epoch():
+            best = max(best, float(step.loss))
+
+
+@carries("0", "waited = waited + 1 if step.number else 0")
+def patience_in_a_variable(run: Run, parts: Parts) -> None:
+    waited = 0
+    for step in parts.steps(run):
+        good(step, parts)
+        waited = waited + 1 if step.number else 0
+        if waited > 5:
+            run.stop("enough")
+
+
+@carries("None", "chosen = copy.deepcopy(parts.model.state_dict())")
+def weights_in_a_variable(run: Run, parts: Parts) -> None:
+    chosen = None
+    for step in parts.steps(run):
+        good(step, parts)
+        if step.number == 1:
+            chosen = copy.deepcopy(parts.model.state_dict())
+    parts.model.load_state_dict(chosen)
+
+
+@carries("tensor(0.)", "smooth = 0.9 * smooth + 0.1 * step.loss")
+def smoothed_loss_in_a_variable_of_a_generator(run: Run, parts: Parts) -> None:
+    def steps() -> Iterator[Step]:
+        yield from enumerate(parts.steps(run))
+
+    smooth = torch.zeros(())
+    for _, step in steps():
+        good(step, parts)
+        smooth = 0.9 * smooth + 0.1 * step.loss
+
+
+@slip(
+    "history was changed by the loop, from [], and no checkpoint holds it: a resumed run begins with that again. Use "
+)
+def history_in_a_list(run: Run, parts: Parts) -> None:
+    history: list[Any] = []
+    for step in parts.steps(run):
+        good(step, parts)
+        history.append(step.loss)
+    run.finish()
+
+
+@slip("state was changed by the loop, from {'best': 0.0}, and no checkpoint holds it: a resumed run begins with that ")
+def best_in_a_dict(run: Run, parts: Parts) -> None:
+    state = {"best": 0.0}
+    for step in parts.steps(run):
+        good(step, parts)
+        state["best"] = max(state["best"], step.loss.item())
+    run.finish()
+
+
+@slip("samebits.Patience(0, by=0.0): a limit of at least 1 and by >= 0 wanted")
+def no_patience(run: Run, parts: Parts) -> None:
+    sb.Patience(0, higher=True)
