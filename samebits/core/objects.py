@@ -243,6 +243,6 @@ def is_better(value: float, than: float | None, higher: bool, by: float = 0.0) -
 
 def _number(kept: LoopObject, value: float | Tensor) -> float:
     try:
-        return float(value)
+        return float(value.detach() if isinstance(value, Tensor) else value)  # torch warns of a graph
     except (TypeError, ValueError, RuntimeError):
         raise UserError(f"samebits.{type(kept).__name__}.update({value!r}): one number wanted") from None

@@ -27,6 +27,7 @@ def as_number(name: str, value: Any) -> float:
     Raises:
         UserError: it is no number.
     """
+    value = value.detach() if hasattr(value, "detach") else value  # torch warns of a graph
     try:
         return int(value) if isinstance(value, int) and abs(value) < 2**53 else float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
