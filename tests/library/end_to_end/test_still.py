@@ -14,7 +14,7 @@ from project import train as train_module
 from project.config import Config
 from support import train_here
 
-from samebits import run as run_module
+from samebits import stage as stage_module
 from samebits.checkpoint import checkpoint
 from samebits.core.errors import UserError
 from samebits.guards import stages
@@ -110,7 +110,7 @@ def test_change_in_an_evaluation_is_seen_when_it_ends(copied: Config, monkeypatc
     held: list[Callable[..., None]] = []
     monkeypatch.setattr(stages, "_files", held)
     held.append(lambda: None)
-    run_module.alone(copied)
+    stage_module.alone(copied)
     stages.require_still()
     mapped(Path(copied.data.prepared) / NAME)
     with pytest.raises(UserError, match="data changed while"):
