@@ -134,7 +134,7 @@ def run(ours: Ours, name: str, overrides: Sequence[str], out: Path, ranks: int =
     outlive_readers()
     try:
         project: Project = ours.project
-        config = begin(project, overrides, out, ranks, trains=name == "train", fresh=fresh)
+        config = begin(project, overrides, out, ranks, trains=name == "train", fresh=fresh, reads=name != "prepare")
         function = _function(project, name)
     except RunError as failure:
         _end(failure)
@@ -142,13 +142,20 @@ def run(ours: Ours, name: str, overrides: Sequence[str], out: Path, ranks: int =
 
 
 def begin(
-    project: Project, overrides: Sequence[str], out: Path, ranks: int = 1, trains: bool = False, fresh: bool = False
+    project: Project,
+    overrides: Sequence[str],
+    out: Path,
+    ranks: int = 1,
+    trains: bool = False,
+    fresh: bool = False,
+    reads: bool = False,
 ) -> Settings:
     """The checked config of a stage whose code is hashed and watched from here on.
 
     On return the environment holds what torch and numpy read once, when they load. Where something was
     missing, this process has started itself again with it. A stage that `trains` may be asked for several ranks:
-    then this process starts them, and ends with their exit code. One that is to be `fresh` finds no earlier run.
+    then this process starts them, and ends with their exit code. One that is to be `fresh` finds no earlier run. One
+    that `reads` the prepared data finds them, unless it is one of several ranks.
     """
     loaded.remember(project)
     opened.watch(project, [Path(sys.prefix), *([] if trains else [out])], out if trains else None)
@@ -157,6 +164,8 @@ def begin(
 
         end_with_launcher()
     config = load(schema(project), overrides=overrides)
+    if reads and "RANK" not in os.environ:
+        _prepare_missing(project, config)
     if fresh and _is_first():
         _set_aside(project, out)
     if ranks > 1:
@@ -179,6 +188,12 @@ def _set_aside(project: Project, out: Path) -> None:
     require_run_directory(project, out)
     if kept := set_aside(out):
         print(f"the run in {out} is kept in {kept}", file=sys.stderr, flush=True)
+
+
+def _prepare_missing(project: Project, config: Settings) -> None:
+    from .start.trainings import prepare_missing
+
+    prepare_missing(project, config, lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def schema(project: Project) -> type[Settings]:

@@ -238,8 +238,14 @@ def require_sound(data: Data) -> dict[str, Any]:
 
 def require_prepared(data: Data) -> dict[str, Any]:
     """As `require_sound`, after checking that the data were prepared as `data` asks."""
+    require_sound(data)
+    return require_requested(data)
+
+
+def require_requested(data: Data) -> dict[str, Any]:
+    """The manifest of the prepared data, after checking that it says that they were prepared as `data` asks."""
     folder = Path(data.prepared)
-    manifest = require_sound(data)
+    manifest = read(folder)
     if "requested" not in manifest:
         raise UserError(
             f"{folder / NAME}: does not say which keys the data were prepared with. End prepare.py with "

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from ..base.redact import without_credentials
 
-LOCK = Path("build", "pull.lock")  # the ranks of a host bring data one after another
 # DVC is loaded by a process of its own. It needs no git for this: an archive of a project has none. A work tree of an
 # older commit has a remote of its own where that is a folder that git tracks; else it is given the owner's, with the
 # credentials that the owner keeps in .dvc/config.local, and the owner's cache.
@@ -55,7 +54,7 @@ def bring(raw: Path, root: Path, owner: Path | None = None) -> str:
         return "It lies outside the project, where DVC brings nothing: put it there"
     if not pointer.is_file():
         return f"DVC cannot bring it without its pointer, {pointer.name}: put it there"
-    with _alone(root):
+    with alone(root, "pull"):
         if raw.exists():  # another rank has brought it
             return ""
         if root == owner:
@@ -85,10 +84,11 @@ def bring(raw: Path, root: Path, owner: Path | None = None) -> str:
 
 
 @contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """Wait while another process of this host brings data to the project."""
+def alone(root: Path, work: str) -> Iterator[None]:
+    """Wait while another process of this host does this work for the project."""
+    lock = root / "build" / f"{work}.lock"
     with ExitStack() as held:
-        with suppress(OSError):  # where nothing can be written, DVC will say so
-            (root / LOCK).parent.mkdir(exist_ok=True)
-            fcntl.flock(held.enter_context((root / LOCK).open("a")), fcntl.LOCK_EX)
+        with suppress(OSError):  # where nothing can be written, the work itself says so
+            lock.parent.mkdir(exist_ok=True)
+            fcntl.flock(held.enter_context(lock.open("a")), fcntl.LOCK_EX)
         yield

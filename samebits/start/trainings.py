@@ -1,14 +1,16 @@
-"""Trainings that analysis starts, in processes of their own, as a user does. No other module of it starts Python."""
+"""Stages that are started in processes of their own, as a user starts them. Analysis starts Python here alone."""
 
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..address import manifest
+from ..address.pull import alone
 from ..base.project import NAME, Project
 from ..config.params import load
 from ..config.settings import Settings
@@ -136,18 +138,32 @@ def config_of(project: Project, overrides: Sequence[str] = ()) -> dict[str, dict
 
 
 def prepared(project: Project, config: Settings, report: Callable[[str], None]) -> dict[str, Any]:
-    """The manifest of the prepared data; where these are not as params.yaml asks, its stage prepares them first.
+    """The manifest of the prepared data, each byte of which is checked; missing ones are prepared first.
 
     Raises:
         UserError: they are altered; or overrides ask for other ones than were prepared.
         Ended: they could not be prepared.
     """
-    try:
-        return manifest.require_prepared(config.data)
-    except manifest.Unprepared as unprepared:
-        if config.data != load(type(config)).data:
-            raise
-        report(f"{str(unprepared).partition('. ')[0]}. Preparing the data")
-        manifest.require_raw(config.data)  # it says where DVC brings them
-        run(project, command("prepare", {}))
-        return manifest.require_prepared(config.data)
+    prepare_missing(project, config, report)
+    return manifest.require_prepared(config.data)
+
+
+def prepare_missing(project: Project, config: Settings, report: Callable[[str], None]) -> None:
+    """Run the stage that prepares the data, where these are not there as params.yaml asks.
+
+    Raises:
+        UserError: overrides ask for other ones than were prepared; or the dataset is not there.
+        Ended: they could not be prepared.
+    """
+    with suppress(manifest.Unprepared):
+        manifest.require_requested(config.data)
+        return
+    with alone(project.root, "prepare"):  # by then another process may have done it
+        try:
+            manifest.require_requested(config.data)
+        except manifest.Unprepared as unprepared:
+            if config.data != load(type(config)).data:
+                raise
+            report(f"{str(unprepared).partition('. ')[0]}. Preparing the data")
+            manifest.require_raw(config.data)  # it says where DVC brings them
+            run(project, command("prepare", {}))

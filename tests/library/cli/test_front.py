@@ -4,11 +4,12 @@ import ast
 import json
 import os
 import shutil
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
 import pytest
-from clone import cold, command, copied, edit
+from clone import cold, command, copied, edit, project_in
 from support import PACKAGE, PROJECT, Trained, python, training
 
 import samebits
@@ -20,6 +21,7 @@ from samebits.record.lock import RunLock
 
 STRICT = Determinism(cpu="portable", relax=())
 VARIABLES = [flag.name for flag in applicable(STRICT) if flag.setting]
+COPIED = ("src", "vendor", "requirements", "data/raw"), ("params.yaml", "pyproject.toml", "dvc.yaml")
 OWN = {"MALLOC_TRIM_THRESHOLD_": "1048576"}
 
 NOTING = """
@@ -41,13 +43,21 @@ sys.addaudithook(hook)
 """
 
 
-def notes_of(tmp_path: Path, words: tuple[str, ...], env: dict[str, str | None]) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def ready(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of this project whose data are prepared, so that no stage starts another one."""
+    project = copied(tmp_path_factory.mktemp("ready") / "project", *COPIED)
+    shutil.copytree(prepared, project / "data" / "prepared")
+    return project
+
+
+def notes_of(project: Path, tmp_path: Path, words: tuple[str, ...], env: dict[str, str | None]) -> list[dict[str, Any]]:
     """What a stage notes at each start of its process, and when it first imports torch or numpy and ends."""
     (tmp_path / "sitecustomize.py").write_text(NOTING)
     notes = tmp_path / "notes"
-    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    path = os.pathsep.join(map(str, [tmp_path, *project_in(project).path]))
     env = env | {"PYTHONPATH": path, "NOTES": str(notes)}
-    done = python("-X", "dev", "-m", *words, "--set", "seed=5", env=env)
+    done = python("-X", "dev", "-m", *words, "--set", "seed=5", cwd=project, env=env)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in notes.read_text().splitlines()]
 
@@ -61,8 +71,10 @@ STAGES = [("samebits", stage) for stage in ("prepare", "train", "evaluate")]
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_stage_starts_again_once_and_is_strict_before_torch_is_imported(tmp_path: Path, stage: tuple[str, ...]):
-    notes = notes_of(tmp_path, stage, dict.fromkeys(VARIABLES))
+def test_stage_starts_again_once_and_is_strict_before_torch_is_imported(
+    ready: Path, tmp_path: Path, stage: tuple[str, ...]
+):
+    notes = notes_of(ready, tmp_path, stage, dict.fromkeys(VARIABLES))
     assert [note["event"] for note in notes[:-1]] == ["start", "start"]
     assert notes[-1]["event"] in ("torch", "numpy") and unset_at_import(notes) == []
     assert len({note["pid"] for note in notes}) == 1
@@ -70,14 +82,14 @@ def test_stage_starts_again_once_and_is_strict_before_torch_is_imported(tmp_path
     assert [note["hashes_randomised"] for note in notes] == [1, 0, 0]
 
 
-def test_stage_with_everything_in_place_does_not_start_again(tmp_path: Path):
-    notes = notes_of(tmp_path, STAGES[0], {})
+def test_stage_with_everything_in_place_does_not_start_again(ready: Path, tmp_path: Path):
+    notes = notes_of(ready, tmp_path, STAGES[0], {})
     assert [note["event"] for note in notes[:-1]] == ["start"] and unset_at_import(notes) == []
 
 
 @pytest.mark.parametrize("own", [{}, OWN])
-def test_training_keeps_memory_as_the_table_says_or_as_its_user_does(tmp_path: Path, own: dict[str, str]):
-    notes = notes_of(tmp_path, STAGES[1], {**dict.fromkeys(ALLOCATION), **own})
+def test_training_keeps_memory_as_the_table_says_or_as_its_user_does(ready: Path, tmp_path: Path, own: dict[str, str]):
+    notes = notes_of(ready, tmp_path, STAGES[1], {**dict.fromkeys(ALLOCATION), **own})
     assert [note["event"] for note in notes[:-1]] == ["start"] * (1 if own else 2)
     environ = notes[-1]["environ"]
     assert {name: environ[name] for name in [*ALLOCATION, *OWN] if name in environ} == (own or ALLOCATION)
@@ -112,8 +124,7 @@ def test_stage_of_its_module_keeps_the_options_of_python():
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
     """A copy of this project to plant faults in."""
-    files = "params.yaml", "pyproject.toml", "dvc.yaml"
-    return copied(tmp_path / "other", ("src", "vendor", "requirements", "data/raw"), files)
+    return copied(tmp_path / "other", *COPIED)
 
 
 def refused(project: Path, stage: str) -> str:
@@ -250,3 +261,29 @@ def test_run_that_another_process_writes_is_not_moved(tmp_path: Path, untracked:
     done = command(PROJECT, "train", *training(out, prepared), "--fresh")
     lock.release()
     assert done.returncode == 2 and str(out) in done.stderr and (out / "receipt.json").is_file()
+
+
+# ---- data that are not prepared yet
+
+MISSING = "data/prepared/manifest.json: missing. Preparing the data\n"
+
+
+@pytest.mark.long
+def test_trainings_that_begin_at_one_time_prepare_missing_data_once(other: Path, untracked: Trained):
+    """As tasks of an array do in a new clone; and to the bits of any other run."""
+    out, prepared = Path("runs"), Path("data", "prepared")
+    words = [training(out / name, prepared, "tracking.enabled=false") for name in "ab"]
+    with ThreadPool(2) as pool:
+        done = pool.map(lambda each: cold(other, "train", *each), words)
+    assert [each.returncode for each in done] == [0, 0], [each.stderr for each in done]
+    assert sum(MISSING in each.stderr for each in done) == 1
+    assert {sha256_file(other / out / name / "model.safetensors") for name in "ab"} == {untracked.weights}
+
+
+def test_data_that_overrides_ask_for_are_not_prepared_by_a_training(other: Path):
+    """For the dataset's own stage would be given other keys then."""
+    done = cold(other, "train", "--set", "data.test_percent=30")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "data/prepared/manifest.json: missing. Prepare the data first: make repro\n",
+    )
