@@ -3,11 +3,12 @@
 import hashlib
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from bake import VENV
-from baked import InstalledProject, run
+from baked import Bake, InstalledProject, copy_venv, run
 
 INSTALLERS_OWN = {
     "INSTALLER",
@@ -53,6 +54,28 @@ def test_uv_and_pip_install_the_same_files(project: InstalledProject, tmp_path: 
     _, printed = by_hand(project, tmp_path / "venv", other)
     assert f"packages by {other}\n" in printed
     assert installed(tmp_path / "venv") == installed(VENV)
+
+
+@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.long)])
+def test_changed_locks_update_the_environment(bake: Bake, project: InstalledProject, tmp_path: Path, installer: str):
+    """A package goes with its pin and comes back with it; the rest stays, but not where a set-up was interrupted."""
+    changed = replace(project, path=bake().path)
+    venv = copy_venv(tmp_path / "venv").parents[1]
+    before, own = installed(venv), venv / "own"
+    own.touch()
+    lock = changed.path / "requirements" / "dev.txt"
+    pinned = lock.read_text()
+    lock.write_text(re.sub(r"(?m)^iniconfig==[^\n]*\n(?: [^\n]*\n)*", "", pinned))
+    assert by_hand(changed, venv, installer)[1].startswith(f"updating {venv} ")
+    assert {name.split("/")[0].split("-")[0] for name in before.keys() - installed(venv).keys()} == {"iniconfig"}
+    lock.write_text(pinned)
+    by_hand(changed, venv, installer)
+    assert installed(venv) == before and own.exists()
+    if installer == "uv":
+        (venv / ".locks").unlink()
+        lock.write_text(re.sub(r"(?<=^setuptools==)\S+", "0", pinned, flags=re.MULTILINE))
+        code, printed = by_hand(changed, venv, installer, check=False)
+        assert code == 2 and printed.startswith(f"making {venv} ") and not own.exists()
 
 
 def test_installer_that_is_not_known_is_refused(project: InstalledProject, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the environment from the locks, or leaves it alone when it is already what they say. Called by `make setup`.
+# Makes the environment from the locks, brings it to what they say now, or leaves it alone. Called by `make setup`.
 #
 #   VENV         where (required)
 #   DEVICE       cpu or cuda; default: what VENV is now, else cpu
@@ -149,14 +149,31 @@ whole() {
     [ -z "${PYTHON:-}" ] || [ "$now" = "$(version_of "$PYTHON")" ]
 }
 
+# Whether only the locks have changed since all of them were installed here.
+outdated() {
+    [ "$(sed -n 1p "$locks_stamp" 2>/dev/null)" = "device $DEVICE" ] && [ "$(version_of "$VENV/bin/python")" = "$version" ]
+}
+
+# The packages here that no lock names; the project itself is installed again later.
+unlocked() {
+    # shellcheck disable=SC2086
+    (cd "$root/requirements" && cat $locks) | sed -n 's/^\([a-z0-9][a-z0-9.-]*\)==.*/\1/p; $a pip' >"$VENV/locked.txt"
+    "$VENV/bin/python" -m pip list --disable-pip-version-check --format=freeze | sed 's/[ =].*//' |
+        tr 'A-Z_.' 'a-z--' | grep -vxFf "$VENV/locked.txt"
+}
+
 install_locks() {
     choose_python
+    work=making
+    if outdated; then work=updating; fi
     rm -f "$locks_stamp" "$project_stamp"
     # shellcheck disable=SC2086
     count=$(cd "$root/requirements" && cat $locks | grep -o '^[a-z0-9].*==' | sort -u | wc -l)
-    printf 'making %s for DEVICE=%s with %s (%s), %s packages by %s\n' \
-        "$VENV" "$DEVICE" "$python" "$version" "$count" "$installer"
-    "$python" -m venv --clear "$VENV" || fail "$python could not make $VENV (above)"
+    printf '%s %s for DEVICE=%s with %s (%s), %s packages by %s\n' \
+        "$work" "$VENV" "$DEVICE" "$python" "$version" "$count" "$installer"
+    if [ "$work" = making ]; then
+        "$python" -m venv --clear "$VENV" || fail "$python could not make $VENV (above)"
+    fi
     # Packages that come as source are built with the locked setuptools, so that goes first: pip's own build
     # environments would take the newest one, unhashed.
     # shellcheck disable=SC2086
@@ -171,6 +188,11 @@ install_locks() {
             pip_install --require-hashes --extra-index-url "$TORCH_INDEX" -r "$root/requirements/torch-cpu.txt"
     fi
     step "installing the locked packages" lock_install
+    if [ "$work" = updating ] && extra=$(unlocked); then
+        # shellcheck disable=SC2086
+        step "removing what no lock names any more" \
+            "$VENV/bin/python" -m pip uninstall --yes --disable-pip-version-check $extra
+    fi
     printf '%s\n' "$wanted" >"$locks_stamp.new"
     mv "$locks_stamp.new" "$locks_stamp"
 }
