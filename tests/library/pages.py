@@ -18,7 +18,7 @@ VOID = {"meta", "wbr", "img"}
 IMAGE = re.compile('<img src="data:image/svg\\+xml;base64,([^"]*)"([^>]*)>')
 # All that a page is made of. No element of them loads or runs anything, but for an image that holds its own bytes.
 PLAIN = "html head meta title style body header h1 h2 ul li section p div span details summary figure figcaption footer"
-TABLES, DRAWN = "table caption thead tbody tr th td wbr", "svg g path defs clippath rect use text image line img"
+TABLES, DRAWN = "a table caption thead tbody tr th td wbr", "svg g path defs clippath rect use text image line img"
 ELEMENTS = {*f"{PLAIN} {TABLES} {DRAWN}".split()}
 
 

@@ -1,8 +1,10 @@
 """A report brought to its readers: written as a file, and added to the MLflow runs that it is about."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import quote
 
 from ...base.files import durable
 from ...base.shape import plain
@@ -24,7 +26,7 @@ def publish(given: Sequence[str], uri: Callable[[], str], extras: Extras, out: P
     """
     if out.suffix != ".html":
         raise UserError(f"--out {plain(str(out))}: a name that ends with .html wanted; a record is never written over")
-    page, runs = paged(given, uri, extras)
+    page, runs = paged(given, uri, extras, None if log else out.parent)
     out.parent.mkdir(parents=True, exist_ok=True)
     with durable(out) as beside:
         beside.write_text(page, "utf-8")
@@ -33,8 +35,10 @@ def publish(given: Sequence[str], uri: Callable[[], str], extras: Extras, out: P
         yield _logged(name, run, uri, out)
 
 
-def paged(given: Sequence[str], uri: Callable[[], str], extras: Extras) -> tuple[str, list[RunView]]:
-    """The page on runs, and the runs.
+def paged(
+    given: Sequence[str], uri: Callable[[], str], extras: Extras, folder: Path | None = None
+) -> tuple[str, list[RunView]]:
+    """The page on runs, and the runs. One that is to lie in `folder` links to the files of those in the same project.
 
     Raises:
         UserError: see `publish`.
@@ -45,7 +49,18 @@ def paged(given: Sequence[str], uri: Callable[[], str], extras: Extras) -> tuple
         for run in runs:
             run.require_record()
         _require_different(given, runs)
-        return report(runs, extras), runs
+        return report(runs, extras, _links(given, runs, folder) if folder else {}), runs
+
+
+def _links(given: Sequence[str], runs: Sequence[RunView], folder: Path) -> dict[str, str]:
+    """Relative URLs of run directories by the names of their runs, where these and `folder` lie in the current one."""
+    here, beside = Path.cwd(), folder.resolve()
+    paths = {run.name: run.path.resolve() for name, run in zip(given, runs, strict=True) if Path(name).exists()}
+    return {
+        name: f"{quote(os.path.relpath(path, beside))}/"
+        for name, path in paths.items()
+        if path.is_relative_to(here) and beside.is_relative_to(here)
+    }
 
 
 def _require_different(given: Sequence[str], runs: Sequence[RunView]) -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -33,8 +34,8 @@ class Extras:
     doctor: list[Mapping[str, str]] | None = None
 
 
-def report(runs: Sequence[RunView], extras: Extras = Extras()) -> str:
-    """The page. It needs no other file, asks no network and runs no script."""
+def report(runs: Sequence[RunView], extras: Extras = Extras(), links: Mapping[str, str] = {}) -> str:
+    """The page. It needs no other file, asks no network and runs no script. `links` are URLs by names of runs."""
     word, good, sentences = bits.judge(runs)
     doubts = [f"{run.name}: {public.words(doubt)}." for run in runs for doubt in run.doubts]
     pens, names = [plots.pen(number) for number in range(len(runs))], [run.name for run in runs]
@@ -43,6 +44,7 @@ def report(runs: Sequence[RunView], extras: Extras = Extras()) -> str:
     return render(
         TEMPLATE,
         soft=_soft,
+        column=partial(_column, links),
         kind=_kind,
         columns=_columns,
         names=names,
@@ -73,6 +75,11 @@ def report(runs: Sequence[RunView], extras: Extras = Extras()) -> str:
 def _soft(cell: str) -> Markup:
     """A cell that may be broken between the parts of a name."""
     return Markup(JOINT.sub("\\g<0><wbr>", str(escape(plain(cell)))))
+
+
+def _column(links: Mapping[str, str], cell: str) -> Markup:
+    """The head of a column; the name of a run leads to its files."""
+    return Markup('<a href="{}">{}</a>').format(links[cell], _soft(cell)) if cell in links else _soft(cell)
 
 
 def _kind(cell: str, numeric: bool) -> Markup:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -208,7 +209,8 @@ def test_hostile_records_are_text_and_nothing_else():
     assert not [name for name in found.attributes if name.startswith("on")]
     assert not re.search(r"<script|<svg onload|<img (?!src=\"data:)", found.source)
     outside = {link for link in found.links if not link.startswith(("#", "url(#"))}
-    assert outside and all(link.startswith("data:image/png;base64,") for link in outside)
+    assert {link for link in outside if not link.startswith("data:")} == {f"h/{quote(IMAGE)}/"}
+    assert all(link.startswith("data:image/png;base64,") for link in outside if link.startswith("data:"))
     assert not re.search(r"url\((?!#)|@import|expression", "".join(found.styles))
     for word in HOSTILE:
         assert plain(word) in found.text, word
@@ -241,6 +243,15 @@ def test_credentials_and_places_of_the_machine_stay_away(tmp_path: Path):
 def test_names_are_as_given_and_each_is_there_once(tmp_path: Path):
     assert public.names(["a/x", "a/y"]) == ["a/x", "a/y"]
     assert public.names([f"{tmp_path}/a", "/elsewhere/run", "/nowhere/run"]) == ["a", "…/run", "…/run (2)"]
+
+
+def test_name_of_a_run_leads_to_its_files_where_both_lie_in_the_project(monkeypatch: pytest.MonkeyPatch):
+    """The link is relative, so it holds where the project is moved, and names no place of the machine."""
+    write(Path("runs/a b"))
+    write(Path("elsewhere"), seed=1)
+    monkeypatch.chdir(Path("runs"))
+    found = page("a b", "../elsewhere")
+    assert {link for link in found.links if not link.startswith(("#", "url(#", "data:"))} == {"a%20b/"}
 
 
 # ---- MLflow
