@@ -5,6 +5,7 @@ variables when they load. It hashes the code and watches which files are opened,
 modules. So nothing has to stand before the imports of `train.py`.
 """
 
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -20,8 +21,9 @@ from . import loader
 from .address import loaded, manifest
 from .base.output import outlive_readers
 from .base.project import NAME, Project, work_for
-from .config.params import load
+from .config.params import PARAMS, load
 from .config.settings import Data, Section, Settings
+from .config.yaml_file import read_yaml
 from .core.errors import RunError, UserError, of_system
 from .core.flags import require_held, set_environment, stated_variables
 from .core.seeds import derive, seed_everything
@@ -45,6 +47,16 @@ fresh_option = click.option(
     "--fresh",
     is_flag=True,
     help="Begin anew; a run in the directory, finished or not, is moved to earlier/ there.",
+)
+from_option = click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    metavar="RECEIPT",
+    help="Begin with the weights of this run: its receipt, or its run directory.",
+)
+state_option = click.option(
+    "--state", is_flag=True, help="Of --from, take the optimizer's state and the step, too, and go on from there."
 )
 quiet_option = click.option("--quiet", is_flag=True, help="Show no steps, only what came of them.")
 ranks_option = click.option(
@@ -116,24 +128,36 @@ def _verb(name: str, line: str) -> click.Command:
         ranks: int = 1,
         fresh: bool = False,
         quiet: bool = False,
+        source: Path | None = None,
+        state: bool = False,
     ) -> None:
-        run(ours, name, (*overrides, *["record.progress=false"] * quiet), out, ranks, fresh)
+        run(ours, name, (*overrides, *["record.progress=false"] * quiet), out, ranks, fresh, source, state)
 
     return verb
 
 
 prepare = _verb("prepare", "Write the training and test sets from the dataset.")
 train = _verb("train", "Train; --ranks N trains on N processes, to the same bits.")
-for option in (quiet_option, fresh_option, ranks_option):
+for option in (quiet_option, fresh_option, state_option, from_option, ranks_option):
     option(train)
 evaluate = _verb("evaluate", "Measure a run's weights on the test set.")
 
 
-def run(ours: Ours, name: str, overrides: Sequence[str], out: Path, ranks: int = 1, fresh: bool = False) -> None:
-    """Run a stage of the project `ours.project` in this process, to its end."""
+def run(
+    ours: Ours,
+    name: str,
+    overrides: Sequence[str],
+    out: Path,
+    ranks: int = 1,
+    fresh: bool = False,
+    source: Path | None = None,
+    state: bool = False,
+) -> None:
+    """Run a stage of the project `ours.project` in this process, to its end; a training may start from a `source`."""
     outlive_readers()
     try:
         project: Project = ours.project
+        overrides = (*overrides, *_started(source, state, out))
         config = begin(project, overrides, out, ranks, trains=name == "train", fresh=fresh, reads=name != "prepare")
         function = _function(project, name)
     except RunError as failure:
@@ -174,6 +198,17 @@ def begin(
     for name in (config.data.prepared, *config.unhashed.files):
         opened.know(project.root / name)
     return config
+
+
+def _started(source: Path | None, state: bool, out: Path) -> list[str]:
+    """The overrides that --from and --state stand for."""
+    if source is None:
+        if state:
+            raise UserError("--state given without --from RECEIPT, which says whose")
+        return []
+    from .record.started import requested
+
+    return [f"{key}={json.dumps(value)}" for key, value in requested(source, state, out).items()]
 
 
 def _is_first() -> bool:
@@ -290,7 +325,7 @@ def call(project: Project, stage: Work, config: Settings, out: Path, only: str =
     All generators are seeded before it, so that a stage repeats that draws numbers outside a run.
     """
     try:
-        sections = [only, "determinism"] if only else type(config).sections()  # `begin` has set its flags
+        sections = [only, "determinism"] if only else _sections(config)  # `begin` has set its flags
         given = getattr(config, only) if only else config
         with _emptied(given), stages.watched(project, sections, whole=not only, unhashed=config.unhashed.modules):
             seed_everything(derive(0 if only else config.seed, "init"))
@@ -305,6 +340,12 @@ def call(project: Project, stage: Work, config: Settings, out: Path, only: str =
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _sections(config: Settings) -> list[str]:
+    """The keys of params.yaml whose change asks for another run."""
+    started = config.start.addressed and "start" in read_yaml(PARAMS, dict, "Restore it from git")
+    return [*type(config).sections(), *["start"] * bool(started)]
 
 
 def _emptied(given: Section) -> AbstractContextManager[None]:

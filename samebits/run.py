@@ -22,7 +22,7 @@ from .base.project import Project
 from .base.redact import without_credentials
 from .base.shape import shown
 from .base.text import flatten
-from .checkpoint import checkpoint
+from .checkpoint import checkpoint, final
 from .checkpoint.keeper import Keeper
 from .checkpoint.saver import Saver, seen_by_all
 from .core import flags, plan, ranks, sampling, shards, weights
@@ -49,7 +49,7 @@ from .guards.observers import Opened, Replicas, Stop
 from .guards.still import Still
 from .guards.unsaved import UnsavedState
 from .guards.updates import Updates
-from .record import names
+from .record import names, started
 from .record.classes import environments
 from .record.opening import non_portable_before, reported_of
 from .record.reading import read_record
@@ -118,6 +118,7 @@ class Run(Stage[C]):
         """Compare all that could make ranks compute different numbers, before they compute any."""
         data = once_per_host(self.world, self._data, self.config.data.model_dump_json())
         let_read(data, self.config)
+        self._require_start()
         self.address = content_address(self.project, self.config, data, self.world.size)
         loaded.require_unchanged(self.project, self.address.code)
         report = self.address.preimage | {"environment": self.environment}
@@ -129,6 +130,11 @@ class Run(Stage[C]):
         """The manifest of the data, which this rank watches for its host."""
         self._still = Still(self.config.data)
         return self._still.manifest
+
+    def _require_start(self) -> None:
+        """Each host sees the weights from which the run is to start."""
+        start = self.config.start
+        once_per_host(self.world, partial(started.require, start), start.model_dump_json())
 
     def _require_still(self) -> None:
         stages.require_still()
@@ -209,7 +215,10 @@ class Run(Stage[C]):
             self._require_order(planned)
         held = State.of(model, optimizer, state or {})
         require_fit(model, self.world.device, moves=options.parallel.shard == "full" and self.world.size > 1)
-        updates = Updates(held)
+        if self.config.start.addressed:
+            self._require_start()  # they may have changed since
+            together(self.world, partial(final.start_from, model, self.config.start))
+        self._updates = updates = Updates(held)
         tamper = self._added.tamper
         self._carried = together(self.world, partial(Carried, unsaved))
         self._planned = stop
@@ -219,8 +228,8 @@ class Run(Stage[C]):
         together(self.world, opened.require_known)  # before step 0, where all can be told by one
         together(self.world, flags.require_held)
         start = self._restore(loop)
-        if start:
-            self._portability.watch.end()  # what step 0 calls is known from before
+        if start > updates.first:
+            self._portability.watch.end()  # what the first step calls is known from before
         mine = loop.gradients.leaves[self.world.rank]
         keys = sampling.MicroBatches(planned, mine, start, loop.stop)
         loop.batches = sampling.batches(loading(self, collate).loader(dataset, keys), self.world)
@@ -276,10 +285,11 @@ class Run(Stage[C]):
             together(self.world, partial(loop.state.put, there))
             if there.stopped is not None:
                 loop.stop, loop.stopped = there.step, there.stopped
-        done = there.step if there else 0
+        first = self._start(loop) if not there else 0
+        done = there.step if there else first
         agreement.require_replicas(loop.state.weights(), done, self.world, loop.gradients.replicas)
         outputs = not self.config.compute.compile  # whose modules have no outputs to look at
-        together(self.world, lambda: self._trace.begin(loop.state, done, outputs, sharded))
+        together(self.world, lambda: self._trace.begin(loop.state, done, outputs, sharded, first))
         saver = None
         if (self.world.is_main or sharded) and not loop.tamper:
             writers = self.world if sharded else ranks.ALONE
@@ -292,6 +302,23 @@ class Run(Stage[C]):
             self._folder.record.went_on(done)
             print(f"resumed {self.out} after step {done}", flush=True)
         return done
+
+    def _start(self, loop: Loop) -> int:
+        """Give model and optimizer the state from which the run starts, if that is asked for; its number of steps."""
+        start, first = self.config.start, 0
+        if start.state:
+            there = checkpoint.start_of(Path(start.run) / names.CHECKPOINTS, start.state, self.world)
+            first = there.step
+            if first >= loop.stop:
+                raise UserError(
+                    f"--state: {first} steps are done in {start.run}, and this run is to have {loop.stop}: ask for more"
+                )
+            together(self.world, partial(loop.state.put, there))
+        self._updates.first = self._portability.first = first
+        if start.weights and self.world.is_main:
+            state = f" and its state after step {first}" if first else ""
+            print(f"started from {start.run}: weights {start.weights}{state}", flush=True)
+        return first
 
     def _require_data(self) -> None:
         if self._still:

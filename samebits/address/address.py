@@ -169,4 +169,6 @@ def content_address(project: Project, config: Settings, data: dict[str, Any], wo
     }
     if config.parallel.reduce == "ddp":
         preimage["world_size"] = world_size
+    if config.start.addressed:
+        preimage["start"] = config.start.addressed
     return ContentAddress(preimage, digests)

@@ -141,6 +141,7 @@ def _phases(these: Any, those: Any) -> list[str]:
 ANY = ".*"
 CAUSES = (
     (ANY, r"seed", "every random number is derived from the seed"),
+    (ANY, r"start\..*", "the run begins with other weights, or another state"),
     ("batch", r"data\.|config\.data\.", "the batch is made of other data"),
     ("batch", r"code\.(data|prepare)\.py|core\.(sampling|plan|order|seeds)", "this code makes the batches"),
     ("batch", r"config\.parallel\.|config\.train\.epochs", "it decides which samples a step sees"),

@@ -15,7 +15,9 @@ from ..address.release import library
 from ..base.project import VENDORED, Project
 from ..base.text import differences, flatten, some
 from ..config.params import PARAMS
+from ..config.settings import Start
 from ..core.errors import RunError, UserError
+from ..record import started
 from ..record.classes import promises
 from ..record.names import RUN, TRACE
 from ..record.receipt import Receipt, read
@@ -95,7 +97,7 @@ def remade(
         if patch:
             copy.git("apply", "--whitespace=nowarn", str(patch.absolute()))
         tree = _with_library(project, copy.root, run)
-        keys = _keys(tree, run)
+        keys = _keys(tree, run) | _start(project, run)
         keys["data.raw"] = str(_raw(project, run["config"], keys["data.sha256"], tree, report))
         keys["data.prepared"] = str(tree.root / "data" / "prepared")
         trainings.run(tree, trainings.command("prepare", keys))
@@ -123,6 +125,22 @@ def _keys(tree: Project, run: Mapping[str, Any]) -> dict[str, Any]:
             f"that code wrote the record; ask for the whole one"
         )
     return keys | {"seed": preimage["seed"]} | {key: config[key] for key in ENVIRONMENT_KEYS}
+
+
+def _start(project: Project, run: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a run that started from another one, whose weights are to lie in this project or where it had them.
+
+    Raises:
+        UserError: they are not there.
+    """
+    if not (held := run["preimage"].get("start")):
+        return {}
+    named = str(run["config"].get("start.run"))
+    if not named.isprintable():
+        raise UserError(f"the record names {named!r} as the run from which this one started: no run wrote that")
+    start = Start(run=str(project.root / named), **held)
+    started.require(start)
+    return {f"start.{name}": value for name, value in start.model_dump().items()}
 
 
 def _with_library(project: Project, root: Path, run: Mapping[str, Any]) -> Project:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 from ..address.judged import judged
 from ..base.project import Project
+from ..base.shape import plain
 from ..core.errors import RunError
+from ..record import started
 from ..record.names import CURVES, METRIC_ROWS, PATCH, TENSOR_ROWS
 from ..record.receipt import Receipt, read
 from ..record.signature import standing
@@ -27,7 +29,9 @@ def report(project: Project, path: Path, signers: Path | None) -> list[str]:
     receipt = read(path)
     itself = f"receipt {receipt.name}: consistent in itself: {DERIVED}"
     signed = standing(receipt.path, signers)
-    return [itself, *judged(project, receipt.stated.get("library")), *_beside(receipt), signed]
+    before = started.words(receipt.stated["config"])
+    began = [f"started from {plain(before)}: check that receipt, too"] if before else []
+    return [itself, *began, *judged(project, receipt.stated.get("library")), *_beside(receipt), signed]
 
 
 def _beside(receipt: Receipt) -> list[str]:

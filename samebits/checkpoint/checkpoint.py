@@ -15,7 +15,6 @@ loader or generator state is kept: the step is all that randomness depends on.
 """
 
 import json
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,11 +29,11 @@ from ..core.alike import together
 from ..core.errors import RunError, UserError
 from ..core.ranks import ALONE, World
 from ..core.state import GROUPS, VALUES, Snapshot
+from ..record.removal import CHECKPOINT as NAME
+from ..record.removal import VALUES as STATE
 from ..record.removal import remove_checkpoint
 from . import stored
 
-NAME = re.compile(r"(\d{9})-([0-9a-f]{16})")
-STATE = "state.json"
 SET_ASIDE = "damaged-"
 
 
@@ -128,8 +127,8 @@ def found(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if path.is_dir() and NAME.fullmatch(path.name))
 
 
-def read(path: Path, origin: Origin, share: tuple[int, int] = (0, 1)) -> Snapshot:
-    """A snapshot of the run that `origin` names, after checking it; its tensors are read as they are used.
+def read(path: Path, origin: Origin | None, share: tuple[int, int] = (0, 1)) -> Snapshot:
+    """A snapshot of the run that `origin` names, or of any, after checking it; its tensors are read as they are used.
 
     `share` is a rank and how many there are: each checks every byte of some of the files.
 
@@ -152,7 +151,8 @@ def read(path: Path, origin: Origin, share: tuple[int, int] = (0, 1)) -> Snapsho
             raise RunError(f"{path}: holds step {state['step']}")
     except (RunError, OSError, ValueError) as error:
         raise Damaged(str(error)) from None
-    origin.require(path, state)
+    if origin:
+        origin.require(path, state)
     values = {key: state[key] for key in VALUES}
     groups = {group: stored.read(path, group) for group in GROUPS}
     return Snapshot(state["step"], **groups, values=values, digests=state["digests"], stopped=state["stopped"])
@@ -193,3 +193,19 @@ def newest(
                 path.rename(folder / (SET_ASIDE + name))
                 report(f"checkpoint {name} is damaged and set aside as {SET_ASIDE}{name}: {damage}")
     return None
+
+
+def start_of(folder: Path, content: str, world: World) -> Snapshot:
+    """The state of this `content` among the checkpoints in `folder`, with which a run starts; all ranks see the folder.
+
+    Raises:
+        UserError: it is not there, or a byte of it differs from what was written.
+    """
+    for path in reversed(found(folder)):
+        try:
+            there = together(world, partial(read, path, None, (world.rank, world.size)))
+        except Damaged as damage:
+            raise UserError(f"{path}: damaged: {damage}. The run starts from it: bring it back") from None
+        if there.content == content:
+            return there
+    raise UserError(f"{folder}: no state {content[:16]} seen, with which this run starts: bring that run's folder back")

@@ -3,13 +3,15 @@
 import shutil
 from pathlib import Path
 
-from safetensors import SafetensorError
-from torch import nn
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
 
 from ..address.manifest import sha256_file
 from ..base.files import durable
+from ..config.settings import Start
 from ..core import weights
 from ..core.errors import RunError, UserError
+from ..core.shards import local
 from ..record import names
 
 
@@ -44,3 +46,36 @@ def load_weights(model: nn.Module, out: Path) -> str:
         said = " ".join(str(error).split())
         raise UserError(f"{path}: other weights than params.yaml describes. Train again. {said[:200]}") from None
     return sha256_file(path)
+
+
+def start_from(model: nn.Module, start: Start) -> None:
+    """Give `model` the weights from which a run starts; which ones these are is checked before.
+
+    Raises:
+        UserError: a tensor is not there, or has another shape or dtype.
+    """
+    path = Path(start.run) / names.WEIGHTS
+    try:
+        there, here = _shapes(path), {name: _shape(local(held)) for name, held in weights.weights(model).items()}
+        for name in [*here, *there]:
+            if (seen := there.get(name, "none")) != (wanted := here.get(name, "none")):
+                raise UserError(
+                    f"{path}: {name}: {seen} seen, {wanted} wanted by this model: start from a run of the same model"
+                )
+        weights.load(model, path)
+    except (RuntimeError, SafetensorError) as error:
+        said = " ".join(str(error).split())
+        raise UserError(f"{path}: other weights than this model's: {said[:200]}") from None
+
+
+def _shapes(path: Path) -> dict[str, str]:
+    """The dtype and shape of each tensor in a file; one that is tied to another has two names."""
+    with safe_open(path, "pt") as file:
+        tied = {name: kept for name, kept in (file.metadata() or {}).items() if name != weights.EXTRA}
+        names_there = [name for name in file.keys() if not name.startswith(f"{weights.EXTRA}[")]  # noqa: SIM118
+        own = {name: _shape(file.get_tensor(name)) for name in names_there}
+    return own | {name: own[kept] for name, kept in tied.items() if kept in own}
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

@@ -145,6 +145,23 @@ class Unhashed(Section):
     files: tuple[Name, ...]
 
 
+Digest = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]  # SHA-256, or none
+
+
+class Start(Section):
+    """What a run begins with that starts from another one: see `samebits train --from`, which fills these in."""
+
+    run: str = ""
+    receipt: Digest = ""
+    weights: Digest = ""
+    state: Digest = ""
+
+    @property
+    def addressed(self) -> dict[str, str]:
+        """What enters the content address, as a part of its own: nothing where weights are drawn."""
+        return {name: value for name, value in (("weights", self.weights), ("state", self.state)) if value}
+
+
 class Checkpoint(Section):
     """How often the state is saved, how many saves are kept, and whether a failed save ends the run."""
 
@@ -223,6 +240,7 @@ class Settings(Section):
     compute: Compute
     unhashed: Unhashed
     determinism: Annotated[Determinism, ENVIRONMENT]
+    start: Annotated[Start, NEUTRAL] = Start()  # what of it decides bits is a part of the address beside the config
     checkpoint: Annotated[Checkpoint, NEUTRAL] = Checkpoint()
     integrity: Annotated[Integrity, NEUTRAL] = Integrity()
     trace: Annotated[Trace, NEUTRAL] = Trace()

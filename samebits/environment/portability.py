@@ -36,6 +36,7 @@ class Portability(Observer):
         self.portable = class_of(self.environment, config.compute.plain).startswith(PORTABLE)
         self.watch = watch(self.portable)
         self.non_portable: Mapping[str, str] = {}
+        self.first = 0  # the step with which the run begins
 
     def begin(self, model: nn.Module, judged: Callable[[], None]) -> None:
         """The loop begins; `judged` is called once its first step is judged."""
@@ -47,8 +48,8 @@ class Portability(Observer):
         return self.watch.watched()
 
     def ballot(self, view: View) -> Ballot:
-        """Step 0 is made, so that nearly all operations of the run are known; no checkpoint is written yet."""
-        if view.step == 0:
+        """The first step is made, so that nearly all operations of the run are known; no checkpoint is written yet."""
+        if view.step == self.first:
             self.judge(self._model)
             self._judged()
             self.watches = False

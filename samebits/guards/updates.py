@@ -43,6 +43,7 @@ class Updates(Observer):
         self._model, self._optimizers = state.model, state.optimizers
         self._given = [weakref.ref(parameter) for parameter in state.model.parameters()]
         self.ready = self.made = self.skipped = False
+        self.first = 0  # the step with which the run begins
         self._watch = register_optimizer_step_pre_hook(self._check)
 
     def begin_step(self, view: View) -> None:
@@ -59,10 +60,10 @@ class Updates(Observer):
 
     def ballot(self, view: View) -> Ballot:
         """Refuse a first step that ends without an update."""
-        if view.step == 0 and self.forgotten:
+        if view.step == self.first and self.forgotten:
             raise UserError(
-                "step 0: optimizer.step() was never called; call it after the loop over the step. Where a step is to "
-                "leave the weights alone, drop the gradients: optimizer.zero_grad()"
+                f"step {view.step}: optimizer.step() was never called; call it after the loop over the step. Where a "
+                "step is to leave the weights alone, drop the gradients: optimizer.zero_grad()"
             )
         return Ballot()
 

@@ -21,8 +21,8 @@ STEP = np.dtype(
 )
 
 
-def rows_of(path: Path, steps: int) -> int:
-    """How many rows the first steps have in a chain of `STEP`.
+def rows_of(path: Path, steps: int, first: int = 0) -> int:
+    """How many rows the first steps, which begin with `first`, have in a chain of `STEP`.
 
     Raises:
         UserError: some are not there.
@@ -30,7 +30,7 @@ def rows_of(path: Path, steps: int) -> int:
     rows = np.fromfile(path, np.dtype([("row", STEP), ("link", f"V{LINK}")])) if path.is_file() else None
     numbers = rows["row"]["step"] if rows is not None else np.empty(0, np.uint32)
     here = numbers[numbers < steps]
-    seen = int(here.max()) + 1 if len(here) else 0
+    seen = int(here.max()) + 1 if len(here) else first
     if seen < steps:
         raise UserError(
             f"{path}: {seen} steps seen, {steps} wanted, to go on with: the trace was off before, or rows are lost. "

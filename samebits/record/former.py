@@ -137,10 +137,16 @@ def _requested_there(out: Path, differing: Sequence[Difference]) -> str:
         "data": "its prepared data",
         "lock": "its locks",
         "world_size": "its number of ranks",
+        "start": f"--from {shlex.quote(start)}" if (start := _started_from(out)) else "no --from",
     }
     return " and ".join(
         [*filter(None, [" ".join(words)]), *(message for part, message in known.items() if part in parts)]
     )
+
+
+def _started_from(out: Path) -> str:
+    """The run directory from which the run in `out` started; empty where it drew its weights."""
+    return str(read_record(out, names.RUN)["config"].get("start.run") or "")
 
 
 def drop_replaced(out: Path, report: Callable[[str], None]) -> None:

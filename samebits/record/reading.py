@@ -30,6 +30,13 @@ class Data(Form):
     files: list[File]
 
 
+class Started(Form):
+    """What a run began with that started from another one."""
+
+    weights: Sha256
+    state: Sha256 = ABSENT
+
+
 class Preimage(Form):
     """What the content address is made of."""
 
@@ -40,6 +47,7 @@ class Preimage(Form):
     lock: dict[str, str]
     seed: int
     world_size: PositiveInt | None = None
+    start: Started = ABSENT
 
 
 class Parts(Form, extra="allow"):

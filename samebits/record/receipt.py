@@ -21,6 +21,7 @@ from ..core.errors import RunError, UserError
 from .classes import RELEASED, class_of, described
 from .names import PATCH, RECEIPT, WEIGHTS
 from .reading import Address, Best, Code, Environment, Number, Stopped
+from .started import begun_with
 from .statement import PREDICATE, SCHEMA, STATEMENT, subject
 
 RELEASED_WITH = "2.13.0"  # the release of torch whose arithmetic is `RELEASED`
@@ -105,6 +106,7 @@ def read(path: Path) -> Receipt:
             **{f"parts.{name}": (stated["parts"][name], digest(part)) for name, part in stated["preimage"].items()},
         }
         requested = flatten(stated["preimage"]["config"]) | {"seed": stated["preimage"]["seed"]}
+        requested |= begun_with(stated["preimage"], stated["config"])
         others = [key for key, value in requested.items() if stated["config"].get(key) != value]
         faults = _faults_of_environment(stated["environment"], requested, stated["config"].get("determinism.relax"))
         if stated["parts"].keys() != stated["preimage"].keys():

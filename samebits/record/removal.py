@@ -6,6 +6,8 @@ from pathlib import Path
 from ..base.files import free
 
 CUT_SHORT = r"\.tmp\w+"  # what a kill leaves of a file that safetensors was writing
+VALUES = "state.json"  # of a checkpoint: all that is no tensor
+CHECKPOINT = re.compile(r"(\d{9})-([0-9a-f]{16})")  # complete
 SAVED = re.compile(r"(damaged-)?\d{9}-[0-9a-f]{16}|\.\d{9}\.part")  # checkpoints
 STATE = re.compile(rf"(model|optimizer|others)(-\d+)?\.safetensors|(state|manifest)\.json(\.part)?|{CUT_SHORT}")
 

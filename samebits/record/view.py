@@ -20,7 +20,7 @@ from ..address.manifest import sha256_file
 from ..base.files import REMEDY, read_json
 from ..base.text import differences, flatten, named, some
 from ..core.errors import RunError, UserError
-from . import chains, names
+from . import chains, names, started
 from .chain import STEP
 from .names import ADDRESS, ENVIRONMENT, METRICS, RECEIPT, RUN, STEP_ROWS, WEIGHTS
 from .reading import read_record
@@ -233,6 +233,11 @@ class RunView:
         """After how many steps it went on, each time."""
         stated = self.receipt.stated["informational"] if self.receipt else {}
         return tuple((self.facts or stated).get("resumed", ()))
+
+    @property
+    def started_from(self) -> str:
+        """In words, the run with whose weights it began; empty where it drew its own."""
+        return started.words(self.config)
 
     @property
     def ends(self) -> dict[str, str]:

@@ -54,8 +54,10 @@ class Trace(Observer):
         self._tensors: Chain | None = None
         self._pending: Callable[[], None] | None = None
 
-    def begin(self, state: State, done: int, outputs: bool, sharded: bool = False) -> None:
+    def begin(self, state: State, done: int, outputs: bool, sharded: bool = False, first: int = 0) -> None:
         """Start the trace, or go on with it after `done` steps; at level `tensor` with the modules' `outputs`, too.
+
+        The steps before `first`, if that is known, are another run's.
 
         Where gradients, and perhaps more, are `sharded` over the ranks, all ranks work at the digests together.
 
@@ -71,7 +73,7 @@ class Trace(Observer):
         (self.folder / names.TRACE).mkdir(parents=True, exist_ok=True)
         self._timings = Timings(self.folder / names.rank_rows(self.world.rank), self.world.rank, self.world.device)
         if self.world.is_main:
-            position = rows_of(self.folder / names.STEP_ROWS, done)
+            position = rows_of(self.folder / names.STEP_ROWS, done, first)
             self._steps = Chain(self.folder / names.STEP_ROWS, STEP.itemsize, position)
             if self.level == "tensor":
                 columns = [

@@ -170,6 +170,7 @@ def _outcome(runs: Sequence[RunView]) -> list[Fact]:
     return [
         ("status", status),
         ("steps", lambda run: str(run.done)),
+        ("started from", lambda run: public.words(run.started_from)),
         ("ended early", lambda run: public.words(run.ends.get("stopped", ""))),
         ("best weights", lambda run: run.ends.get("best", "")),
         ("resumed after steps", lambda run: ", ".join(map(str, run.resumed))),

@@ -48,6 +48,8 @@ ADDRESSED = {
     "compute.nonfinite": ("skip", "stop"),
     "unhashed.modules": ("[one]", "[another]"),
     "unhashed.files": ("[one]", "[another]"),
+    "start.weights": ("0" * 64,),
+    "start.state": ("0" * 64,),
 }
 OUTSIDE = {
     "device": ("cpu", "cuda"),
@@ -79,6 +81,8 @@ OUTSIDE = {
     "tracking.model": ("false", "true"),
     "tracking.system_seconds": ("10", "0"),
     "tracking.wait_seconds": ("1", "2"),
+    "start.run": ("runs/one",),
+    "start.receipt": ("0" * 64,),
     "verify.shorten": ("[train.epochs=3]", "[]"),
     "verify.vary": ("[checkpoint.every=7]", "[]"),
 }
@@ -119,7 +123,7 @@ def test_key_changes_the_address_where_it_asks_for_other_numbers(key: str, befor
     assert differing(config.flat(), other) == {key}  # an override changes its key only
     after = address_of(changed(key))
     stock = {"world_size"}  # which stock DDP adds
-    part = "seed" if key == "seed" else "config"
+    part = {"seed": "seed", "start.weights": "start", "start.state": "start"}.get(key, "config")
     assert differing(before.parts, after.parts) - stock == ({part} if key in ADDRESSED else set())
     assert (after != before) == (after.digest != before.digest) == (key in ADDRESSED)
 

@@ -139,7 +139,7 @@ def test_help_of_each_verb_has_an_example_that_it_takes():
 
 def test_verbs_and_options_are_completed():
     (variable,) = re.findall(r"\$\((\w+)=bash_source", PAGES["commands"])
-    for words, wanted in (("verif", {"verify", "verify-receipt"}), ("train --fr", {"--fresh"})):
+    for words, wanted in (("verif", {"verify", "verify-receipt"}), ("train --fr", {"--fresh", "--from"})):
         typed = {"COMP_WORDS": f"{COMMAND} {words}", "COMP_CWORD": str(len(words.split()))}
         call = f"from samebits.cli import main; main(prog_name={COMMAND!r})"
         done = python("-c", call, env={variable: "bash_complete", **typed})
