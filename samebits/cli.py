@@ -19,7 +19,7 @@ Folder = click.Path(file_okay=False, path_type=Path)
 
 # What a person wants -> the verbs that do it, in the order of `samebits --help`.
 GROUPS = {
-    "Train": ("prepare", "train", "evaluate"),
+    "Train": ("prepare", "train", "evaluate", "sweep"),
     "Ask": ("docs", "config", "address", "env", "diff"),
     "Prove": ("doctor", "smoke", "hash-data", "check-data", "check", "verify", "verify-receipt"),
     "Measure": ("audit", "bisect", "compare", "cost", "noise", "trial"),
@@ -32,6 +32,7 @@ EXAMPLES = {
     "prepare": "",
     "train": "--ranks 4 --set train.epochs=5 --out artifacts-short",
     "evaluate": "--out artifacts-short",
+    "sweep": "train.learning_rate=0.002,0.004 seed=0..4 --jobs 2",
     "docs": "resume",
     "config": "--set seed=1",
     "address": "--set seed=1",

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from ..core.errors import UserError
-from ..front import overriding
+from ..front import overriding, ranks_option
+from .fonts import load_matplotlib
 from .options import Folder, Ours, as_json_option
 
 SHARE, SEVERAL = click.FloatRange(0.5, 0.9999), click.IntRange(2, 1000)
@@ -187,4 +188,38 @@ def trial(
     sys.exit(0 if found.verdict == HOLDS else 1)
 
 
-VERBS: tuple[click.Command, ...] = (audit, bisect, compare, cost, noise, trial)
+@click.command()
+@click.argument("words", nargs=-1, required=True, metavar="KEY=VALUES...")
+@overriding
+@ranks_option
+@click.option("--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Train so many runs at a time.")
+@click.option("--out", default="runs/sweep", show_default=True, type=Folder, help="The folder of the runs.")
+@click.pass_obj
+def sweep(ours: Ours, words: tuple[str, ...], overrides: tuple[str, ...], ranks: int, jobs: int, out: Path) -> None:
+    """Train each combination of values: KEY=VALUE,VALUE or KEY=FIRST..LAST, such as seed=0..4.
+
+    Content addresses come first, and in the end a table and a picture of the metrics, with intervals over seeds. Runs
+    that are done are not made again, and unfinished ones go on. Exit code 1: a run failed, and the others went on.
+    """
+    from .sweep import made, planned, tracked
+
+    report = partial(click.echo, err=True)
+    runs = planned(ours.project, ours.schema, words, overrides, ranks, out, report)
+    done = {each.address for each in runs if each.is_done()}
+    for each in runs:
+        click.echo(f"{each.address[:16]}  {each.name}{'  made before' * (each.address in done)}")
+    parent = tracked(ours.project, runs, report) if len(done) < len(runs) else ""
+    failed = made(ours.project, runs, [*overrides, *[f"tracking.parent={parent}"] * bool(parent)], ranks, jobs, report)
+    load_matplotlib()
+    from .swept import Swept
+
+    found = Swept(runs)
+    files = found.write(ours.project.root / out)
+    click.echo("\n".join([*found.lines(), f"{' and '.join(file.name for file in files)} lie in {out}"]))
+    if parent:
+        tracked(ours.project, runs, report, "FAILED" if failed else "FINISHED", files)
+    click.echo("".join(f"{each.line()}\n" for each in failed), nl=False, err=True)
+    sys.exit(1 if failed else 0)
+
+
+VERBS: tuple[click.Command, ...] = (audit, bisect, compare, cost, noise, sweep, trial)

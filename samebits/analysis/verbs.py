@@ -1,14 +1,11 @@
 """The verbs of the `samebits` command that ask analysis. cli.py loads them when one is asked for, and no run does."""
 
 import json
-import os
 import shutil
 import sys
 from contextlib import suppress
 from functools import cache
-from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import click
 
@@ -18,6 +15,7 @@ from ..config.params import load
 from ..core.errors import UserError
 from ..front import overriding
 from . import measure
+from .fonts import load_matplotlib
 from .options import Folder, Ours, as_json_option, run_patch_option, signers_option
 
 
@@ -208,7 +206,7 @@ def report(
     RUN is a run directory, a receipt or an MLflow run id, of a finished run or not. The page needs no other file and no
     network.
     """
-    _load_matplotlib()
+    load_matplotlib()
     from .report import measured
     from .report.publish import publish
     from .report.report import Extras
@@ -220,17 +218,6 @@ def report(
     )
     for line in publish(runs, cache(ours.tracking_uri), extras, out, log):
         click.echo(line)
-
-
-def _load_matplotlib() -> None:
-    """Load matplotlib with the fonts that it brings, in place of a list of this machine's that an earlier process left.
-
-    To look for these can take long, which it says on standard error.
-    """
-    with TemporaryDirectory() as empty:
-        os.environ |= {"MPLCONFIGDIR": empty, "MPL_IGNORE_SYSTEM_FONTS": "1"}
-        import_module("matplotlib.font_manager")
-    del os.environ["MPLCONFIGDIR"]
 
 
 @click.command()
@@ -248,7 +235,7 @@ def bundle(ours: Ours, runs: tuple[Path, ...], out: Path, weights: bool) -> None
 
     if out.suffix != ".tar":
         raise UserError(f"--out {plain(str(out))}: a name that ends with .tar wanted")
-    _load_matplotlib()
+    load_matplotlib()
     from .report.publish import paged
     from .report.report import Extras
 

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from ..address.manifest import sha256_file
 from ..base.files import durable
 from ..config.settings import Start
-from ..core import weights
+from ..core import shards, weights
 from ..core.errors import RunError, UserError
-from ..core.shards import local
 from ..record import names
 
 
@@ -56,7 +55,7 @@ def start_from(model: nn.Module, start: Start) -> None:
     """
     path = Path(start.run) / names.WEIGHTS
     try:
-        there, here = _shapes(path), {name: _shape(local(held)) for name, held in weights.weights(model).items()}
+        there, here = _shapes(path), {name: _shape(shards.local(held)) for name, held in shards.weights(model).items()}
         for name in [*here, *there]:
             if (seen := there.get(name, "none")) != (wanted := here.get(name, "none")):
                 raise UserError(

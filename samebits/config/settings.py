@@ -209,6 +209,7 @@ class Tracking(Section):
     enabled: bool = True
     uri: str = ""
     experiment: str = "Default"  # MLflow's own
+    parent: str = ""
     model: bool = True
     system_seconds: Annotated[int, Field(ge=0, le=SECONDS)] = 0
     wait_seconds: Annotated[int, Field(ge=0, le=SECONDS)] = 60

@@ -84,12 +84,16 @@ def environment(project: Project, flags: bool = True) -> dict[str, str]:
     return kept | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-def start(project: Project, words: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
-    """Start a command in `project`, in a session of its own; it writes what it prints to the end of `log`."""
+def start(
+    project: Project, words: Sequence[str], log: Path, environ: Mapping[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
+    """Start a command in `project`, in a session of its own; it writes what it prints to the end of `log`.
+
+    `environ` holds other variables than those of `environment`.
+    """
+    environ = environment(project) if environ is None else environ
     with log.open("ab") as said:
-        return subprocess.Popen(
-            words, cwd=project.root, env=environment(project), stdout=said, stderr=said, start_new_session=True
-        )
+        return subprocess.Popen(words, cwd=project.root, env=environ, stdout=said, stderr=said, start_new_session=True)
 
 
 def piped(project: Project, words: Sequence[str], environ: Mapping[str, str]) -> "subprocess.Popen[str]":

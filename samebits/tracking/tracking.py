@@ -162,10 +162,14 @@ def _system_monitor(folder: Path, run: str) -> Any:
     return monitor
 
 
-def _find_or_create(client: Any, facts: dict[str, Any]) -> tuple[str, str]:
-    name = facts["tracking"]["experiment"]
+def experiment_of(client: Any, name: str) -> str:
+    """The id of the experiment of this name, which is made where there is none."""
     experiment = client.get_experiment_by_name(name)
-    identity = experiment.experiment_id if experiment else client.create_experiment(name)
+    return str(experiment.experiment_id if experiment else client.create_experiment(name))
+
+
+def _find_or_create(client: Any, facts: dict[str, Any]) -> tuple[str, str]:
+    identity = experiment_of(client, facts["tracking"]["experiment"])
     found = client.search_runs([identity], f"tags.`repro.run` = '{facts['id']}'", max_results=1)
     if found:
         return identity, found[0].info.run_id
@@ -176,10 +180,12 @@ def _find_or_create(client: Any, facts: dict[str, Any]) -> tuple[str, str]:
 
 
 def _columns(facts: dict[str, Any]) -> dict[str, Any]:
-    """What the columns User, Source and Version of MLflow's pages show."""
+    """What the columns User, Source and Version of MLflow's pages show, and under which run they show it."""
     columns = {"mlflow.source.name": "samebits train", "mlflow.source.type": "LOCAL"}
     if commit := facts["code"]["commit"]:
         columns["mlflow.source.git.commit"] = commit
+    if parent := facts["tracking"].get("parent"):
+        columns["mlflow.parentRunId"] = parent
     with suppress(OSError, KeyError):  # as in a container whose user has no name
         columns["mlflow.user"] = getuser()
     return columns

@@ -78,6 +78,7 @@ OUTSIDE = {
     "tracking.enabled": ("false", "true"),
     "tracking.uri": ("http://127.0.0.1:5000", ""),
     "tracking.experiment": ("another",),
+    "tracking.parent": ("0" * 32,),
     "tracking.model": ("false", "true"),
     "tracking.system_seconds": ("10", "0"),
     "tracking.wait_seconds": ("1", "2"),

@@ -1,0 +1,242 @@
+"""`samebits sweep`: a run for each combination of values, by processes of `samebits train`. What is done stays done."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from types import FrameType
+
+from ..address.address import content_address, digest
+from ..base.project import Project
+from ..base.shape import plain
+from ..config.params import load
+from ..config.settings import Settings
+from ..core.errors import RunError, UserError
+from ..record import names
+from ..record.reading import read_record
+from ..record.receipt import read
+from ..record.view import is_stated
+from ..start import trainings
+from ..start.ranks import handling
+
+MOST = 10_000  # runs of a sweep
+PAUSE = 0.05  # seconds between two looks at processes that run
+PARENT = "samebits.tracking.parent"  # the module that keeps MLflow's run of a sweep
+SPAN = re.compile(r"(-?\d+)\.\.(-?\d+)")
+COMMA = re.compile(r",(?![^\[{]*[\]}])")  # one that stands in no list
+TRACKING = "MLFLOW_TRACKING_URI"
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A run of a sweep: the values that it is given, as they were typed, its content address and its directory."""
+
+    values: Mapping[str, str]
+    config: Settings
+    address: str
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """Its values, in a line."""
+        return " ".join(f"{key}={value}" for key, value in self.values.items())
+
+    @property
+    def log(self) -> Path:
+        """What its process prints."""
+        return self.folder.with_suffix(".log")
+
+    def is_done(self) -> bool:
+        """Whether its directory holds it, finished and as its receipt states."""
+        try:
+            receipt = read(self.folder)
+            finished = read_record(self.folder, names.RUN)["status"] == "FINISHED"
+        except RunError:
+            return False
+        stated = receipt.stated
+        requested = self.config.environment().items()
+        same = stated["address"] == self.address and all(stated["config"].get(key) == held for key, held in requested)
+        return finished and same and is_stated(receipt, names.WEIGHTS) and is_stated(receipt, names.METRICS)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A run that came to no end: its exit code, and the last line that it printed."""
+
+    wanted: Wanted
+    code: int
+    last: str
+
+    def line(self) -> str:
+        """What a reader has to know."""
+        return f"FAILED: {self.wanted.name}: exit code {self.code}: {self.last} ({self.wanted.log})"
+
+
+def values(word: str) -> tuple[str, list[str]]:
+    """A key and its values out of KEY=VALUE,VALUE or KEY=FIRST..LAST.
+
+    Raises:
+        UserError: it has none.
+    """
+    key, equals, text = word.partition("=")
+    if not key or not equals:
+        raise UserError(f"{word}: KEY=VALUE,VALUE or KEY=FIRST..LAST wanted, such as seed=0..4")
+    if span := SPAN.fullmatch(text):
+        first, last = map(int, span.groups())
+        if not 0 <= last - first < MOST:
+            raise UserError(f"{word}: {first} to {last} seen, 1 to {MOST} whole numbers wanted, the smallest first")
+        return key, [str(number) for number in range(first, last + 1)]
+    found = [value.strip() for value in COMMA.split(text)]
+    if not all(found):
+        raise UserError(f"{word}: an empty value seen, a list such as {key}=1,2 wanted")
+    return key, found
+
+
+def planned(
+    project: Project,
+    schema: type[Settings],
+    words: Sequence[str],
+    overrides: Sequence[str],
+    ranks: int,
+    out: Path,
+    report: Report,
+) -> list[Wanted]:
+    """The runs of a sweep, in the order of its words; the last key changes first.
+
+    Raises:
+        UserError: a word, a key or a value is wrong, or two combinations are one run.
+    """
+    pairs = [values(word) for word in words]
+    keys = [key for key, _ in pairs]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise UserError(f"{twice[0]}: named twice; give all its values in one word")
+    combinations = [dict(zip(keys, chosen, strict=True)) for chosen in product(*(held for _, held in pairs))]
+    if len(combinations) > MOST:
+        raise UserError(f"{len(combinations)} combinations seen, at most {MOST} wanted")
+    configs, problems = [], dict[str, None]()
+    for each in combinations:
+        try:
+            configs.append(load(schema, overrides=(*overrides, *_texts(each))))
+        except UserError as refused:
+            problems |= dict.fromkeys(str(refused).splitlines())
+    if problems:
+        raise UserError("\n".join(problems))
+    if (most := min(config.parallel.micro_batches for config in configs)) < ranks:
+        raise UserError(f"--ranks {ranks} given, at most parallel.micro_batches={most} wanted: each runs one")
+    found: dict[str, Wanted] = {}
+    for each, config in zip(combinations, configs, strict=True):
+        data = trainings.prepared(project, config, report)
+        address = content_address(project, config, data, ranks).digest
+        wanted = Wanted(each, config, address, out / address[:16])
+        if other := found.get(address):
+            raise UserError(
+                f"{other.name} and {wanted.name}: one content address ({address[:16]}), so they are one run: sweep "
+                f"values that ask for other numbers, and give the rest by --set"
+            )
+        found[address] = wanted
+    return [*found.values()]
+
+
+def _texts(chosen: Mapping[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in chosen.items()]
+
+
+def made(
+    project: Project, runs: Sequence[Wanted], overrides: Sequence[str], ranks: int, jobs: int, report: Report
+) -> list[Failed]:
+    """Make those of the runs that are not done, `jobs` at a time. Returns those that failed.
+
+    A signal ends the processes, which save their states, and then this one.
+    """
+    left = [each for each in runs if not each.is_done()]
+    processes, cores = min(jobs, len(left)) * ranks, len(os.sched_getaffinity(0))
+    if processes > cores:
+        report(f"{processes} processes share {cores} cores: fewer --jobs are as fast")
+    failed: list[Failed] = []
+    for count, (wanted, code) in enumerate(_ended(project, left, overrides, ranks, jobs), 1):
+        if code or not wanted.is_done():
+            failed.append(Failed(wanted, code, _last(wanted.log)))
+            report(f"{count}/{len(left)}  {wanted.name}: FAILED with exit code {code}")
+        else:
+            report(f"{count}/{len(left)}  {wanted.name}: weights {read(wanted.folder).weights[:16]}")
+    return failed
+
+
+def _ended(
+    project: Project, left: Sequence[Wanted], overrides: Sequence[str], ranks: int, jobs: int
+) -> Iterator[tuple[Wanted, int]]:
+    """Start the runs in their order, so many at a time; each with its exit code, as it ends."""
+    waiting, running = [*left], dict[int, tuple[Wanted, subprocess.Popen[bytes]]]()
+    environ = environment(project)
+    with handling(_interrupt):
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    wanted = waiting.pop(0)
+                    process = trainings.start(project, _words(wanted, overrides, ranks), wanted.log, environ)
+                    running[process.pid] = wanted, process
+                done = {pid: code for pid, (_, process) in running.items() if (code := process.poll()) is not None}
+                for pid, code in done.items():
+                    yield running.pop(pid)[0], code
+                if not done:
+                    time.sleep(PAUSE)
+        finally:
+            for _, process in running.values():
+                process.send_signal(signal.SIGTERM)
+            for _, process in running.values():
+                process.wait()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _words(wanted: Wanted, overrides: Sequence[str], ranks: int) -> list[str]:
+    wanted.folder.parent.mkdir(parents=True, exist_ok=True)
+    given = trainings.sets([*overrides, *_texts(wanted.values)])
+    place = "--out", wanted.folder, "--ranks", str(ranks)
+    return trainings.command("train", {}, "--quiet", *place, *given)
+
+
+def environment(project: Project) -> dict[str, str]:
+    """The variables of the trainings, which MLflow tracks as if each had been started by hand."""
+    return trainings.environment(project) | {name: os.environ[name] for name in [TRACKING] if name in os.environ}
+
+
+def _last(log: Path) -> str:
+    """The last line that a process printed."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+    return plain(lines[-1]) if lines else "it printed nothing"
+
+
+def tracked(
+    project: Project, runs: Sequence[Wanted], report: Report, status: str = "RUNNING", files: Sequence[Path] = ()
+) -> str:
+    """MLflow's run of a sweep, whose children its runs are, given this status and these files; empty without tracking.
+
+    That no server answers is reported, and no reason to train less.
+    """
+    tracking = runs[0].config.tracking
+    if not tracking.enabled:
+        return ""
+    wanted = {
+        "uri": tracking.uri,
+        "experiment": tracking.experiment,
+        "sweep": digest(sorted(each.address for each in runs))[:16],
+        "keys": list(runs[0].values),
+        "status": status,
+        "files": [str(file.absolute()) for file in files],
+    }
+    words = trainings.command(PARENT, {}, json.dumps(wanted))
+    try:
+        return trainings.run(project, words, environ=environment(project)).split()[-1]
+    except trainings.Ended as failure:
+        report(f"MLflow has no run of this sweep: {plain(failure.said[-1] if failure.said else str(failure.code))}")
+        return ""
