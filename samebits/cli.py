@@ -30,7 +30,7 @@ GROUPS = {
 # Of each verb, words with which it is called; `samebits VERB --help` shows them.
 EXAMPLES = {
     "prepare": "",
-    "train": "--ranks 4 --set train.epochs=5 --out artifacts-short",
+    "train": "--ranks 4 --from artifacts --set train.epochs=5 --out artifacts-longer",
     "evaluate": "--out artifacts-short",
     "sweep": "train.learning_rate=0.002,0.004 seed=0..4 --jobs 2",
     "docs": "resume",

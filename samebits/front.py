@@ -58,6 +58,11 @@ from_option = click.option(
 state_option = click.option(
     "--state", is_flag=True, help="Of --from, take the optimizer's state and the step, too, and go on from there."
 )
+profile_option = click.option(
+    "--profile",
+    metavar="FIRST:STOP",
+    help="Write what the operations of these steps took, such as 10:13 for steps 10, 11 and 12, into trace/.",
+)
 quiet_option = click.option("--quiet", is_flag=True, help="Show no steps, only what came of them.")
 ranks_option = click.option(
     "--ranks",
@@ -130,15 +135,21 @@ def _verb(name: str, line: str) -> click.Command:
         quiet: bool = False,
         source: Path | None = None,
         state: bool = False,
+        profile: str | None = None,
     ) -> None:
-        run(ours, name, (*overrides, *["record.progress=false"] * quiet), out, ranks, fresh, source, state)
+        given = [
+            *overrides,
+            *["record.progress=false"] * quiet,
+            *[f"trace.profile={json.dumps(profile)}"] * bool(profile),
+        ]
+        run(ours, name, given, out, ranks, fresh, source, state)
 
     return verb
 
 
 prepare = _verb("prepare", "Write the training and test sets from the dataset.")
 train = _verb("train", "Train; --ranks N trains on N processes, to the same bits.")
-for option in (quiet_option, fresh_option, state_option, from_option, ranks_option):
+for option in (profile_option, quiet_option, fresh_option, state_option, from_option, ranks_option):
     option(train)
 evaluate = _verb("evaluate", "Measure a run's weights on the test set.")
 

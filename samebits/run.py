@@ -55,6 +55,7 @@ from .record.opening import non_portable_before, reported_of
 from .record.reading import read_record
 from .record.record import ENDS, as_number, ends, require_name
 from .stage import C, Collate, Stage, let_read, loading
+from .trace import profile
 from .trace.metrics import Metrics
 from .trace.trace import Trace
 from .tracking import logged
@@ -264,6 +265,8 @@ class Run(Stage[C]):
         yield self._metrics
         yield self._trace
         yield self._stop
+        if steps := self.config.trace.profile:
+            yield profile.Profile(profile.steps_of(steps), loop.stop, self.out, self.world)
         yield self._keeper
         if lead and self.config.record.progress:
             yield progress.Shown(start, loop.stop, lambda: self._metrics.latest)

@@ -8,6 +8,7 @@ new one breaks no project. A key is one of three kinds, and only the first enter
 - `NEUTRAL`: must not change a bit
 """
 
+import re
 from collections.abc import Iterator
 from math import isfinite
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -177,11 +178,23 @@ class Integrity(Section):
     recompute_every: NonNegativeInt = 0
 
 
+STEPS = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
+
+
 class Trace(Section):
-    """How much of a step is written down."""
+    """How much of a step is written down, and of which steps a profile."""
 
     level: Literal["off", "step", "tensor"] = "step"
     values: Annotated[int, Field(ge=-1)] = -1
+    profile: str = ""
+
+    @field_validator("profile")
+    @classmethod
+    def _steps_of_a_profile(cls, value: str) -> str:
+        steps = STEPS.fullmatch(value)
+        if value and not (steps and int(steps[1]) < int(steps[2])):
+            raise ValueError(f"{value!r} given, FIRST:STOP wanted, such as 10:13 for steps 10, 11 and 12")
+        return value
 
 
 class Record(Section):

@@ -18,7 +18,9 @@ from .reading import read_record
 from .record import files as logged_files
 from .removal import CUT_SHORT, SAVED, own, remove_checkpoint, remove_empty
 
-TRACED = re.compile(rf"(steps|tensors)\.bin|tensors\.json(\.part)?|values\.safetensors|rank\d+\.jsonl|{CUT_SHORT}")
+TRACED = re.compile(
+    rf"(steps|tensors)\.bin|(tensors|profile\d+)\.json(\.part)?|values\.safetensors|rank\d+\.jsonl|{CUT_SHORT}"
+)
 
 
 def clear(

@@ -41,6 +41,11 @@ REMOVED = (*OUTCOME, *LOGGED)  # when a new run begins
 FILES = {*REMOVED, ADDRESS, ENVIRONMENT, RUN, LOCK, UPLOAD, UPLOAD_LOG, UPLOAD_LOCK}  # all that lie beside the folders
 
 
+def rank_profile(rank: int) -> str:
+    """The file of what its operations took in the steps that `trace.profile` names."""
+    return f"{TRACE}/profile{rank:04d}.json"
+
+
 def rank_rows(rank: int) -> str:
     """The file of what differs between ranks by nature: host, time spent in each phase."""
     return f"{TRACE}/rank{rank:04d}.jsonl"

@@ -69,6 +69,7 @@ OUTSIDE = {
     "parallel.timeout_seconds": ("7", "8"),
     "trace.level": ("tensor", "off"),
     "trace.values": ("7", "8"),
+    "trace.profile": ("7:8", "8:9"),
     "record.finished": ("refuse", "replace"),
     "record.progress": ("true", "false"),
     "data.license": ("CC BY 4.0", "CC0"),
