@@ -1,11 +1,13 @@
 """`make repro` shows what runs and what the stages say, and nothing that a user cannot use."""
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
-from clone import commit, project_in
-from support import python
+from clone import commit, copied, project_in
+from ruamel.yaml import YAML
+from support import HERE, python
 
 from samebits.analysis import outputs
 
@@ -108,3 +110,18 @@ def test_what_dvc_itself_refuses_is_told(project: Path):
     done = repro(project)
     assert done.returncode == 1 and "dvc.yaml" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_stage_in_a_copy_of_the_project_runs_the_code_of_the_copy(tmp_path: Path):
+    """As in the copies of `dvc exp run --temp`, while the original is installed and so found by every process."""
+    files = "params.yaml", "dvc.yaml", "pyproject.toml"
+    clone = copied(tmp_path / "copy", ("src", "vendor", "requirements", "data/raw"), files)
+    installed = {"PYTHONPATH": os.pathsep.join(HERE)}
+    command = YAML(typ="safe").load((clone / "dvc.yaml").read_text())["stages"]["prepare"]["cmd"]
+    assert command == "PYTHONPATH=src:vendor python -m samebits prepare"
+    for line, code in ((command, 0), (command.partition(" ")[2], 2)):
+        done = subprocess.run(line, shell=True, cwd=clone, env=os.environ | installed, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+    assert "Put that one first: PYTHONPATH=src:vendor" in done.stderr
+    stages = YAML(typ="safe").load((clone / "dvc.yaml").read_text())["stages"]
+    assert all(stage["cmd"].startswith("PYTHONPATH=src:vendor python -m samebits ") for stage in stages.values())
