@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from ..address.address import content_address, digest
 from ..base.project import Project
@@ -131,9 +132,12 @@ def planned(
     if (most := min(config.parallel.micro_batches for config in configs)) < ranks:
         raise UserError(f"--ranks {ranks} given, at most parallel.micro_batches={most} wanted: each runs one")
     found: dict[str, Wanted] = {}
+    data: dict[str, dict[str, Any]] = {}  # manifests
     for each, config in zip(combinations, configs, strict=True):
-        data = trainings.prepared(project, config, report)
-        address = content_address(project, config, data, ranks).digest
+        of = config.data.model_dump_json()
+        if of not in data:
+            data[of] = trainings.prepared(project, config, report)
+        address = content_address(project, config, data[of], ranks).digest
         wanted = Wanted(each, config, address, out / address[:16])
         if other := found.get(address):
             raise UserError(
