@@ -209,7 +209,13 @@ def sweep(ours: Ours, words: tuple[str, ...], overrides: tuple[str, ...], ranks:
     for each in runs:
         click.echo(f"{each.address[:16]}  {each.name}{'  made before' * (each.address in done)}")
     parent = tracked(ours.project, runs, report) if len(done) < len(runs) else ""
-    failed = made(ours.project, runs, [*overrides, *[f"tracking.parent={parent}"] * bool(parent)], ranks, jobs, report)
+    given = [*overrides, *[f"tracking.parent={parent}"] * bool(parent)]
+    try:
+        failed = made(ours.project, runs, given, ranks, jobs, report)
+    except KeyboardInterrupt:
+        if parent:
+            tracked(ours.project, runs, report, "KILLED")
+        raise
     load_matplotlib()
     from .swept import Swept
 

@@ -89,9 +89,17 @@ def test_interrupted_sweep_ends_its_trainings_and_goes_on(
             raise KeyboardInterrupt
         sleep(0.002)
 
+    states: list[str] = []
+
+    def tracked(project: Any, runs: Any, report: Any, status: str = "RUNNING", files: Any = ()) -> str:
+        states.append(status)
+        return "0" * 32
+
     with monkeypatch.context() as patch:
+        patch.setattr(sweep, "tracked", tracked)
         patch.setattr(sweep.time, "sleep", interrupted)
         done = swept_in("seed=0,1")
+    assert states == ["RUNNING", "KILLED"]
     assert done.exit_code == 130 and done.stderr.splitlines()[-1] == "interrupted" and len(started) == 1
     (run,) = (tmp_path / "sweep").glob(f"*/{names.RUN}")
     assert read_json(run)["status"] == "KILLED" and "SIGTERM" in run.parent.with_suffix(".log").read_text()
