@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -177,7 +176,8 @@ def _ended(
     project: Project, left: Sequence[Wanted], overrides: Sequence[str], ranks: int, jobs: int
 ) -> Iterator[tuple[Wanted, int]]:
     """Start the runs in their order, so many at a time; each with its exit code, as it ends."""
-    waiting, running = [*left], dict[int, tuple[Wanted, subprocess.Popen[bytes]]]()
+    waiting: list[Wanted] = [*left]
+    running: dict[int, tuple[Wanted, trainings.Started]] = {}
     environ = environment(project)
     with handling(_interrupt):
         try:

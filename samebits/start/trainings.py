@@ -21,6 +21,7 @@ from ..guards.stages import VARIABLE as STAGE
 if TYPE_CHECKING:
     from .warm import Forks
 
+Started: TypeAlias = "subprocess.Popen[bytes]"  # what `start` gives
 Process: TypeAlias = "subprocess.Popen[bytes] | Forks"  # a training that runs, and the group that it leads
 
 
