@@ -1,9 +1,11 @@
-"""What tests need of the machine itself: commands that must succeed, ports, and patience."""
+"""What tests need of the machine itself: commands that must succeed, ports, certificates, and patience."""
 
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Callable
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +37,15 @@ def until(condition: Callable[[], object], what: str, patience: float = PATIENCE
         if time.monotonic() > end:
             pytest.fail(f"{what}: not within {patience:.0f} s")
         time.sleep(0.1)
+
+
+def encrypt(server: ThreadingHTTPServer, folder: Path) -> Path:
+    """Have a server on 127.0.0.1 speak TLS; return its certificate, which nobody else signed."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    subject = "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"
+    curve = "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"
+    sh("openssl", "req", "-x509", *curve, *subject, "-keyout", key, "-out", certificate)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    return certificate

@@ -24,13 +24,14 @@ PROGRAMS = {
     "ip": "iproute2",  # hosts with a network each
     "cc": "gcc libc6-dev",  # the library that makes this CPU look like others
     "ssh-keygen": "openssh-client",
+    "sshd": "openssh-server",  # a remote of DVC
     "chromium": "chromium",  # that reads reports
     "chromedriver": "chromium-driver",
     "qemu-x86_64": "qemu-user",  # that plays them where it cannot
 }
 NEEDS = (
-    "these tests need root: they start a container engine, PostgreSQL, Slurm, a browser and network namespaces of "
-    "their own"
+    "these tests need root: they start a container engine, PostgreSQL, Slurm, an SSH server, a browser and "
+    "network namespaces of their own"
 )
 
 

@@ -131,9 +131,15 @@ def test_server_and_database_that_die_midway_lose_and_double_nothing(
     )
     assert database.query(models) == [[weights(out)]]
 
-    subprocess.run(command(tmp_path / "alone", "tracking.enabled=false"), cwd=project.path, env=env, check=True,
-                   capture_output=True)  # fmt: skip
+    # the other run has no server: the library writes to a database
+    database.query("CREATE DATABASE direct", "postgres")
+    direct = f"postgresql+psycopg2://127.0.0.1:{database.port}/direct"
+    own = {name: value for name, value in env.items() if name != "MLFLOW_TRACKING_URI"} | {"PGUSER": "mlflow"}
+    words = command(tmp_path / "alone", f"tracking.uri={direct}")
+    subprocess.run(words, cwd=project.path, env=own, check=True, capture_output=True)
     assert weights(out) == weights(tmp_path / "alone")
+    assert database.query("SELECT status FROM runs", "direct") == [["FINISHED"]]
+    assert database.query(models, "direct") == [[weights(out)]]
 
 
 def is_rank(process: Path, out: str) -> bool:

@@ -87,6 +87,7 @@ SUPPORTED: dict[str, Answers] = {
     "remote folder": {"dvc_remote": "/mnt/shared/dvc"},
     "remote bucket": {"dvc_remote": "s3://bucket/path_1"},
     "remote host": {"dvc_remote": "ssh://user@host:22/path"},
+    "remote on the web": {"dvc_remote": "https://host.example:8080/path"},
     "tracking server": {"mlflow_tracking_uri": "https://mlflow.example.org:5000/base"},
     "tracking database": {"mlflow_tracking_uri": "sqlite:////mnt/mlflow.db"},
     **{text: everywhere(text) for text in AWKWARD},

@@ -23,7 +23,7 @@ ANSWERS: dict[str, Answers] = {
     "default": {},
     "long": {"project": "p" * 39 + "-123456789a", "package": "q" * 50},
     "words of YAML": {"project": "yes", "package": "null_", "mlflow_tracking_uri": "https://example.org:"},
-    "no web server": {"package": "a_", "mlflow_tracking_uri": "postgresql://db.example/runs"},
+    "no web server": {"package": "a_", "mlflow_tracking_uri": "postgresql+psycopg2://db.example/runs"},
     "own file": {"mlflow_tracking_uri": "sqlite:///runs.db"},
 }
 LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")  # RFC 1035, what services and pods may be called

@@ -28,6 +28,7 @@ ANSWERS = {
     "short package": {"project": "p", "package": "tiny"},
     "eleven letters": {"package": "elevenletts"},
     "twelve letters": {"package": "twelveletter"},
+    "plugin of DVC": {"dvc_remote": "s3://bucket/path"},
     "everything else": {
         "project": "zz-top-model",
         "package": "an_unusually_long_package_name_of_forty_four",

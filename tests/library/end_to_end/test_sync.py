@@ -6,9 +6,11 @@ import shutil
 import signal
 import uuid
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from clone import verb
+from machine import encrypt
 from server import Proxy, Server, assert_complete
 from support import PROJECT, WORD, Trained, python
 from warm import FORKS, PATIENCE
@@ -88,6 +90,22 @@ def test_files_that_the_loop_has_logged_are_uploaded_under_their_names(server: S
     write_json(another / names.RUN, read_json(another / names.RUN) | files)
     tracking.sync(another, LOCKS)
     assert [name for name in server.artifacts(another) if name.startswith("files")] == ["files/samples/last.txt"]
+
+
+def test_server_behind_tls_is_uploaded_to(
+    server: Server, another: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """MLFLOW_TRACKING_SERVER_CERT_PATH names the certificate; without it the server is not believed."""
+    with Proxy(server.port) as proxy:
+        certificate = encrypt(proxy, tmp_path)
+        Thread(target=proxy.serve_forever, args=(0.01,), daemon=True).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.uri.replace("http:", "https:"))
+        with pytest.raises(RunError, match="SSLCertVerificationError"):
+            tracking.sync(another, LOCKS)
+        monkeypatch.setenv("MLFLOW_TRACKING_SERVER_CERT_PATH", str(certificate))
+        tracking.sync(another, LOCKS)
+        proxy.shutdown()
+    assert_complete(server, another)
 
 
 def test_many_rows_of_another_record_go_in_several_requests(server: Server, tracked: Trained, another: Path):
