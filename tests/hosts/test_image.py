@@ -171,6 +171,18 @@ def test_contract_is_verified_in_the_image(image: Image, checkout: Path) -> None
     assert f"\nEQUAL: {1 + len(VERIFIED)} of {1 + len(VERIFIED)} trainings\n" in table, table
 
 
+def test_pipeline_of_the_project_trains_in_the_image(image: Image, checkout: Path) -> None:
+    """By the very command of its workflow, on the checkout; what builds the image there is `make image`, as here."""
+    job = yaml.safe_load(image.project.text(".github/workflows/ci.yml"))["jobs"]["image"]
+    build, smoke = (step["run"] for step in job["steps"] if "run" in step)
+    (base,) = re.findall(r"^make image DEVICE=cpu BASE_IMAGE=(.*)$", build)
+    named = sh("sh", "-c", f"echo {base}", cwd=checkout).stdout.strip()
+    assert named.startswith("python:") and f"ARG SERVER_BASE={named}\n" in image.project.text("Dockerfile")
+    assert list(job["env"]) == ["IMAGE"]
+    printed = sh("sh", "-c", smoke, cwd=checkout, env={**image.engine.env, "IMAGE": NAME}).stdout
+    assert re.search(r"^train: weights [0-9a-f]{64}\nevaluate: ", printed, re.MULTILINE), printed
+
+
 def test_own_tests_pass_in_the_image_of_developers(image: Image, checkout: Path) -> None:
     """All of the project's tests but the `samebits verify` of the test above, on a mounted checkout."""
     words = ("env", "PYTHONPATH=/work/src:/work/vendor", "python", "-m", "pytest", "-p", "no:cacheprovider")

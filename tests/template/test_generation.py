@@ -255,6 +255,33 @@ def test_no_folder_is_empty(baked: BakedProject) -> None:
     assert not [folder for folder in folders if not any(folder.iterdir())]
 
 
+def commands(ci: str, text: str) -> dict[str, list[str]]:
+    """Return what each job of a pipeline runs."""
+    pipeline = yaml.safe_load(text)
+    if ci == "github":
+        return {name: [step.get("run", "") for step in job["steps"]] for name, job in pipeline["jobs"].items()}
+    return {name: job.get("script", []) for name, job in pipeline.items()}
+
+
+@pytest.mark.parametrize("remote", ["", "s3://bucket/path"])
+@pytest.mark.parametrize("ci", ["github", "gitlab"])
+def test_pipeline_runs_the_checks_on_the_oldest_python_and_that_of_the_image(bake: Bake, ci: str, remote: str) -> None:
+    """What git runs before a commit is among them. Where git does not hold the data, each job brings them first."""
+    baked = bake(ci=ci, dvc_remote=remote)
+    jobs = commands(ci, baked.text(CI[ci]))
+    pipeline = yaml.safe_load(baked.text(CI[ci]))
+    if ci == "github":
+        assert pipeline["jobs"]["reproduce"]["strategy"]["matrix"] == {"python": ["3.11", "3.12"]}
+    else:
+        images = re.findall(r"image: python:(3\.\d+)\.\S+@sha256:[0-9a-f]{64}\n", baked.text(CI[ci]))
+        assert images == ["3.11", "3.12"] and pipeline["reproduce-3.12"]["extends"] == "reproduce"
+    (hooks,) = yaml.safe_load(baked.text(".pre-commit-config.yaml"))["repos"]
+    entries = {hook["entry"] for hook in hooks["hooks"]}
+    assert entries == {"make lint", "make lock-check"} <= set(jobs["reproduce"])
+    bringing = {name: any("dvc pull" in line for line in lines) for name, lines in jobs.items() if lines}
+    assert set(bringing.values()) == {bool(remote)}
+
+
 @pytest.mark.parametrize("ci", ["github", "gitlab"])
 def test_change_of_a_default_is_tried_where_it_is_asked_for(bake: Bake, tmp_path: Path, ci: str) -> None:
     """What somebody types into the pipeline's input is words for `samebits trial`, and no command."""
