@@ -47,8 +47,8 @@ lock: $(TOOLS)/.locked  ## write requirements/test.txt anew (python 3.11)
 		--strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 		--output-file requirements/test.txt requirements/test.in
 
-released: $(TOOLS)/.locked  ## make the released run again and write its digest into the template
-	@$(IN_TOOLS) python tools/released.py build/venv
+released: $(TOOLS)/.locked  ## make the released runs again (STARTERS=series) and write their digests into the starters
+	@$(IN_TOOLS) python tools/released.py $(STARTERS)
 
 chaos: $(TOOLS)/.locked  ## kill a training at 100 instants and at each system call, compare the bits (KILLS=100 SEED=0); half an hour
 	@$(IN_TOOLS) python tools/chaos.py --kills $(or $(KILLS),100) --seed $(or $(SEED),0)

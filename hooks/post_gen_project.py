@@ -22,6 +22,7 @@ BY_COPY = (
     "Put the template's folder samebits there; then, in the project: git init && git add -A && git commit -m start"
 )
 VENDORED = Path("vendor", "samebits")
+STARTERS = Path("starters")
 
 DATES = ("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE")
 ENVIRONMENT = {
@@ -73,18 +74,25 @@ def take_library() -> bool:
     return True
 
 
+def take_starter() -> None:
+    """Put the chosen starter's files in their places, over those that it extends, and drop the others."""
+    shutil.copytree(STARTERS / ANSWERS["starter"], Path(), dirs_exist_ok=True)
+    shutil.rmtree(STARTERS)
+
+
 def share_data() -> None:
     """Put the dataset where `dvc push` would, so that a clone has it; for another remote, where that takes it from."""
     place = Path(".dvc", "cache") if ANSWERS["dvc_remote"] else Path("data", "remote")
     for pointer in Path("data", "raw").glob("*.dvc"):
         folder, name = re.findall("md5: (..)(.*)", pointer.read_text(encoding="utf-8"))[0]
         shared = place / "files" / "md5" / folder / name
-        shared.parent.mkdir(parents=True)
+        shared.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(pointer.with_suffix(""), shared)
 
 
 def main() -> None:
     """Leave a whole project behind, whatever git can do here."""
+    take_starter()
     share_data()
     complete = take_library()
     for folder in (".github/workflows", ".github"):  # made even when no file in it was wanted

@@ -41,6 +41,8 @@ TAKEN = """
     werkzeug wheel wrapt yaml yarl zc zc_lockfile zipp
 """.split()  # noqa: SIM905 (a list of two hundred quoted lines is no clearer)
 
+STARTERS = ["digits", "images", "language", "series", "finetuning"]  # the folders in starters/
+
 LETTERS = "lower-case letters, digits"
 SHORT = "50 characters at most"
 FREE = "a name that no package in the project's environment has"
@@ -112,6 +114,7 @@ RULES = [
     Rule("package", lambda name: not keyword.iskeyword(name), "a name that is no Python keyword"),
     Rule("package", lambda name: name not in sys.stdlib_module_names, "a name that no Python module has"),
     Rule("package", is_free, FREE),
+    Rule("starter", form("|".join(STARTERS)), f"one of: {', '.join(STARTERS)}"),
     Rule("description", is_line, LINE),
     Rule("description", is_not_long, LONG),
     Rule("author", is_line, LINE),

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / "build" / "venv"  # one for the demo, the tests and the tools, so that it is made once
-MORE = ROOT / "build" / "venv-recipes"  # with the packages that recipes add
 TOOLS = ROOT / "build" / "tools" / "bin"  # where cookiecutter is
+STARTERS = ROOT / "{{cookiecutter.project}}" / "starters"
 NAME, PACKAGE = "repro-project", "repro_project"  # of a project with the default answers
 
 
@@ -43,6 +43,11 @@ def python_path(project: Path) -> str:
 def in_venv(project: Path, environ: Mapping[str, str] = os.environ, venv: Path = VENV) -> dict[str, str]:
     """Return the environment of commands that use the shared environment, or that one, and this project's code."""
     return {**environ, "PATH": f"{venv}/bin:{environ['PATH']}", "PYTHONPATH": python_path(project)}
+
+
+def venv_of(starter: str) -> Path:
+    """Return the environment of a starter's projects: the shared one, unless the starter adds packages."""
+    return ROOT / "build" / f"venv-{starter}" if (STARTERS / starter / "requirements").is_dir() else VENV
 
 
 def make_venv(project: Path, venv: Path = VENV) -> None:
