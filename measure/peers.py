@@ -1,7 +1,7 @@
 """The peers: the project's own loop, in which each step is made as most people would write it.
 
-train.py is left as it is, so model, samples, loss, optimizer and learning rate are the project's, or a recipe's. In
-place of its Run stands a `Peer`; a peer is how the parts of a step are made. Only a plain script's pinned form uses a
+train.py is left as it is, so model, samples, loss, optimizer and learning rate are the starter's. In place of its Run
+stands a `Peer`; a peer is how the parts of a step are made. Only a plain script's pinned form uses a
 part of the library, the flags.
 """
 

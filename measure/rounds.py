@@ -16,7 +16,7 @@ from statistics import median
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
 import harness  # (others find the tools' modules by this file)
-from bake import MORE, PACKAGE, ROOT, VENV, bake, in_venv  # noqa: F401
+from bake import PACKAGE, ROOT, VENV, bake, in_venv, venv_of  # noqa: F401
 from harness import prepared
 from peers import ONE_BATCH, PLAIN
 from sharding import sent
@@ -41,7 +41,7 @@ class Workload:
     title: str  # as the table names it
     settings: tuple[str, ...]  # keys of params.yaml
     steps: int  # of a turn; the first one is not counted, for the others have used the caches meanwhile
-    recipe: str = ""  # what is laid over the project
+    starter: str = "digits"  # of the project
     processes: tuple[int, ...] = (1, 2, 4)  # on how many it is trained, for the table
 
 
@@ -76,8 +76,8 @@ WORKLOADS = {
         (EPOCHS, "model.name=transformer", "model.width=256", "model.depth=6", "parallel.global_batch=16"),
         2,
     ),
-    "images": Workload("recipe images, ResNet", (EPOCHS,), 4, "images"),
-    "language": Workload("recipe language, Llama", ("train.steps=1000000",), 2, "language"),
+    "images": Workload("images, ResNet", (EPOCHS,), 4, "images"),
+    "language": Workload("language, Llama", ("train.steps=1000000",), 2, "language"),
 }
 PINNED, LIBRARIES = "pinned", ("fabric", "accelerate")
 LARGE = ("large-[12]",)  # of a model whose size tells something, where others would tell the same
@@ -103,7 +103,7 @@ class Group:
 
     def __init__(self, project: Path, way: Way, workload: Workload, ranks: int, place: Path) -> None:
         self._log = place.with_suffix(".log")
-        python = (PEERS_VENV if way.script in LIBRARIES else MORE if workload.recipe else VENV) / "bin" / "python"
+        python = (PEERS_VENV if way.script in LIBRARIES else venv_of(workload.starter)) / "bin" / "python"
         settings = [*ALWAYS, *workload.settings, *way.settings]
         command = [str(python), str(RANK), way.script, str(way.slower), str(place), *settings]
         port, self._ranks = _free_port(), []
@@ -202,10 +202,10 @@ def ways_of(cell: str) -> dict[str, Way]:
 def trained(
     ways: Mapping[str, Mapping[str, Way]], rounds: int
 ) -> Iterator[tuple[str, tuple[str, int], dict[str, Taken]]]:
-    """What each part of the table gave, with a line on the machine; one generated project for each recipe."""
+    """What each part of the table gave, with a line on the machine; one generated project for each starter."""
     place = ""
-    for recipe, cells in groupby(sorted(ways, key=recipe_of), recipe_of):
-        with prepared(recipe) as project:
+    for starter, cells in groupby(sorted(ways, key=starter_of), starter_of):
+        with prepared(starter) as project:
             place = place or harness.about()
             for cell in cells:
                 workload, ranks = CELLS[cell]
@@ -214,9 +214,9 @@ def trained(
                 yield place, CELLS[cell], measured(project, ways[cell], WORKLOADS[workload], ranks, rounds)
 
 
-def recipe_of(cell: str) -> str:
-    """What a part of the table is trained with; "" is none."""
-    return WORKLOADS[CELLS[cell][0]].recipe
+def starter_of(cell: str) -> str:
+    """What a part of the table is trained with."""
+    return WORKLOADS[CELLS[cell][0]].starter
 
 
 def make_peers_venv() -> None:

@@ -18,7 +18,7 @@ from xdist.scheduler import LoadScopeScheduling
 # What takes longest begins first.
 FIRST = (
     *("test_image", "test_generation", "test_surroundings", "test_benchmarks"),
-    *("test_recipes", "test_kubernetes", "test_hygiene", "test_measure"),
+    *("test_starters", "test_kubernetes", "test_hygiene", "test_measure"),
     "test_project",
     *("test_answers", "test_yours", "test_stale"),
     *("test_portable", "test_nodes", "test_slurm"),

@@ -147,7 +147,7 @@ def test_a_planted_slow_down_is_seen(
         monkeypatch.setattr(sys, "argv", ["check.py", *only, *words])
         return check.main(), capsys.readouterr().out
 
-    monkeypatch.setattr(rounds, "prepared", lambda recipe: nullcontext(project.path))
+    monkeypatch.setattr(rounds, "prepared", lambda starter: nullcontext(project.path))
     monkeypatch.setattr(rounds, "measured", already)
     for words, code, verdict in ((["--slower", "2.0"], 1, "SLOWER"), ([], 0, "holds")):
         found, printed = checked(*words)

@@ -24,8 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from bake import MORE, PACKAGE, ROOT, VENV, bake, in_venv, make_venv
-from recipe import lay
+from bake import PACKAGE, ROOT, VENV, bake, in_venv, make_venv, venv_of
 
 sys.path.append(str(ROOT / "measure"))  # for tools of either folder
 
@@ -55,19 +54,14 @@ def commit() -> str:
 
 
 @contextmanager
-def prepared(change: str | Callable[[Path], object] = "") -> Iterator[Path]:
-    """A generated project with its data, for a while, and the environment that it trains in.
-
-    `change` is a recipe, or what else is laid over the project and adds a recipe's packages.
-    """
+def prepared(starter: str = "digits", change: Callable[[Path], object] | None = None) -> Iterator[Path]:
+    """A generated project with its data, for a while, and the environment that it trains in; `change` edits it."""
     (ROOT / "build").mkdir(exist_ok=True)
     with TemporaryDirectory(dir=ROOT / "build", prefix="measure-") as folder:
-        project = bake(Path(folder))
-        if isinstance(change, str) and change:
-            lay(change, project)
-        elif callable(change):
+        project = bake(Path(folder), starter=starter)
+        if change:
             change(project)
-        make_venv(project, venv := MORE if change else VENV)
+        make_venv(project, venv := venv_of(starter))
         printed(project, "-m", "samebits", "prepare", venv=venv)
         yield project
 
@@ -216,7 +210,8 @@ def measure(
     description: str | None,
     out: Path,
     *tables: tuple[str, Callable[[Path, argparse.Namespace], Iterable[Iterable[object]]]],
-    change: str | Callable[[Path], object] = "",
+    starter: str = "digits",
+    change: Callable[[Path], object] | None = None,
     parts: Iterable[str] = (),
     fewest: int = 1,
     **amounts: float | Path,
@@ -226,7 +221,7 @@ def measure(
     `tables` are heads, and functions that give the rows: of the project and of `arguments`.
     """
     requested = arguments(description, out, parts, fewest, **amounts)
-    with prepared(change) as project:
+    with prepared(starter, change) as project:
         place = about() + (f" {requested.rounds} rounds." if "rounds" in amounts else "")
         write(requested.out, place, *(table(head, rows(project, requested)) for head, rows in tables))
 

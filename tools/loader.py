@@ -1,4 +1,4 @@
-"""Samples per second of a run's loader beside a plain DataLoader, on two recipes: a table in docs/loader.md.
+"""Samples per second of a run's loader beside a plain DataLoader, on two starters: a table in docs/loader.md.
 
     python tools/loader.py
 
@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from timeit import repeat
 from typing import Any
 
-from bake import MORE, ROOT
+from bake import ROOT, venv_of
 from harness import about, arguments, configured, in_turn, prepared, spread, table, within, write
 
 RESULT = ROOT / "docs" / "loader.md"
-RECIPES = "images", "language"
+STARTERS = "images", "language"
 WORKERS = 0, 2, 4
 SIZES = 8, 64  # samples per micro-batch
 ROUNDS, SECONDS = 7, 1.5  # of which the first warms up; seconds of each loader in a round
@@ -98,7 +98,7 @@ def parts() -> dict[str, float]:
 
 
 def rows(name: str, rates: dict[str, dict[str, list[float]]]) -> Iterator[list[str]]:
-    """The lines of the table on one recipe; the first round has warmed up."""
+    """The lines of the table on one starter; the first round has warmed up."""
     for case, found in rates.items():
         plain, ours = found["plain"][1:], found["ours"][1:]
         ratios = statistics.quantiles((one / other for one, other in zip(ours, plain, strict=True)), n=4)
@@ -106,18 +106,18 @@ def rows(name: str, rates: dict[str, dict[str, list[float]]]) -> Iterator[list[s
         yield [name, *case.split(), *middles, spread(*ratios)]
 
 
-HEAD = "recipe | samples per batch | workers | `DataLoader` | a run's loader | ratio"
+HEAD = "starter | samples per batch | workers | `DataLoader` | a run's loader | ratio"
 PARTS = """For one sample a run's loader takes, in microseconds: {}.
 The keys of a batch of {} samples take {:.1f} ms in the main process."""
 
 
 def main() -> None:
-    """Measure the recipes and write the table into the document."""
-    requested, found, place = arguments(__doc__, RESULT, RECIPES, rounds=ROUNDS, seconds=SECONDS), {}, ""
+    """Measure the starters and write the table into the document."""
+    requested, found, place = arguments(__doc__, RESULT, STARTERS, rounds=ROUNDS, seconds=SECONDS), {}, ""
     for name in requested.only:
         with prepared(name) as project:
             place = place or about()
-            found[name] = within(project, measure, requested.rounds, requested.seconds, venv=MORE)
+            found[name] = within(project, measure, requested.rounds, requested.seconds, venv=venv_of(name))
     lines = table(HEAD, itertools.chain.from_iterable(rows(name, one["rates"]) for name, one in found.items()))
     last = found[requested.only[-1]]
     parts = "; ".join(f"{part} {took:.1f}" for part, took in last["parts"].items())

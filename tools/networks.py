@@ -11,14 +11,15 @@ import shutil
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import harness
-from bake import MORE, PACKAGE, ROOT
+from bake import PACKAGE, ROOT, bake, venv_of
 from harness import printed, within
-from recipe import add_packages
 
 RESULT = ROOT / "docs" / "networks.md"
 OUT = ROOT / "build" / "networks"
+STARTER = "language"  # whose environment has transformers
 MODEL = ROOT / "tests" / "library" / "others.py"
 NAMES = re.findall(r'^    "([a-z0-9-]+)": ', MODEL.read_text(), re.MULTILINE)
 WAYS = (
@@ -45,8 +46,13 @@ def looked() -> dict[str, tuple[int, float]]:
 
 
 def lay(project: Path) -> None:
-    """Have a project train any of the networks, named by `model.name`, on few samples."""
-    add_packages("language", project)
+    """Have a project of that starter train any of the networks, named by `model.name`, on few digits."""
+    with TemporaryDirectory() as folder:
+        digits = bake(Path(folder))
+        for part in ("src", "data"):
+            shutil.rmtree(project / part)
+            shutil.copytree(digits / part, project / part)
+        shutil.copy(digits / "params.yaml", project)
     package = project / "src" / PACKAGE
     shutil.copy(MODEL, package / "model.py")
     for path, pattern, new in (
@@ -63,7 +69,7 @@ def prove(name: str, project: Path) -> None:
     """Run `samebits verify` on a network; keep what it prints, and how much of it was sharded."""
     only = [word for way in WAYS for word in ("--only", way)]
     words = "-m", "samebits", "verify", *only, "--set", f"model.name={name}"
-    message = printed(project, *words, ends=range(256), venv=MORE)
+    message = printed(project, *words, ends=range(256), venv=venv_of(STARTER))
     log = project / "build" / "verify" / "weights-sharded-on-2-ranks.log"
     share = [line for line in log.read_text().splitlines() if line.startswith(SHARDED)] if log.is_file() else []
     (OUT / f"{name}.txt").write_text("\n".join([message.rstrip(), *share[:1], ""]))
@@ -72,7 +78,7 @@ def prove(name: str, project: Path) -> None:
 def rows(project: Path, requested: Namespace) -> Iterator[list[str]]:
     """Prove the contract for those that have no result yet; the lines of the table on all that have one."""
     OUT.mkdir(parents=True, exist_ok=True)
-    for name, (parameters, largest) in within(project, looked, venv=MORE).items():
+    for name, (parameters, largest) in within(project, looked, venv=venv_of(STARTER)).items():
         file = OUT / f"{name}.txt"
         if name in requested.only and not file.is_file():
             prove(name, project)
@@ -91,4 +97,4 @@ HEAD = "network | parameters | largest gradient | sharded under `full` | weights
 
 
 if __name__ == "__main__":
-    harness.measure(__doc__, RESULT, (HEAD, rows), change=lay, parts=NAMES)
+    harness.measure(__doc__, RESULT, (HEAD, rows), starter=STARTER, change=lay, parts=NAMES)

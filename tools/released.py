@@ -3,11 +3,11 @@
     python tools/released.py [STARTER…]   # by default all
     python tools/released.py --list       # the list of the library's files alone, after a change of one
 
-Bakes a project of each starter, runs its `make repro` and a short `samebits verify`, and takes over dvc.lock, the row of
-results.lock, the metrics, and the digests that READMEs and the library's pages print. The weights that a starter begins
-from are trained anew before. At the end the library's files are listed with their digests, so that a project can say
-which of them were modified. Run it after every change of the template that enters the content address, on any x86-64 CPU
-with AVX2: they all give the same bytes.
+Bakes a project of each starter, runs its `make repro` and a short `samebits verify`, and takes over dvc.lock, the row
+of results.lock, the metrics, and the digests that READMEs and the library's pages print. The weights that a starter
+begins from are trained anew before. At the end the library's files are listed with their digests, so that a project
+can say which of them were modified. Run it after every change of the template that enters the content address, on any
+x86-64 CPU with AVX2: they all give the same bytes.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Trains a model with tied embeddings, unsharded and sharded: test_recipes.py runs this in the language recipe.
+"""Trains a model with tied embeddings, unsharded and sharded: test_starters.py runs this in the starter language.
 
     REPRO_PROJECT=… python tied.py FOLDER
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from bake import ROOT, TOOLS
+from bake import ROOT, STARTERS, TOOLS
 from baked import PROJECT, Answers, Bake, BakedProject, run
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import escapeHtml
@@ -313,14 +313,14 @@ def test_change_of_a_default_is_tried_where_it_is_asked_for(bake: Bake, tmp_path
         assert tried("") == (0, "")
 
 
-def test_owners_files_and_recipes_import_the_public_names_of_the_library_alone() -> None:
+def test_owners_files_import_the_public_names_of_the_library_alone() -> None:
     """As `import samebits as sb`, and no other module of it."""
     names = ast.parse((ROOT / "samebits" / "__init__.py").read_text())
     (table,) = [node.value for node in names.body if isinstance(node, ast.Assign) and node.targets[0].id == "PUBLIC"]
     public = {name for listed in ast.literal_eval(table).values() for name in listed}
     files = [
         *(ROOT / PROJECT / "src").rglob("*.py"),
-        *(ROOT / "recipes").rglob("*.py"),
+        *STARTERS.rglob("*.py"),
         *(ROOT / "tests/template/yours").glob("*.py"),
     ]
     used = set[str]()
@@ -341,7 +341,7 @@ def test_owners_files_and_recipes_import_the_public_names_of_the_library_alone()
 
 def test_released_files_of_the_owner_are_short() -> None:
     """And prepare, train and evaluate begin with their imports."""
-    source = ROOT / PROJECT / "src" / "{{cookiecutter.package}}"
+    source = STARTERS / "digits" / "src" / "{{cookiecutter.package}}"
     for name, most in {"train": 60, "evaluate": 40, "prepare": 25}.items():
         text = (source / f"{name}.py").read_text()
         assert len(text.splitlines()) <= most, name

@@ -8,7 +8,7 @@ import pytest
 from samebits.analysis.audit import rules
 from samebits.analysis.audit.syntax import Source
 
-RECIPES = Path(__file__).resolve().parents[3] / "recipes"
+STARTERS = Path(__file__).resolve().parents[3] / "{{cookiecutter.project}}" / "starters"
 
 
 LISTING, SET, SEED, DRAW, LOADER, FLAG, WARN, THREADS = (
@@ -157,6 +157,6 @@ def test_empty_file_and_other_encodings_are_read(content: bytes, tmp_path: Path)
     assert rules.found(Source(path, "code.py")) == []
 
 
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*/*.py")), ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_recipes_have_no_finding(path: Path):
+@pytest.mark.parametrize("path", sorted(STARTERS.rglob("*.py")), ids=lambda path: f"{path.parents[2].name}/{path.name}")
+def test_starters_have_no_finding(path: Path):
     assert [each for each in rules.found(Source(path, path.name)) if not each.silenced] == []

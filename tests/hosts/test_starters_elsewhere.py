@@ -1,17 +1,15 @@
-"""Recipes train to one digest on CPUs other than this machine's, too."""
+"""Starters train to one digest on CPUs other than this machine's, too."""
 
 import faulthandler
 from pathlib import Path
 
 import disguise
-import pytest
-import recipe
 import yaml
 from bake import python_path
 from baked import Bake, InstalledProject, weights
 from disguise import HERE
 from test_portable import DIGITS, DISGUISED, few, prepared, python, strict
-from test_recipes import base, more, with_recipe  # noqa: F401 - two fixtures
+from test_starters import OTHERS, more, of_starter  # noqa: F401 - a fixture
 
 # Where a CPU is emulated a step takes seconds: the same operations on less. And QEMU 7.2 takes ymm4 for no index where
 # values are gathered (by the rule of rsp elsewhere), as oneDNN's LSTM does.
@@ -48,14 +46,13 @@ def test_short_training_is_one_digest_on_every_cpu(
     bake: Bake,
     project: InstalledProject,
     more: Path,  # noqa: F811
-    request: pytest.FixtureRequest,
     tmp_path: Path,
 ) -> None:
     """As short as `samebits verify` makes it, or shorter, on one process."""
     faulthandler.cancel_dump_traceback_later()  # it takes minutes
     settings: dict[str, tuple[InstalledProject, list[str]]] = {}
-    for name in recipe.known():
-        laid = with_recipe(name, bake().path, project, more, request)
+    for name in OTHERS:
+        laid = of_starter(name, bake, project, more)
         (out := tmp_path / name).mkdir()
         params = yaml.safe_load(laid.text("params.yaml"))
         digits = params["data"]["raw"] == str(DIGITS)
