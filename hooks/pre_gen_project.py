@@ -19,26 +19,26 @@ TYPED: dict[str, Any] = json.loads(r'''{{ _cookiecutter | default({}) | tojson }
 # What the locks install, by distribution and by import name, and the project's own folders.
 TAKEN = """
     aiobotocore aiohappyeyeballs aiohttp aiohttp_retry aioitertools aiosignal alembic amqp annotated_doc
-    annotated_types antlr4 antlr4_python3_runtime anyio appdirs ast_serialize asyncssh atpublic attr attrs
-    bcrypt billiard blinker botocore build cachetools celery certifi cffi charset_normalizer click
-    click_didyoumean click_plugins click_repl cloudpickle colorama configobj conftest contourpy cryptography
-    cuda cuda_bindings cycler data databricks databricks_sdk dateutil dictdiffer diskcache distro docker dotenv
-    dpath dulwich dvc dvc_data dvc_http dvc_objects dvc_render dvc_s3 dvc_ssh dvc_studio_client dvc_task
-    entrypoints fastapi filelock flask flask_cors flatten_dict flufl flufl_lock fonttools frozenlist fsspec
-    functorch funcy git gitdb gitpython google google_auth grandalf graphene graphql graphql_core graphql_relay
-    grimp gto gunicorn h11 huey hydra hydra_core idna import_linter importlib_metadata importlinter iniconfig
-    isympy iterative_telemetry itsdangerous jinja2 jmespath joblib kiwisolver kombu librt mako markdown_it
-    markdown_it_py markupsafe matplotlib mdurl mlflow mlflow_skinny mlflow_tracing mpl_toolkits mpmath multidict
-    mypy mypy_extensions mypyc narwhals networkx numpy nvidia omegaconf opentelemetry opentelemetry_api
-    opentelemetry_proto opentelemetry_sdk opentelemetry_semantic_conventions orjson packaging pandas pathspec
-    pil pillow pip pip_tools piptools platformdirs pluggy prettytable prompt_toolkit propcache protobuf psutil
-    psycopg2 psycopg2_binary public py pyarrow pyasn1 pyasn1_modules pycparser pydantic pydantic_core
-    pydantic_settings pydevd_plugins pydot pygit2 pygments pygtrie pylab pyparsing pyproject_hooks pytest
-    python_dateutil python_dotenv pyyaml repro requests rfc8785 rich ruamel ruamel_yaml ruff s3fs safetensors
-    samebits scikit_learn scipy scmrepo semver setuptools shortuuid shtab six sklearn skops smmap sqlalchemy
-    sqlparse sqltrie src sshfs starlette sympy tabulate test tests threadpoolctl tomlkit torch torchgen tqdm
-    triton typing_extensions typing_inspection tzlocal urllib3 uvicorn validate vendor vine voluptuous wcwidth
-    werkzeug wheel wrapt yaml yarl zc zc_lockfile zipp
+    annotated_types antlr4 antlr4_python3_runtime anyio appdirs ast_serialize asyncssh atpublic attr attrs bcrypt
+    billiard blinker botocore build cachetools celery certifi cffi charset_normalizer click click_didyoumean
+    click_plugins click_repl cloudpickle colorama configobj conftest contourpy cryptography cuda cuda_bindings
+    cycler data databricks databricks_sdk dateutil dictdiffer diskcache distro docker dotenv dpath dulwich dvc
+    dvc_data dvc_http dvc_objects dvc_render dvc_s3 dvc_ssh dvc_studio_client dvc_task entrypoints fastapi filelock
+    flask flask_cors flatten_dict flufl flufl_lock fonttools frozenlist fsspec functorch funcy git gitdb gitpython
+    google google_auth grandalf graphene graphql graphql_core graphql_relay grimp gto gunicorn h11 hf_xet httpcore2
+    httpx2 huey huggingface_hub hydra hydra_core idna import_linter importlib_metadata importlinter iniconfig isympy
+    iterative_telemetry itsdangerous jinja2 jmespath joblib kiwisolver kombu librt mako markdown_it markdown_it_py
+    markupsafe matplotlib mdurl mlflow mlflow_skinny mlflow_tracing mpl_toolkits mpmath multidict mypy
+    mypy_extensions mypyc narwhals networkx numpy nvidia omegaconf opentelemetry opentelemetry_api
+    opentelemetry_proto opentelemetry_sdk opentelemetry_semantic_conventions orjson packaging pandas pathspec pil
+    pillow pip pip_tools piptools platformdirs pluggy prettytable prompt_toolkit propcache protobuf psutil psycopg2
+    psycopg2_binary public py pyarrow pyasn1 pyasn1_modules pycparser pydantic pydantic_core pydantic_settings
+    pydevd_plugins pydot pygit2 pygments pygtrie pylab pyparsing pyproject_hooks pytest python_dateutil
+    python_dotenv pyyaml regex repro requests rfc8785 rich ruamel ruamel_yaml ruff s3fs safetensors samebits
+    scikit_learn scipy scmrepo semver setuptools shellingham shortuuid shtab six sklearn skops smmap sqlalchemy
+    sqlparse sqltrie src sshfs starlette sympy tabulate test tests threadpoolctl tokenizers tomlkit torch torchgen
+    tqdm transformers triton truststore typer typing_extensions typing_inspection tzlocal urllib3 uvicorn validate
+    vendor vine voluptuous wcwidth werkzeug wheel wrapt yaml yarl zc zc_lockfile zipp
 """.split()  # noqa: SIM905 (a list of two hundred quoted lines is no clearer)
 
 STARTERS = ["digits", "images", "language", "series", "finetuning"]  # the folders in starters/

@@ -137,6 +137,7 @@ def test_jinja_typed_at_a_question_is_refused(template: Path, tmp_path: Path, en
     ("answer", "value", "error"),
     [
         ("license", "GPL", "GPL provided for choice variable license, but the choices are"),
+        ("starter", "digit", "digit provided for choice variable starter, but the choices are"),
         ("ci", "jenkins", "jenkins provided for choice variable ci, but the choices are"),
         ("description", "{{ 1/0 }}", "ZeroDivisionError"),
         ("description", "{% if %}", "TemplateSyntaxError"),
@@ -175,6 +176,7 @@ def test_names_of_all_locked_packages_are_refused() -> None:
     # of all answers; train-cuda.txt has what is CUDA's, too
     locks = [path for path in folder.glob("*.txt*") if path.name != "train-cuda.txt"]
     assert len(locks) == 7
+    locks += (ROOT / PROJECT / "starters" / "pins").glob("*.txt")
     pins = re.findall(r"^([A-Za-z0-9._-]+)==", "".join(lock.read_text() for lock in locks), re.MULTILINE)
     block = re.search(r'^TAKEN = """(.*?)"""', PRE_GEN.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert pins and block

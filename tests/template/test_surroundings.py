@@ -120,6 +120,8 @@ def test_any_form_of_the_template_gives_the_same(bake: Bake, template: Path, tmp
     run("git", "-C", template, "archive", "--prefix=repro-template/", f"--output={archive}", "HEAD")
     here = bake().files()
     assert bake(archive).files() == here
+    for starter in ("finetuning", "images"):  # binary files, and locks
+        assert bake(archive, starter=starter).files() == bake(starter=starter).files() != here
     assert bake(f"git+file://{template}").files() == here
     run("git", "clone", "--quiet", "-c", "core.symlinks=false", template, tmp_path / "without")
     assert (tmp_path / "without" / LINK).is_file()
@@ -145,6 +147,7 @@ def test_cruft_creates_the_same_and_updates_it(bake: Bake, env: Environment, tmp
     template = copy_template(tmp_path / "repro-template", env)
     answers = {
         "project": "followed",
+        "starter": "finetuning",
         "license": "Apache-2.0",
         "description": '{R}&D "north": 100 % <b> \\ #1',
         "author": "Grace O'Brien <grace@example.org>",
