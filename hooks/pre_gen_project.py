@@ -41,7 +41,7 @@ TAKEN = """
     vendor vine voluptuous wcwidth werkzeug wheel wrapt yaml yarl zc zc_lockfile zipp
 """.split()  # noqa: SIM905 (a list of two hundred quoted lines is no clearer)
 
-STARTERS = ["digits", "images", "language", "series", "finetuning"]  # the folders in starters/
+STARTERS = ["digits", "images", "language", "series", "finetuning", "tabular", "blank"]  # the folders in starters/
 
 LETTERS = "lower-case letters, digits"
 SHORT = "50 characters at most"
