@@ -15,7 +15,7 @@ from bake import ROOT, STARTERS, VENV, in_venv
 from baked import STRICT, Bake, BakedProject, InstalledProject, commit_all, copy_venv, run
 
 KILLED = "killed and resumed on 2 ranks"
-WAYS = {"series": ("3 ranks, 1 worker", "neutral keys varied"), "language": ("neutral keys varied",)}  # beyond KILLED
+WAYS = {"language": ("neutral keys varied",)}  # beyond KILLED
 OWN = "tests/test_config.py tests/test_data.py tests/test_locks.py tests/test_model.py"  # and `samebits verify`
 KNOWN = json.loads((ROOT / "cookiecutter.json").read_text())["starter"]
 QUICK, PRETRAINED, OTHERS = "series", "finetuning", KNOWN[1:]  # the first is what most other tests run on
@@ -176,6 +176,7 @@ only = partial(pytest.mark.parametrize, "laid", indirect=True)
 
 
 @pytest.mark.long
+@only(["finetuning", "images", "tabular"])
 def test_own_tests_pass(laid: InstalledProject) -> None:
     """Among them: each operation has a deterministic kernel, the locks fit pyproject.toml."""
     printed = laid.make("test", f"TESTS={OWN}")
