@@ -33,6 +33,7 @@ from .outputs import OUTPUTS
 
 RESULTS = "results.lock"
 EVALUATION = "evaluation.json"  # what the stage of that name finds of the weights beside it
+RELEASED = "the digest this template was released with"  # the source of a starter's own row
 STEPS = "steps"  # a metric that the library counts, and that no run of one content address can vary
 SHOWN = 4  # differences that a sentence names
 AGAIN = "Train again: make repro, or dvc repro --force where DVC sees no change"

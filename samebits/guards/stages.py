@@ -18,6 +18,7 @@ from ..address import release
 from ..address.address import CORE, FOLDER, OUTSIDE_THE_RUN, addressed, code, locks
 from ..address.loaded import require_kept, require_unchanged
 from ..address.locks import LOCKS, require_installed
+from ..base.files import read_text
 from ..base.forms import ABSENT, Form
 from ..base.project import VENDORED, Project
 from ..base.text import differences, flatten, some
@@ -136,15 +137,37 @@ def require_still() -> None:
 
 def outputs(project: Project) -> list[Path]:
     """The paths that the stages of dvc.yaml write, and those that its plots draw."""
-    written, pipeline = [], _pipeline(project)
-    for entry in (stage.get("do", stage) for stage in pipeline["stages"].values()):
-        for item in [item for part in ("outs", "metrics", "plots") for item in entry.get(part, ())]:
-            written.append(item if isinstance(item, str) else next(iter(item), ""))
-    plots = pipeline.get("plots")
+    return [project.root / name for name in [*written(project), *(name for name, _ in drawn(project))]]
+
+
+def written(project: Project) -> list[str]:
+    """The paths that the stages of dvc.yaml write, as they stand there."""
+    stages = [stage.get("do", stage) for stage in _pipeline(project)["stages"].values()]
+    items = [item for stage in stages for part in ("outs", "metrics", "plots") for item in stage.get(part, ())]
+    return [item if isinstance(item, str) else next(iter(item), "") for item in items]
+
+
+def drawn(project: Project) -> list[tuple[str, list[str]]]:
+    """The files that the plots of dvc.yaml draw, each with its columns; those with a `y` that maps files to columns."""
+    plots, found = _pipeline(project).get("plots"), []
     for plot in [each for each in (plots if isinstance(plots, list) else []) if isinstance(each, dict)]:
-        axes = [drawn.get("y") for drawn in plot.values() if isinstance(drawn, dict)]
-        written += [str(name) for axis in axes if isinstance(axis, dict) for name in axis]
-    return [project.root / name for name in written]
+        for axes in [each for each in plot.values() if isinstance(each, dict) and isinstance(each.get("y"), dict)]:
+            for file, columns in axes["y"].items():
+                listed = [*(columns if isinstance(columns, list) else [columns]), axes.get("x")]
+                found.append((str(file), [each for each in listed if isinstance(each, str)]))
+    return found
+
+
+def listed(project: Project) -> list[str]:
+    """The paths that the stages of dvc.yaml depend on, as they stand there."""
+    stages = [stage.get("do", stage) for stage in _pipeline(project)["stages"].values()]
+    return [item for stage in stages for item in stage.get("deps", ()) if isinstance(item, str)]
+
+
+def keys(project: Project) -> set[str]:
+    """The keys of params.yaml that dvc.yaml puts in, as `section.key`."""
+    path = project.root / STAGES
+    return set(KEY.findall(read_text(path, REMEDY))) if path.is_file() else set()
 
 
 def leave_out(folder: Path) -> None:

@@ -12,7 +12,7 @@ from ...base.project import Project
 from ...base.shape import plain
 from ...config.settings import Settings
 from ...core.errors import RunError, of_system
-from . import checks, hardware, packages
+from . import checks, hardware, leftovers, packages
 from .found import FAULT, WARNING, Context, Found
 
 
@@ -34,6 +34,11 @@ CHECKS = (
     Check("packages", "files", packages.package_files),
     Check("data", "dataset", checks.dataset),
     Check("data", "prepared", checks.prepared),
+    Check("leftovers", "results", leftovers.expected),
+    Check("leftovers", "plots", leftovers.plots),
+    Check("leftovers", "keys", leftovers.keys),
+    Check("leftovers", "dataset", leftovers.raw_files),
+    Check("leftovers", "artifacts", leftovers.artifacts),
     Check("environment", "flags", checks.flags_effective),
     Check("environment", "arithmetic", checks.arithmetic),
     Check("environment", "image", checks.image),

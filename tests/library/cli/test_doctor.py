@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 import torch
-from clone import commit, copied, edit, project_in, verb
+from clone import commit, copied, edit, git, project_in, verb
 from project.config import Config
 from server import Quiet
 from support import PACKAGE, PROJECT, WORD, python
 
 from samebits.address import locks as locks_module
-from samebits.analysis.doctor import checks, doctor, hardware, packages
+from samebits.analysis.doctor import checks, doctor, hardware, leftovers, packages
 from samebits.analysis.doctor.found import Context, Found, State
 from samebits.environment import canary
 
@@ -32,7 +32,7 @@ OK, WARNING, FAULT, UNKNOWN = State
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     """A committed copy of this project's files."""
-    files = "params.yaml", "pyproject.toml", "Dockerfile", "dvc.yaml", ".gitignore"
+    files = "params.yaml", "pyproject.toml", "Dockerfile", "dvc.yaml", "results.lock", ".gitignore"
     commit(copied(tmp_path / "own", ("src", "vendor", "requirements"), files))
     return tmp_path / "own"
 
@@ -189,6 +189,88 @@ def test_planted_fault_is_found(
     assert found.state is state and seen in found.seen, found
 
 
+# ---- leftovers of a starter
+
+
+def in_file(name: str, *changes: tuple[str, str]) -> Plant:
+    """Other texts in a file of the package, or of the root."""
+    return lambda context, patch: edit(
+        context.project.file(name) if name.endswith(".py") else context.project.root / name, *changes
+    )
+
+
+def there(*names: str) -> Plant:
+    """Files that git tracks."""
+
+    def plant(context: Context, patch: pytest.MonkeyPatch) -> None:
+        for path in (context.project.root / name for name in names):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("outs: []\n")
+        git(context.project.root, "add", "--force", *names)
+
+    return plant
+
+
+def key_read_by(line: str) -> Plant:
+    """A key that no code reads but by this line."""
+
+    def plant(context: Context, patch: pytest.MonkeyPatch) -> None:
+        edit(context.project.file("data.py"), ("config.train.shift", "1"))
+        with context.project.file("model.py").open("a") as file:
+            file.write(f"\n\ndef more(config):\n    {line}\n")
+
+    return plant
+
+
+UNREAD = in_file("data.py", ("config.train.shift", "1"))
+UNWRITTEN = in_file("evaluate.py", ('"confusion.csv"', '"pairs.csv"'))  # its docstring still speaks of it
+LEFT: list[tuple[Plant, Callable[[Context], Found], str, str]] = [
+    (requested("train", epochs=31), leftovers.expected, "this project has another config", "samebits accept"),
+    (appended("model.py"), leftovers.expected, "this project has another code", "remove that row"),
+    (requested("data", prepared="nowhere"), leftovers.expected, "", ""),  # of data that are missing nothing is known
+    (in_file("results.lock", ("source: the digest this template", "source: ours")), leftovers.expected, "", ""),
+    (lambda context, _: (context.project.root / "results.lock").unlink(), leftovers.expected, "", ""),
+    (UNWRITTEN, leftovers.plots, "writes artifacts/confusion.csv", "remove those plots from dvc.yaml"),
+    (in_file("train.py", ("gradient_norm=norm, ", "")), leftovers.plots, "writes gradient_norm of artifacts", ""),
+    (in_file("evaluate.py", ("actual,predicted", "actual,other")), leftovers.plots, "predicted of artifacts", ""),
+    (in_file("evaluate.py", ('"confusion.csv"', 'f"{stage.out.name}usion.csv"')), leftovers.plots, "", ""),
+    (in_file("evaluate.py", ('"confusion.csv"', '"confusion" ".csv"')), leftovers.plots, "", ""),
+    (in_file("dvc.yaml", ("learning_rate}", "[loss, learning_rate]}")), leftovers.plots, "", ""),
+    (in_file("dvc.yaml", ("learning_rate}", "[loss, momentum]}")), leftovers.plots, "writes momentum of artifacts", ""),
+    (UNREAD, leftovers.keys, "reads train.shift", "params.yaml and config.py"),
+    (key_read_by("self.shift = 1"), leftovers.keys, "reads train.shift", ""),  # of a module, not of the config
+    (key_read_by("return getattr(config.train, 'shift')"), leftovers.keys, "", ""),
+    (key_read_by("return config.train.model_dump()"), leftovers.keys, "", ""),
+    (key_read_by("return dict(config.train)"), leftovers.keys, "", ""),
+    (there("data/raw/old.csv.dvc"), leftovers.raw_files, "names data/raw/old.csv", "with data/raw/old.csv.dvc"),
+    (there("data/raw/old/a.csv"), leftovers.raw_files, "names data/raw/old", "or name it"),
+    (there("data/raw/README.md", "data/raw/LICENSE", "data/raw/a.license.txt", "data/raw/.gitignore"),
+     leftovers.raw_files, "", ""),
+    (there("artifacts/old.csv"), leftovers.artifacts, "git tracks artifacts/old.csv", "git rm artifacts/old.csv"),
+    (there("artifacts/confusion.csv", "artifacts/evaluation.json", "artifacts/files/curve.png", "artifacts/run.json"),
+     leftovers.artifacts, "", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("plant", "look", "seen", "fix"), LEFT)
+def test_leftover_of_a_starter_is_named(
+    plant: Plant, look: Callable[[Context], Found], seen: str, fix: str, context: Context,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    """And what only looks like one is not."""
+    planted = plant(context, monkeypatch)
+    found = looked(look, planted if isinstance(planted, Context) else context)
+    assert found.state is (WARNING if seen else OK) and seen in found.seen and fix in found.fix, found
+
+
+def test_dataset_that_a_key_names_is_no_leftover(context: Context, monkeypatch: pytest.MonkeyPatch):
+    """Whether it is the file, a folder around it, or a folder that holds it."""
+    there("data/raw/ours/a.csv")(context, monkeypatch)
+    for raw in ("data/raw/ours", "data/raw", "data/raw/ours/a.csv"):
+        assert leftovers.raw_files(changed(context, "data", raw=raw)).state is OK
+    assert leftovers.raw_files(changed(context, "data", raw="data/raw/our")).state is WARNING
+
+
 # ---- packages
 
 
@@ -319,7 +401,7 @@ def test_command_lists_all_and_ends_with_one_at_a_fault(prepared: Path, monkeypa
     lines = done.output.splitlines()
     faults = [line.split()[1:3] for line in lines if line.startswith("FAULT")]
     assert done.exit_code == 1 and faults == [["data", "dataset"], ["data", "prepared"]], done.output
-    assert lines[-1].startswith("2 of 18 checks found a fault")
+    assert lines[-1].startswith("2 of 23 checks found a fault")
 
 
 def test_names_cannot_pass_for_lines(context: Context):

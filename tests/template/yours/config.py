@@ -24,6 +24,13 @@ class Data(sb.Data):
     noise: NonNegativeFloat
 
 
+class Rate(sb.Section):
+    """The learning rate falls linearly."""
+
+    first: PositiveFloat
+    last: PositiveFloat
+
+
 class Train(sb.Section):
     """See train.py."""
 
@@ -32,13 +39,7 @@ class Train(sb.Section):
     evaluate_every: PositiveInt  # not neutral: it decides when the run ends
     patience: PositiveInt
     log_every: sb.Neutral[PositiveInt]
-
-
-class Rate(sb.Section):
-    """The learning rate falls linearly."""
-
-    first: PositiveFloat
-    last: PositiveFloat
+    rate: Rate
 
 
 class Config(sb.Settings):
@@ -47,4 +48,3 @@ class Config(sb.Settings):
     model: Model
     data: Data
     train: Train
-    rate: Rate

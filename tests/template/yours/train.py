@@ -16,7 +16,7 @@ def train(run: sb.Run[Config]) -> None:
     settings = run.config.train
     train_set, test_set = data.load(run.config)
     model = build(run.config).to(run.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=run.config.rate.first, momentum=settings.momentum)
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.rate.first, momentum=settings.momentum)
 
     best, patience = sb.Best(model, higher=False), sb.Patience(settings.patience, higher=False)
     kept = {"best": best, "patience": patience}  # in each checkpoint
@@ -24,7 +24,7 @@ def train(run: sb.Run[Config]) -> None:
         for batch in step:
             step.backward(F.mse_loss(model(batch["levels"], batch["gauge"]), batch["next"]))
         share = step.number / step.of
-        optimizer.param_groups[0]["lr"] = run.config.rate.first * (1 - share) + run.config.rate.last * share
+        optimizer.param_groups[0]["lr"] = settings.rate.first * (1 - share) + settings.rate.last * share
         optimizer.step()
         if step.number % settings.log_every == 0:
             step.log(loss=step.loss)
