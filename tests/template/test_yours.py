@@ -1,7 +1,8 @@
 """A generated project whose files were replaced as the page "Make it yours" says: another network, other data.
 
 The files lie in `yours/`: gauges of tides in place of digits, items that are mappings, a regression, another metric, a
-training of so many steps, another section of keys.
+training of so many steps, another section of keys. No other file is touched, until the doctor has named what is left of
+the starter.
 """
 
 import hashlib
@@ -17,6 +18,9 @@ from bake import ROOT, in_venv
 from baked import Bake, InstalledProject, run
 
 YOURS = Path(__file__).parent / "yours"
+PAGE = ROOT / "samebits" / "docs" / "your-model.md"
+LISTED = re.findall(r"(?m)^\d\. `([\w.]+)`: ", PAGE.read_text())  # the files that an owner touches
+COMMANDS = ("data/raw/.gitignore", "data/raw/tides.tsv.dvc", "dvc.lock", "results.lock", "artifacts/")  # write these
 RAW = Path("data", "raw", "tides.tsv")
 SHORT = "train.steps=24"
 
@@ -48,8 +52,6 @@ def yours(bake: Bake, project: InstalledProject) -> InstalledProject:
     for path in YOURS.glob("*.py"):
         shutil.copy(path, root / "src" / yours.package)
     (root / RAW).write_text(table())
-    (root / "data" / "raw" / "digits.csv.gz").unlink()
-    yours.run("git", "rm", "--quiet", "data/raw/digits.csv.gz.dvc")
     yours.run("dvc", "add", "--quiet", RAW)
 
     shipped = yours.text("params.yaml")
@@ -63,8 +65,6 @@ def yours(bake: Bake, project: InstalledProject) -> InstalledProject:
         ("  enabled: true", "  enabled: false"),
         ("vary: [train.evaluate_every=1]", "vary: [train.log_every=3]"),
     )
-    change(root / "dvc.yaml", ("model, data, train,", "model, data, train, rate,"))
-    (root / "results.lock").write_text("tolerance:\n  mean_error: 0.01\nresults: []\n")
     commit(yours)
     return yours
 
@@ -119,6 +119,44 @@ def test_pipeline_runs_once_and_its_result_is_accepted(yours: InstalledProject) 
     printed = yours.run("python", "-m", "samebits", "check")
     assert "reproduced bit for bit: the first run on tides" in printed
     assert "the outputs are those of the committed dvc.lock" in printed
+
+
+def test_no_other_file_is_touched(yours: InstalledProject) -> None:
+    """Those that the page lists are; git compares each file with the one that was generated."""
+    generated = yours.run("git", "rev-list", "--max-parents=0", "HEAD").strip()
+    yours.run("git", "add", "--all")
+    changed = yours.run("git", "diff", "--cached", "--name-only", generated).splitlines()
+    listed = {f"src/{yours.package}/{name}" if name.endswith(".py") else name for name in LISTED}
+    assert {name for name in changed if not name.startswith(COMMANDS)} == listed
+    assert len(listed) == 7
+
+
+def leftovers(yours: InstalledProject) -> dict[str, str]:
+    """What the doctor says that is left of the starter."""
+    done = run("python", "-m", "samebits", "doctor", "--json", cwd=yours.path, env=yours.env, check=False)
+    rows = json.loads(done.stdout)
+    found = [row for row in rows if row["area"] == "leftovers"]
+    assert len(found) == 5
+    return {row["name"]: row["seen"] for row in found if row["state"] != "ok"}
+
+
+def test_doctor_names_what_the_starter_left(yours: InstalledProject) -> None:
+    """And nothing, once it is removed."""
+    curves = "gradient_norm of artifacts/steps.csv, learning_rate of artifacts/steps.csv"
+    assert leftovers(yours) == {
+        "results": "results.lock: the released row is the starter's: this project has another code, config, data, seed",
+        "plots": f"nothing in src/{yours.package} writes {curves}, artifacts/confusion.csv",
+        "dataset": "no key and no code names data/raw/digits.csv.gz",
+        "artifacts": f"git tracks artifacts/confusion.csv, and nothing in src/{yours.package} writes that",
+    }
+    (yours.path / "data" / "raw" / "digits.csv.gz").unlink()
+    yours.run("git", "rm", "--quiet", "data/raw/digits.csv.gz.dvc", "artifacts/confusion.csv")
+    stages, results = yours.path / "dvc.yaml", yours.path / "results.lock"
+    stages.write_text(stages.read_text().partition("  - Length of the gradient")[0])
+    rows = re.split(r"(?m)^(?=  - source: )", results.read_text())
+    results.write_text("".join(row for row in rows if "this template was released with" not in row))
+    assert leftovers(yours) == {}
+    commit(yours)
 
 
 def test_clone_has_the_data_that_the_owner_has_pushed(yours: InstalledProject, tmp_path: Path) -> None:
