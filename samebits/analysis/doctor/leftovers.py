@@ -20,7 +20,7 @@ from ...core.errors import UserError
 from ...guards import stages
 from ...record import names
 from .. import results
-from .found import OK, WARNING, Context, Found
+from .found import OK, UNKNOWN, WARNING, Context, Found
 from .written import Written
 
 RAW = Path("data", "raw")
@@ -38,7 +38,10 @@ def expected(context: Context) -> Found:
     data: dict[str, Any] = {}
     with suppress(UserError):  # a row of its own says that they are missing, or altered
         data = require_sound(settings.data)
-    parts = content_address(project, settings, data, 1).parts if rows else {}
+    try:
+        parts = content_address(project, settings, data, 1).parts if rows else {}
+    except UserError as refused:  # as where a package is not installed
+        return Found(UNKNOWN, f"the content address is not known: {refused}")
     known = parts.keys() - (set() if data else {"data"})
     differing = sorted({name for row in rows for name in known if row["parts"].get(name) != parts[name]})
     if not differing:
@@ -70,8 +73,8 @@ def keys(context: Context) -> Found:
     written, own = Written(context.project), list(_own(type(context.settings), Settings))
     used = stages.keys(context.project)
     left = [key for key in own if key not in used and not _is_read(key, written)]
-    if left and written.whole:
-        return Found(OK, "the code may read keys without their names")
+    if left and written.reads_whole({section for key in left for section in key.split(".")[:-1]}):
+        return Found(UNKNOWN, f"the code may read {some(left)} without naming it")
     if left:
         seen = f"nothing in {_package(context)} reads {some(left)}"
         return Found(WARNING, seen, "remove what is not needed from params.yaml and config.py, or read it")

@@ -67,13 +67,17 @@ class Written:
         calls = [node for node in self._all if isinstance(node, ast.Call) and _last(node.func) == "log"]
         return {keyword.arg for call in calls for keyword in call.keywords}
 
-    @cached_property
-    def whole(self) -> bool:
-        """Whether keys may be read without their names."""
+    def reads_whole(self, sections: set[str]) -> bool:
+        """Whether keys of these sections may be read without their names."""
         calls = [node for node in self._all if isinstance(node, ast.Call)]
-        return any(
-            _last(call.func) in WHOLE or (_last(call.func) in OF_ANY and not _is_named(call)) for call in calls
-        ) or any(_last(node) == "__dict__" for node in self._all)
+        assigned = [node for node in self._all if isinstance(node, ast.Assign) and _last(node.value) in sections]
+        known = sections | {_last(target) for node in assigned for target in node.targets}
+        loops = [node for node in self._all if isinstance(node, ast.For | ast.comprehension)]
+        return (
+            any(_last(call.func) in WHOLE or (_last(call.func) in OF_ANY and not _is_named(call)) for call in calls)
+            or any(_last(loop.iter) in known for loop in loops)
+            or any(_last(node) == "__dict__" for node in self._all)
+        )
 
     @cached_property
     def read(self) -> set[str]:

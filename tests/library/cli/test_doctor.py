@@ -242,6 +242,7 @@ LEFT: list[tuple[Plant, Callable[[Context], Found], str, str]] = [
     (key_read_by("return getattr(config.train, 'shift')"), leftovers.keys, "", ""),
     (key_read_by("return config.train.model_dump()"), leftovers.keys, "", ""),
     (key_read_by("return dict(config.train)"), leftovers.keys, "", ""),
+    (key_read_by("settings = config.train; return [value for name, value in settings]"), leftovers.keys, "", ""),
     (there("data/raw/old.csv.dvc"), leftovers.raw_files, "names data/raw/old.csv", "with data/raw/old.csv.dvc"),
     (there("data/raw/old/a.csv"), leftovers.raw_files, "names data/raw/old", "or name it"),
     (there("data/raw/README.md", "data/raw/LICENSE", "data/raw/a.license.txt", "data/raw/.gitignore"),
@@ -260,7 +261,7 @@ def test_leftover_of_a_starter_is_named(
     """And what only looks like one is not."""
     planted = plant(context, monkeypatch)
     found = looked(look, planted if isinstance(planted, Context) else context)
-    assert found.state is (WARNING if seen else OK) and seen in found.seen and fix in found.fix, found
+    assert (found.state is WARNING) == bool(seen) and seen in found.seen and fix in found.fix, found
 
 
 def test_dataset_that_a_key_names_is_no_leftover(context: Context, monkeypatch: pytest.MonkeyPatch):
