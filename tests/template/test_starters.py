@@ -220,6 +220,14 @@ def test_address_is_the_released_one(laid: InstalledProject) -> None:
 
 
 @pytest.mark.long
+def test_doctor_finds_nothing_left_over(laid: InstalledProject) -> None:
+    """Of a starter that nobody has edited; tests of the doctor plant what it names."""
+    done = run("python", "-m", "samebits", "doctor", "--json", cwd=laid.path, env=laid.env, check=False)
+    rows = [row for row in json.loads(done.stdout) if row["area"] == "leftovers"]
+    assert len(rows) == 5 and {row["state"] for row in rows} == {"ok"}, rows
+
+
+@pytest.mark.long
 @only([PRETRAINED])
 def test_other_weights_to_start_from_are_refused(laid: InstalledProject) -> None:
     """By name, before anything is written: the content address holds the SHA-256 that was asked for."""
