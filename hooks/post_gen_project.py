@@ -23,6 +23,7 @@ BY_COPY = (
 )
 VENDORED = Path("vendor", "samebits")
 STARTERS = Path("starters")
+EXTENDED = {"finetuning": "digits"}  # a starter, and the one whose other files it has
 
 DATES = ("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE")
 ENVIRONMENT = {
@@ -76,7 +77,9 @@ def take_library() -> bool:
 
 def take_starter() -> None:
     """Put the chosen starter's files in their places, over those that it extends, and drop the others."""
-    shutil.copytree(STARTERS / ANSWERS["starter"], Path(), dirs_exist_ok=True)
+    chosen = ANSWERS["starter"]
+    for name in (EXTENDED.get(chosen, chosen), chosen):
+        shutil.copytree(STARTERS / name, Path(), dirs_exist_ok=True)
     shutil.rmtree(STARTERS)
 
 
