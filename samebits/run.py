@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ from .record.reading import read_record
 from .record.record import ENDS, as_number, ends, require_name
 from .stage import C, Collate, Stage, let_read, loading
 from .trace import profile
-from .trace.metrics import Metrics
+from .trace.metrics import Live, Metrics
 from .trace.trace import Trace
 from .tracking import logged
 
@@ -74,6 +74,7 @@ class Added:
     watch: Callable[[bool], Operations] = Operations
 
 
+Show = TypeVar("Show", bound=Callable[[int, dict[str, float]], object])
 LOOK = 10_000  # samples of which two orders are compared
 REASON = 200  # characters, at most
 TAGS = "weights", "trace", "receipt", *ENDS  # of what is printed in the end
@@ -91,6 +92,7 @@ class Run(Stage[C]):
         super().__init__(project, config, out)
         self._added = ADDED.get()
         self._metrics = Metrics(self._write)
+        self._live: list[Live] = []
         self._folder: Folder | None = None
         self._loop: Loop | None = None
         self._keeper: Keeper | None = None
@@ -263,6 +265,7 @@ class Run(Stage[C]):
         yield Opened()
         yield Replicas(self.config.integrity.compare_every, self.world, loop.gradients.replicas)
         yield self._metrics
+        yield from self._live
         yield self._trace
         yield self._stop
         if steps := self.config.trace.profile:
@@ -368,6 +371,23 @@ class Run(Stage[C]):
     def _write(self, step: int, numbers: dict[str, float]) -> None:
         assert self._folder
         self._folder.record.log(step, numbers)
+        for each in self._live:
+            each.take(step, numbers)
+
+    def on_log(self, function: Show) -> Show:
+        """Have rank 0 call `function(step, numbers)` with what each step has logged, such as to draw it live.
+
+        Use it as a decorator, before `run.steps`. It decides no bit. If it raises, a line says so, the run goes on, and
+        it is not called again. A step that is made again after a crash is given again.
+
+        Raises:
+            UserError: the steps have begun.
+        """
+        if self._loop:
+            raise UserError("run.on_log() came after run.steps(): call it before")
+        if self.world.is_main:
+            self._live.append(Live(function))
+        return function
 
     def stop(self, reason: str) -> None:
         """Let the run end with the step under way, as if it were the last one: call it after the step's update.
@@ -420,6 +440,8 @@ class Run(Stage[C]):
             )
             self._results |= ends(ended, loop.stop)
             self._numbers = {name: progress.number(value) for name, value in numbers.items()}
+            for each in self._live:
+                each.end(_report)  # the loop, which closes observers, has ended before
 
     def _ended(self, loop: Loop) -> dict[str, dict[str, Any]]:
         """What the record says of weights that are not those after the last planned step."""

@@ -137,7 +137,7 @@ def test_locks_pin_everything_by_hash(texts: dict[str, str]) -> None:
     locks = {name: text for name, text in texts.items() if re.search(r"(requirements|pins)/.*\.txt", name)}
     locks = {name: text for name, text in locks.items() if not re.fullmatch(r"({% include .* -%}\n)+", text)}
     assert Counter(re.search(r"[\w-]+\.txt", name)[0] for name in locks) == {
-        **dict.fromkeys(("test.txt", "beside.txt"), 1),
+        **dict.fromkeys(("test.txt", "beside.txt", "boards.txt"), 1),
         **dict.fromkeys(("train-cpu.txt", "torch-cpu.txt", "train-cuda.txt", "dev.txt", "server.txt"), 1),
         "run.txt": 3,  # without a plugin of DVC, with that for s3, with that for ssh
         **dict.fromkeys(("transformers.txt", "pillow.txt"), 1),  # that starters add

@@ -70,3 +70,40 @@ class Metrics(Observer):
         self._rows, self.tensors = [], []
         for step, row in rows:
             yield step, {name: next(values) if value is None else value for name, value in row.items()}
+
+
+class Live(Observer):
+    """Gives the numbers of each step to a function of the owner's, whose failure ends no run.
+
+    Attributes:
+        name: it is reported with.
+    """
+
+    name, vital = "on_log", False
+
+    def __init__(self, function: Callable[[int, dict[str, float]], object]) -> None:
+        self._function: Callable[[int, dict[str, float]], object] | None = function
+        self._rows: list[tuple[int, dict[str, float]]] = []
+
+    def take(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Take in the numbers of a step."""
+        self._rows.append((step, dict(numbers)))
+
+    def end_step(self, view: View, sums: Sequence[int], own: Sequence[float]) -> None:
+        """Give away what has come in."""
+        self._give()
+
+    def end(self, report: Callable[[str], None]) -> None:
+        """Give away what has come in after the last step; `report` is called where that fails."""
+        try:
+            self._give()
+        except Exception as error:
+            report(f"{self.name} raised at its end: {type(error).__name__}: {error}")
+
+    def _give(self) -> None:
+        function, rows = self._function, self._rows
+        self._function, self._rows = None, []  # after a failure it is not called again
+        if function:
+            for step, numbers in rows:
+                function(step, numbers)
+        self._function = function

@@ -81,11 +81,13 @@ def _stages_run_here(as_a_stage: None):
 def train(config: Config, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Train:
     """A function that trains with a planted observer, and returns what must not depend on it, and what was told."""
 
-    def train(*observers: Observer, code: int = 0) -> dict[str, Any]:
+    def train(*observers: Observer, code: int = 0, show: Any = None) -> dict[str, Any]:
         out = tmp_path / str(len(list(tmp_path.iterdir())))
 
         def stage(config: Config, out: Path) -> None:
             with Run(PROJECT, config, out) as run:
+                if show:
+                    run.on_log(show)
                 looped(run)
 
         token, ended = ADDED.set(Added(observers)), 0
@@ -338,3 +340,43 @@ def test_what_moves_a_bit_of_a_run_is_core(watched: Callable[..., set[tuple[str,
 )
 def test_what_moves_a_bit_elsewhere_is_found(text: str, what: str, watched: Callable[..., set[tuple[str, str]]]):
     assert (what, "record.planted") in watched(planted(of_library(text), "gradients"))
+
+
+# ---- the owner's function that is called with the numbers of each step
+
+
+def test_function_on_log_gets_all_numbers_and_changes_no_bit(train: Train, control: dict[str, Any]):
+    seen: list[tuple[int, dict[str, float]]] = []
+
+    def show(step: int, numbers: dict[str, float]) -> None:
+        drawn()
+        seen.append((step, dict(numbers)))
+        numbers.clear()
+
+    assert train(show=show) == control
+    assert seen == [(step, numbers) for step, numbers in control["rows"]] and "end" in seen[-1][1]
+
+
+def test_function_on_log_that_raises_ends_no_run(train: Train, control: dict[str, Any]):
+    """In a step, and with the last numbers, which come after all steps."""
+    reported = dict[str, str]()
+    for name in ("after", "end"):
+
+        def show(step: int, numbers: dict[str, float], name: str = name) -> None:
+            if name in numbers:
+                raise ValueError("no disk")
+
+        made = train(show=show)
+        reported[name] = made.pop("told")
+        assert made == {name: value for name, value in control.items() if name != "told"}
+    assert reported == {
+        "after": "step 0: on_log raised in end_step, and is left out: ValueError: no disk\n",
+        "end": "on_log raised at its end: ValueError: no disk\n",
+    }
+
+
+def test_function_on_log_that_comes_late_is_refused(train: Train):
+    def late(view: View) -> None:
+        view._loop.log.__self__.on_log(print)
+
+    assert train(planted(late, "begin_step"), code=2)["told"] == "run.on_log() came after run.steps(): call it before\n"
