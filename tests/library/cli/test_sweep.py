@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from clone import verb
 from project.config import Config
-from support import OURS, PROJECT, Trained
+from support import LIBRARY, OURS, PROJECT, Trained
 from warm import Warm
 
 from samebits.analysis import sweep, swept
@@ -21,6 +21,7 @@ from samebits.record.receipt import read
 from samebits.start import trainings
 
 Sweep = Callable[..., Any]
+PAGE = LIBRARY / "docs" / "sweep.md"
 
 
 @pytest.fixture
@@ -52,14 +53,18 @@ def swept_in(prepared: Path, tmp_path: Path) -> Sweep:
 def test_each_combination_is_trained_once_and_what_fails_is_named(
     swept_in: Sweep, started: list[Sequence[str]], untracked: Trained, tmp_path: Path
 ):
-    done = swept_in("train.learning_rate=0.004,1e30", "seed=0..1", "--jobs", "2")
+    """The page shows it."""
+    done = swept_in("train.learning_rate=0.002,0.004,1e30", "seed=0..1", "--jobs", "2")
     assert done.exit_code == 1, done.output
     lines, out = done.stdout.splitlines(), tmp_path / "sweep"
-    named = [line.split("  ")[1] for line in lines[:4]]
-    assert named == [f"train.learning_rate={rate} seed={seed}" for rate in ("0.004", "1e30") for seed in (0, 1)]
-    assert len(started) == 4
-    first = out / lines[0][:16]
-    assert read(first).stated["address"].startswith(lines[0][:16])
+    named = [line.split("  ")[1] for line in lines[:6]]
+    rates = "0.002", "0.004", "1e30"
+    assert named == [f"train.learning_rate={rate} seed={seed}" for rate in rates for seed in (0, 1)]
+    shown = PAGE.read_text().partition("--jobs 2\n")[2].partition("\nsweep.csv")[0].splitlines()
+    assert len(shown) == 10 and {*shown} - {*lines} == {"..."}
+    assert len(started) == 6
+    first = out / lines[2][:16]
+    assert read(first).stated["address"].startswith(lines[2][:16])
     assert read(first).weights == untracked.weights  # neither --quiet nor a sweep changes a bit
     failed = [line for line in done.stderr.splitlines() if line.startswith("FAILED: ")]
     assert len(failed) == 2 and all("train.learning_rate=1e30 seed=" in line for line in failed)
@@ -67,8 +72,8 @@ def test_each_combination_is_trained_once_and_what_fails_is_named(
     (row,) = [line.split() for line in lines if line.startswith("train.learning_rate=0.004") and "accuracy" in line]
     assert row[2] == "2" and float(row[4]) < float(row[3]) < float(row[5])
     rows = [*csv.reader((out / swept.TABLE).read_text().splitlines())]
-    assert rows[0][:3] == ["address", "train.learning_rate", "seed"] and len(rows) == 3
-    assert float(rows[1][rows[0].index("accuracy")]) == read(first).stated["metrics"]["accuracy"]
+    assert rows[0][:3] == ["address", "train.learning_rate", "seed"] and len(rows) == 5
+    assert float(rows[3][rows[0].index("accuracy")]) == read(first).stated["metrics"]["accuracy"]
     assert (out / swept.PICTURE).read_bytes().startswith(b"\x89PNG")
 
     started.clear()
