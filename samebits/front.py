@@ -25,7 +25,7 @@ from .config.params import PARAMS, load
 from .config.settings import Data, Section, Settings
 from .config.yaml_file import read_yaml
 from .core.errors import RunError, UserError, of_system
-from .core.flags import require_held, set_environment, stated_variables
+from .core.flags import missing_variables, require_held, set_environment, stated_variables
 from .core.seeds import derive, seed_everything
 from .guards import opened, stages
 
@@ -199,7 +199,9 @@ def begin(
 
         end_with_launcher()
     config = load(schema(project), overrides=overrides)
+    _require_ranks(config, ranks)
     if reads and "RANK" not in os.environ:
+        missing_variables(config.options.determinism)  # it refuses them before data are prepared
         _prepare_missing(project, config)
     if fresh and _is_first():
         _set_aside(project, out)
@@ -317,12 +319,15 @@ STAGES: dict[str, Callable[[Project, Function], Work]] = {
 SIGNATURES = {"prepare": "config, raw, folder", "train": "run", "evaluate": "stage"}
 
 
-def _start_ranks(config: Settings, overrides: Sequence[str], out: Path, ranks: int) -> NoReturn:
-    if "RANK" in os.environ:
+def _require_ranks(config: Settings, ranks: int) -> None:
+    if ranks > 1 and "RANK" in os.environ:
         raise UserError(f"--ranks {ranks} given to a rank of torchrun; give torchrun --nproc-per-node {ranks} instead")
     if ranks > config.parallel.micro_batches:
         most = f"parallel.micro_batches={config.parallel.micro_batches}"
         raise UserError(f"--ranks {ranks} given, at most {most} wanted: each runs one")
+
+
+def _start_ranks(config: Settings, overrides: Sequence[str], out: Path, ranks: int) -> NoReturn:
     from .start.ranks import torchrun
 
     words = [*(word for override in overrides for word in ("--set", override)), "--out", str(out)]
