@@ -243,14 +243,14 @@ class Run(Stage[C]):
             raise Preempted(f"stopped {loop.reason} after step {loop.done}; the same command goes on from there")
 
     def _require_order(self, planned: plan.Plan) -> None:
-        """Refuse an order of the owner's that is another one when it is asked again, or on another rank."""
+        """Refuse an order of the owner's that differs at a second call, or on another rank."""
         places = np.arange(min(planned.samples, LOOK))
         orders = planned.order(0), planned.make(0)
         once, again = (digest(np.asarray(each.items(places)).tolist()) for each in orders)
         agreement.require_agreement({"order of samples": once}, self.world, "the ranks disagree before step 0:")
         if once != again:
             raise UserError(
-                "run.steps(order=...): other samples when it is asked again: let it depend on the number of samples "
+                "run.steps(order=...): other samples at a second call: let it depend on the number of samples "
                 "and the key alone, such as by samebits.Permutation(samples, key)"
             )
 
@@ -322,8 +322,8 @@ class Run(Stage[C]):
             together(self.world, partial(loop.state.put, there))
         self._updates.first = self._portability.first = first
         if start.weights and self.world.is_main:
-            state = f" and its state after step {first}" if first else ""
-            print(f"started from {start.run}: weights {start.weights}{state}", flush=True)
+            what = f"its state after step {first}" if first else f"weights {start.weights}"
+            print(f"started from {start.run}: {what}", flush=True)
         return first
 
     def _require_data(self) -> None:

@@ -64,7 +64,7 @@ for reason, said in REASONS.items():
     kept(f"stop for {said[:8]}", f"run.stop(): {said} given, a reason of one line and 200 characters wanted", stop_for)
 
 
-@slip("run.steps(order=...): other samples when it is asked again: let it depend on the number of samples and the key ")
+@slip("run.steps(order=...): other samples at a second call: let it depend on the number of samples and the key ")
 def order_that_is_drawn(run: Run, parts: Parts) -> None:
     for step in parts.steps(run, order=lambda samples, key: sb.Weighted(torch.rand(samples))(samples, key)):
         good(step, parts)

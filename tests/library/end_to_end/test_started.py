@@ -1,4 +1,4 @@
-"""A run that starts from another one: with its weights, or with its whole state, and never with others."""
+"""A run that starts from another one: with its weights, or with its complete state, and never with others."""
 
 import json
 import shutil
@@ -124,7 +124,7 @@ def test_with_its_state_a_run_goes_on_as_if_it_had_never_ended(
     assert 0 < victim.rows() < STEPS, "killed too late to prove anything"
     resumed = start(*begun, "parallel.shard=full", ranks=2)
     assert resumed.end() == 0, resumed.log.read_text()
-    assert f"and its state after step {STEPS}" in resumed.log.read_text()
+    assert f"started from {first}: its state after step {STEPS}\n" in resumed.log.read_text()
     weights, _, rows = bits(long.out)
     assert bits(resumed.out)[0] == weights
     assert bits(resumed.out)[2] == [row for row in rows if row[0] >= STEPS]
