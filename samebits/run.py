@@ -24,7 +24,9 @@ from .base.shape import shown
 from .base.text import flatten
 from .checkpoint import checkpoint, final
 from .checkpoint.keeper import Keeper
+from .checkpoint.repeated import Repeated
 from .checkpoint.saver import Saver, seen_by_all
+from .checkpoint.stop import Stop
 from .core import flags, plan, ranks, sampling, shards, weights
 from .core.alike import once_per_host, together
 from .core.errors import Preempted, RunError, UserError
@@ -45,7 +47,7 @@ from .folder import Folder
 from .guards import agreement, opened, stages
 from .guards.carried import Carried
 from .guards.fit import require_fit
-from .guards.observers import Opened, Replicas, Stop
+from .guards.observers import Opened, Replicas
 from .guards.still import Still
 from .guards.unsaved import UnsavedState
 from .guards.updates import Updates
@@ -96,6 +98,7 @@ class Run(Stage[C]):
         self._folder: Folder | None = None
         self._loop: Loop | None = None
         self._keeper: Keeper | None = None
+        self._repeated: Repeated | None = None
         self._still: Still | None = None
         self._results: dict[str, str] = {}
         self._numbers: dict[str, str] = {}
@@ -106,7 +109,7 @@ class Run(Stage[C]):
         self.world = ranks.join(self.config.device, self.config.options.parallel)
         self._portability = Portability(self.config, self.world, self._added.watch)
         self._trace = Trace(self.config.trace.level, self.out, self.world, self.config.trace.values)
-        self._stop = Stop()
+        self._stop = Stop(self.config.trace.values)
         try:
             self._agree()
             together(self.world, self._open)
@@ -208,7 +211,7 @@ class Run(Stage[C]):
 
         Raises:
             UserError: the loop forgets a line, or the optimizer is not the model's.
-            Preempted: after the step in which any rank got SIGTERM, once the state is saved.
+            Preempted: after the step in which any rank got SIGTERM, or one step later, once the state is saved.
         """
         if self._loop:
             raise UserError("run.steps() was called twice: a run is one loop; give it all epochs or steps at once")
@@ -225,6 +228,7 @@ class Run(Stage[C]):
         tamper = self._added.tamper
         self._carried = together(self.world, partial(Carried, unsaved))
         self._planned = stop
+        self._stop.ends_epoch = planned.ends_epoch
         self._loop = loop = Loop(options, self.world, planned, stop, held, units, self.log, tamper)
         loop.observe([updates])  # it is closed whatever comes next
         self._portability.begin(model, self._judged)
@@ -238,9 +242,20 @@ class Run(Stage[C]):
         loop.batches = sampling.batches(loading(self, collate).loader(dataset, keys), self.world)
         loop.observe([updates, *self._observers(loop, start), *self._added.observers])
         yield from loop.steps(start)
-        if loop.reason and loop.done < stop:
+        if self._stop.saved is not None:
             together(self.world, self._finish_saving)  # launchers kill the others soon after one has ended
-            raise Preempted(f"stopped {loop.reason} after step {loop.done}; the same command goes on from there")
+            raise self._preempted()
+
+    def _preempted(self) -> Preempted:
+        stop = self._stop
+        return Preempted(f"stopped {stop.stops} after step {stop.saved}; the same command goes on from there")
+
+    def _failed_beyond(self, error: BaseException | None) -> Preempted | None:
+        """What a run ends with that failed in the step beyond its saved state: nothing is lost."""
+        step = self._loop and self._loop.step
+        if not step or step.number != self._stop.saved or not isinstance(error, Exception):
+            return None
+        return Preempted(f"{self._preempted()}. The step after it failed: {type(error).__name__}: {error}")
 
     def _require_order(self, planned: plan.Plan) -> None:
         """Refuse an order of the owner's that differs at a second call, or on another rank."""
@@ -256,7 +271,7 @@ class Run(Stage[C]):
 
     def _observers(self, loop: Loop, start: int) -> Iterator[Observer]:
         """What looks at each step, in this order: what refuses comes before what writes, and checkpoints last."""
-        assert self._keeper
+        assert self._keeper and self._repeated
         parallel, lead = self.config.parallel, self.world.is_main
         size = parallel.global_batch // parallel.micro_batches
         yield self._portability
@@ -264,10 +279,11 @@ class Run(Stage[C]):
         yield UnsavedState(loop.model, _report if lead else lambda line: None)
         yield Opened()
         yield Replicas(self.config.integrity.compare_every, self.world, loop.gradients.replicas)
+        yield self._stop
+        yield self._trace  # it names the phase in which a step differs that is made again
+        yield self._repeated
         yield self._metrics
         yield from self._live
-        yield self._trace
-        yield self._stop
         if steps := self.config.trace.profile:
             yield profile.Profile(profile.steps_of(steps), loop.stop, self.out, self.world)
         yield self._keeper
@@ -295,7 +311,8 @@ class Run(Stage[C]):
         done = there.step if there else first
         agreement.require_replicas(loop.state.weights(), done, self.world, loop.gradients.replicas)
         outputs = not self.config.compute.compile  # whose modules have no outputs to look at
-        together(self.world, lambda: self._trace.begin(loop.state, done, outputs, sharded, first))
+        anew = self._folder is not None and not self._folder.record.comparable
+        together(self.world, lambda: self._trace.begin(loop.state, done, outputs, sharded, first, anew))
         saver = None
         if (self.world.is_main or sharded) and not loop.tamper:
             writers = self.world if sharded else ranks.ALONE
@@ -303,11 +320,21 @@ class Run(Stage[C]):
         held = partial(flags.require_held, local=self.world.size > 1)
         # before a checkpoint holds what came of it
         before: list[Callable[[], None]] = [held, self._require_data, self._carried.require, self._trace.flush]
-        self._keeper = Keeper(saver, self.config.checkpoint.every, loop.state, before)
+        self._keeper = Keeper(saver, self.config.checkpoint.every, loop.state, self._stop, before)
+        next_step = self.world.broadcast_object(together(self.world, self._next_step))
+        path = self.out / names.NEXT if self._folder and saver else None
+        self._repeated = Repeated(path, loop.state if saver else None, self._stop, next_step)
         if self._folder and self._folder.record.resumed:
             self._folder.record.went_on(done)
             print(f"resumed {self.out} after step {done}", flush=True)
         return done
+
+    def _next_step(self) -> dict[str, Any] | None:
+        """What came of the step after the saved state, before the interruption, as far as rank 0 can compare it."""
+        record = self._folder and self._folder.record
+        if not record or not record.resumed or not record.comparable or not (self.out / names.NEXT).is_file():
+            return None
+        return read_record(self.out, names.NEXT)
 
     def _start(self, loop: Loop) -> int:
         """Give model and optimizer the state from which the run starts, if that is asked for; its number of steps."""
@@ -378,7 +405,7 @@ class Run(Stage[C]):
         """Have rank 0 call `function(step, numbers)` with what each step has logged, such as to draw it live.
 
         Use it as a decorator, before `run.steps`. It decides no bit. If it raises, a line says so, the run goes on, and
-        it is not called again. A step that is made again after a crash is given again.
+        it is not called again. A step that is made again after an interruption is given again.
 
         Raises:
             UserError: the steps have begun.
@@ -458,7 +485,7 @@ class Run(Stage[C]):
     ) -> None:
         self._portability.watch.end()
         flags.let_go()
-        refused = shards.of_mixture(error)
+        refused: RunError | None = self._failed_beyond(error) or shards.of_mixture(error)
         error = refused or error
         if not error and not self._is_finished:
             error = refused = UserError("run.finish() was never called: it writes the weights and the receipt")

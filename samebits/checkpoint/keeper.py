@@ -6,6 +6,7 @@ from dataclasses import replace
 from ..core.observer import Ballot, Observer, View
 from ..core.state import State
 from .saver import Saver
+from .stop import Stop
 
 
 class Keeper(Observer):
@@ -15,10 +16,10 @@ class Keeper(Observer):
     counts = 1  # ranks that are writing
 
     def __init__(
-        self, saver: Saver | None, every: int, state: State, before: Sequence[Callable[[], None]] = ()
+        self, saver: Saver | None, every: int, state: State, stop: Stop, before: Sequence[Callable[[], None]] = ()
     ) -> None:
         """`before` are called by each rank before each save; without a `saver` this rank, or nobody, saves nothing."""
-        self.saver, self._every, self._state, self._before = saver, every, state, before
+        self.saver, self._every, self._state, self._stop, self._before = saver, every, state, stop, before
 
     def ballot(self, view: View) -> Ballot:
         """Say whether this rank is writing.
@@ -34,11 +35,16 @@ class Keeper(Observer):
         """Complete what all ranks have written; begin the next one where it is due."""
         if self.saver and not sums[0]:
             self.saver.seal()
-        if view.stops or view.is_last or view.done % self._every == 0:
+        leaves = self._stop.saved
+        if leaves is not None and leaves < view.done:
+            return  # the resumed run is to make this step again
+        if leaves or view.is_last or view.done % self._every == 0:
             for check in self._before:
                 check()
             if self.saver:
                 self.saver.save(replace(self._state.look(view.done), stopped=view.stopped))
+                if leaves:
+                    self.saver.wait()  # before one more step
 
     def finish(self) -> None:
         """Return once all is written.

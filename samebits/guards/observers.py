@@ -1,7 +1,4 @@
-"""Observers that end a run, on all ranks alike: its state or surroundings are not as they must be, or SIGTERM came."""
-
-import signal
-from types import FrameType
+"""Observers that end a run, on all ranks alike, because its state or surroundings are not as they must be."""
 
 from ..core.observer import Ballot, Observer, View
 from ..core.ranks import World
@@ -37,29 +34,3 @@ class Replicas(Observer):
             others = {name: moved(held, self._world.device) for name, held in view.others().items()}
             require_replicas(others, view.done, self._world, self._replicas, "objects of run.steps(state=...)")
         return Ballot()
-
-
-class Stop(Observer):
-    """Notes SIGTERM. The run then ends after the step under way, once its state is saved.
-
-    Attributes:
-        came: whether it came, or a caller has requested the same end.
-    """
-
-    name = "stop"
-    stops = "by SIGTERM"
-
-    def __init__(self) -> None:
-        self.came = False
-        self._before = signal.signal(signal.SIGTERM, self._note)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.came = True  # seen after the step, by all ranks together
-
-    def ballot(self, view: View) -> Ballot:
-        """The run ends where any rank got it."""
-        return Ballot(stop=self.came)
-
-    def restore(self) -> None:
-        """Give SIGTERM back to the handler that it had before."""
-        signal.signal(signal.SIGTERM, self._before)

@@ -6,12 +6,14 @@ A step makes one sum, or several where its loop iterates over it once more.
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ..base.files import sync
-from ..core.errors import RunError, UserError
+from ..core.errors import UserError
+from .contradiction import contradiction
 
 LINK = 24  # bytes of a row's hash
 HAS_WEIGHTS = 1  # a flag: the row, which is the last one of its step, holds a digest of the weights
@@ -19,6 +21,7 @@ SUM = 8  # the bit of the flags from which the number of the sum in its step beg
 STEP = np.dtype(
     [("step", "<u4"), ("flags", "<u4"), ("batch", "<u8"), ("loss", "<u8"), ("gradient", "<u8"), ("weights", "<u8")]
 )
+WORDS = "sums of gradients", "batch", "loss", "gradient", "weights"  # of 8 bytes, in a row of `STEP`
 
 
 def rows_of(path: Path, steps: int, first: int = 0) -> int:
@@ -46,8 +49,11 @@ class Chain:
     bisection. Opened at a position, rows that are there already must come again as they are.
     """
 
-    def __init__(self, path: Path, width: int, position: int = 0) -> None:
-        self.path, self.width, self.position = path, width, position
+    def __init__(
+        self, path: Path, width: int, position: int = 0, words: Sequence[str] = (), anew: bool = False
+    ) -> None:
+        """`words` names what each 8 bytes of a row are. Rows that would come again are removed to begin `anew`."""
+        self.path, self.width, self.position, self._words = path, width, position, words
         path.touch()
         whole = path.stat().st_size // (width + LINK)
         os.truncate(path, whole * (width + LINK))  # a row torn by a crash
@@ -56,7 +62,9 @@ class Chain:
                 f"{path}: {whole} steps seen, {position} wanted, to go on with: the trace was off before, or rows "
                 f"are lost. Begin the run anew in another folder with --out"
             )
-        self._there = whole
+        if anew:
+            os.truncate(path, position * (width + LINK))
+        self._there = position if anew else whole
         self._file = path.open("r+b", buffering=0)
         self._link = self._linked(position)
 
@@ -82,6 +90,11 @@ class Chain:
         """The hash (hex) of all rows so far."""
         return self._link.hex()
 
+    @property
+    def repeats(self) -> bool:
+        """Whether the next row is there already."""
+        return self.position < self._there
+
     def append(self, row: bytes, step: int) -> None:
         """Add a row of a step, or find it there already.
 
@@ -89,15 +102,19 @@ class Chain:
             RunError: another row is there.
         """
         self._link = hashlib.sha256(self._link + row).digest()[:LINK]
-        if self.position < self._there:
-            if self._file.read(self.width + LINK) != row + self._link:
-                raise RunError(
-                    f"step {step}: the digests in {self.path} are others than before the interruption: "
-                    f"the resumed run is not the same run. What differs: samebits diff"
-                )
+        if self.repeats:
+            there = self._file.read(self.width + LINK)
+            if there != row + self._link:
+                raise contradiction(step, self._differing(there, row))
         else:
             self._file.write(row + self._link)
         self.position += 1
+
+    def _differing(self, there: bytes, row: bytes) -> str:
+        """The name of the first word in which two rows differ."""
+        places = (slice(8 * place, 8 * place + 8) for place in range(len(self._words)))
+        named = zip(self._words, places, strict=True)
+        return next((name for name, place in named if there[place] != row[place]), f"row in {self.path}")
 
     def sync(self) -> None:
         """Return once all rows are on the disk."""

@@ -16,6 +16,8 @@ TENSOR_ROWS = f"{TRACE}/tensors.bin"  # the digests of each tensor at each step
 TENSOR_COLUMNS = f"{TRACE}/tensors.json"  # the names of their columns
 VALUES = f"{TRACE}/values.safetensors"  # the tensors of one step
 
+NEXT = "next.json"  # digests of the step after the state that was saved when the run was stopped
+
 LOGGED_FILES = "files"  # what the loop logs beside numbers; run.json has their names
 
 # written at its end
@@ -37,7 +39,7 @@ REPLACED = "replaced-"  # begins the name of one there that goes when the run in
 
 LOGGED = (PICKLED, CODE)  # what MLflow has in the LoggedModel
 OUTCOME = (METRIC_ROWS, METRICS, CURVES, WEIGHTS, RECEIPT, SIGNATURE, PATCH)
-REMOVED = (*OUTCOME, *LOGGED)  # when a new run begins
+REMOVED = (*OUTCOME, *LOGGED, NEXT)  # when a new run begins
 FILES = {*REMOVED, ADDRESS, ENVIRONMENT, RUN, LOCK, UPLOAD, UPLOAD_LOG, UPLOAD_LOCK}  # all that lie beside the folders
 
 

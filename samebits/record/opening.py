@@ -155,5 +155,6 @@ def _go_on(out: Path, record: Record, environment: dict[str, Any], plain: bool, 
         before = [*before, earlier["preimage"]]
     if class_of(earlier["preimage"], plain) != class_of(here, plain):
         differing = named(differences(earlier["preimage"], here), "there", "here")
+        record.comparable = False
         report(f"resuming {out} in another numeric environment: equal bits are not guaranteed. {differing}")
     change_environment(out, record, environment, plain, before)

@@ -164,12 +164,20 @@ class Upload(Form):
     where: str = ABSENT
 
 
+class Next(Form):
+    """What came of the step after the state that was saved when the run was stopped."""
+
+    step: int
+    digests: dict[str, Sha256]
+
+
 Identity = Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]  # of a run: paths are made of it
 Column = Annotated[str, StringConstraints(pattern="^(output|gradient|weights|optimizer) .*$")]
 FORMS = {
     names.ADDRESS: Address,
     names.ENVIRONMENT: Recorded,
     names.RUN: Run,
+    names.NEXT: Next,
     names.METRICS: dict[str, float],
     names.TENSOR_COLUMNS: list[Column],
 }

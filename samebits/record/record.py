@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..base.files import durable, read_text, sync, write_json
-from ..core.errors import RunError, UserError
+from ..core.errors import UserError
 from . import names
+from .contradiction import contradiction
 from .reading import metric_rows, read_record
 
 
@@ -79,10 +80,11 @@ class Record:
 
     Attributes:
         resumed: whether an earlier process began it.
+        comparable: whether steps that are made again must give the same numbers; not in another class of environment.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.resumed = folder, False
+        self.folder, self.resumed, self.comparable = folder, False, True
         self._known = defaultdict[tuple[int, str], list[float]](list)  # that are to come again, in this order
 
     @property
@@ -110,8 +112,17 @@ class Record:
         self._rows = path.open("a", buffering=1)
 
     def went_on(self, done: int) -> None:
-        """Note that the run was resumed after `done` steps."""
+        """Note that the run was resumed after `done` steps. Rows of later ones that cannot be compared are dropped."""
         self.describe(resumed=[*self._facts.get("resumed", []), done])
+        if self.comparable:
+            return
+        path, size = self.folder / names.METRIC_ROWS, 0
+        for line, row in zip(path.read_bytes().splitlines(keepends=True), metric_rows(self.folder), strict=True):
+            if row["step"] >= done:
+                break
+            size += len(line)
+        os.truncate(path, size)
+        self._known.clear()
 
     def describe(self, **facts: Any) -> None:
         """Note what the run turned out to be."""
@@ -144,10 +155,7 @@ class Record:
                 continue
             before = known.pop(0)
             if before != value and not (before != before and value != value):  # a NaN is equal to none
-                raise RunError(
-                    f"step {step}: {name} was {before!r} before the interruption and is {value!r} now: "
-                    f"the resumed run is not the same run"
-                )
+                raise contradiction(step, name, before, value)
         if news:
             self._rows.write(json.dumps({"step": step, "time": now(), "metrics": news}) + "\n")
 

@@ -29,7 +29,7 @@ from ..core.ranks import World
 from ..core.shards import Held, moved, unsharded
 from ..core.state import State
 from ..record import names
-from ..record.chain import HAS_WEIGHTS, STEP, SUM, Chain, rows_of
+from ..record.chain import HAS_WEIGHTS, STEP, SUM, WORDS, Chain, rows_of
 from .tensors import Kept
 from .timings import Timings
 
@@ -43,10 +43,9 @@ class Trace(Observer):
     """
 
     name = "trace"
-    stops = "as trace.values asks"
 
     def __init__(self, level: str, folder: Path, world: World, values: int = -1) -> None:
-        self.level, self.folder, self.world, self._stop_after = level, folder, world, values
+        self.level, self.folder, self.world = level, folder, world
         self.kept = Kept(values if level != "off" else -1, folder / names.VALUES)
         self._modules: list[str] = []
         self._hooks: list[RemovableHandle] = []
@@ -54,10 +53,13 @@ class Trace(Observer):
         self._tensors: Chain | None = None
         self._pending: Callable[[], None] | None = None
 
-    def begin(self, state: State, done: int, outputs: bool, sharded: bool = False, first: int = 0) -> None:
+    def begin(
+        self, state: State, done: int, outputs: bool, sharded: bool = False, first: int = 0, anew: bool = False
+    ) -> None:
         """Start the trace, or go on with it after `done` steps; at level `tensor` with the modules' `outputs`, too.
 
-        The steps before `first`, if that is known, are another run's.
+        The steps before `first`, if that is known, are another run's. Rows of later steps than `done` must come again
+        as they are, or are written `anew`.
 
         Where gradients, and perhaps more, are `sharded` over the ranks, all ranks work at the digests together.
 
@@ -74,7 +76,7 @@ class Trace(Observer):
         self._timings = Timings(self.folder / names.rank_rows(self.world.rank), self.world.rank, self.world.device)
         if self.world.is_main:
             position = rows_of(self.folder / names.STEP_ROWS, done, first)
-            self._steps = Chain(self.folder / names.STEP_ROWS, STEP.itemsize, position)
+            self._steps = Chain(self.folder / names.STEP_ROWS, STEP.itemsize, position, WORDS, anew)
             if self.level == "tensor":
                 columns = [
                     *(f"output {name}" for name in self._modules),
@@ -83,7 +85,7 @@ class Trace(Observer):
                     *(f"optimizer {name}" for name in self._names),
                 ]
                 write_json(self.folder / names.TENSOR_COLUMNS, columns)
-                self._tensors = Chain(self.folder / names.TENSOR_ROWS, 8 * len(columns), position)
+                self._tensors = Chain(self.folder / names.TENSOR_ROWS, 8 * len(columns), position, columns, anew)
         self.sums = self._width = 1 + len(self._modules)
         self._timings.begin()
 
@@ -158,16 +160,15 @@ class Trace(Observer):
 
     def ballot(self, view: View) -> Ballot:
         """This rank's terms of the digests that are summed over the ranks."""
-        stop = 0 <= self._stop_after < view.done  # the step that was asked for
         if self.level == "off":
-            return Ballot(stop=stop)
-        return Ballot(sums=self._own[0] if len(self._own) == 1 else torch.cat(self._own), stop=stop)
+            return Ballot()
+        return Ballot(sums=self._own[0] if len(self._own) == 1 else torch.cat(self._own))
 
     def end_step(self, view: View, sums: Sequence[int], own: Sequence[float]) -> None:
         """Record the step.
 
         Raises:
-            RunError: the step before it was recorded with other digests, before an interruption.
+            RunError: this step, or the one before it, was recorded with other digests, before an interruption.
         """
         if self.level == "off":
             return
@@ -188,6 +189,8 @@ class Trace(Observer):
                 digests += self._digests(held)
             if self._steps:
                 self._pending = partial(self._write, view.step, len(self._all), sums, weights, torch.stack(digests))
+                if self._steps.repeats or view.stops:
+                    self.flush()  # what is made again is compared before anything comes of it
         self._timings.begin()
 
     def close(self, error: BaseException | None) -> None:
