@@ -223,6 +223,12 @@ def dies(package: str) -> None:
     state.look = looked
 
 
+def remembers(package: str) -> None:
+    """The last layer is scaled by what this process has counted."""
+    calls = count(1)
+    head_built(package, lambda head: head.register_forward_hook(lambda module, given, output: output * next(calls)))
+
+
 def nothing(package: str) -> None:
     """No fault."""
 

@@ -131,7 +131,9 @@ def test_resuming_at_the_wrong_step_is_caught_at_once(
         return dataclasses.replace(there, step=there.step + off)
 
     monkeypatch.setattr(checkpoint, "read", shifted)
-    with pytest.raises(RunError, match=rf"step {12 + off}: .* before the interruption .* not the same run"):
+    with pytest.raises(
+        RunError, match=rf"step {12 + off}, made again: .* before the interruption: .* not the same run"
+    ):
         finish()
 
 
@@ -147,7 +149,7 @@ def test_wrong_state_is_caught_where_steps_are_run_again(
     for path in checkpoint.found(interrupted / "checkpoints"):
         path.rename(path.with_name(f"damaged-{path.name}"))
     checkpoint.write(wrong, interrupted / "checkpoints", origin(interrupted), keep=1)
-    with pytest.raises(RunError, match="step 9: loss was"):
+    with pytest.raises(RunError, match="step 9, made again: loss has other bits than before"):
         finish()
 
 
@@ -176,7 +178,7 @@ def test_record_compares_what_is_logged_again(tmp_path: Path):
         resumed = Record(tmp_path)
         resumed.resume()
         resumed.log(0, {"loss": 0.1, "odd": float("nan")})
-        other = pytest.raises(RunError, match=r"step 0: loss was 0\.2 .* 0\.20000000000000004 now")
+        other = pytest.raises(RunError, match=r"step 0, .*: loss is 0\.20000000000000004 and was 0\.2 before")
         with other if last > 0.2 else nullcontext():
             resumed.log(0, {"loss": last})
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 2

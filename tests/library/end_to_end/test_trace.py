@@ -188,7 +188,7 @@ def test_torn_row_is_cut_and_the_chain_goes_on(tmp_path: Path):
 @pytest.mark.parametrize("odd", range(4, 8))
 def test_row_that_comes_again_differently_is_found(odd: int, tmp_path: Path):
     going_on = Chain(chain(tmp_path / "chain", 8), 8, position=4)
-    with pytest.raises(RunError, match=f"step {odd}: the digests in"):
+    with pytest.raises(RunError, match=f"step {odd}, made again: row in"):
         grow(going_on, 4, 8, odd)
     grow(Chain(tmp_path / "chain", 8, position=4), 4, 8)  # the control
 
