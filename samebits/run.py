@@ -69,11 +69,13 @@ class Added:
 
     Attributes:
         watch: makes what sees the operations of the first step.
+        dataset: what takes the place of the dataset, given it and the seed.
     """
 
     observers: Sequence[Observer] = ()
     tamper: Tamper | None = None
     watch: Callable[[bool], Operations] = Operations
+    dataset: Callable[[Indexed, int], Indexed] = lambda dataset, seed: dataset
 
 
 Show = TypeVar("Show", bound=Callable[[int, dict[str, float]], object])
@@ -239,7 +241,8 @@ class Run(Stage[C]):
             self._portability.watch.end()  # what the first step calls is known from before
         mine = loop.gradients.leaves[self.world.rank]
         keys = sampling.MicroBatches(planned, mine, start, loop.stop)
-        loop.batches = sampling.batches(loading(self, collate).loader(dataset, keys), self.world)
+        samples = self._added.dataset(dataset, self.config.seed)
+        loop.batches = sampling.batches(loading(self, collate).loader(samples, keys), self.world)
         loop.observe([updates, *self._observers(loop, start), *self._added.observers])
         yield from loop.steps(start)
         if self._stop.saved is not None:

@@ -50,6 +50,8 @@ class Way:
     ended: signal.Signals | None = None  # by what, on the way; then it is started again
     instant: Callable[[int, float], int] = lambda steps, epochs: steps // 3  # after how many of its steps
     cold: bool = False  # whether it starts as a user starts it, by torchrun where it has several ranks
+    module: str = ""  # of the analysis, that trains in place of `samebits train`
+    given: Sequence[str] = ()  # to that module, before the arguments of `train`
 
     @property
     def folder(self) -> Path:
@@ -101,6 +103,7 @@ class Row:
     verdict: str
     weights: str = ""
     trace: str | None = None
+    control: bool = False  # whether it must differ
 
 
 def chosen(names: Sequence[str]) -> Sequence[Way]:
@@ -169,7 +172,8 @@ def starting(project: Project, determinism: Determinism) -> Iterator[Start]:
         # where no flag fixes the threads, torchrun gives a rank other ones, and a fork cannot change its own
         if way.cold or (way.ranks > 1 and "OMP_NUM_THREADS" not in environ):
             return trainings.start(project, trainings.command("train", {}, *arguments, ranks=way.ranks), log)
-        return warm.start(NAME, ["train", *arguments], log, way.ranks)
+        words = [way.module, *way.given] if way.module else [NAME, "train"]
+        return warm.start(words[0], [*words[1:], *arguments], log, way.ranks)
 
     with Warm(project, environ) as warm:
         yield start
@@ -196,7 +200,7 @@ def train_in_all_ways(
     if first.weights and (said := reported_of(non_portable(project.root / ONCE.folder))):
         report("\n".join(said))
     yield first
-    length = _length(project.root / ONCE.folder) if first.weights else (0, 0.0)
+    length = length_of(project.root / ONCE.folder) if first.weights else (0, 0.0)
     for way in ways if first.weights else ():
         if way.ranks > min(places, config.parallel.micro_batches):
             seen = f"{places} places for ranks here, {config.parallel.micro_batches} micro-batches"
@@ -215,7 +219,7 @@ def train_in_all_ways(
             yield row
 
 
-def _length(out: Path) -> tuple[int, float]:
+def length_of(out: Path) -> tuple[int, float]:
     """How many steps a finished run has, and how many epochs."""
     last = json.loads((out / METRIC_ROWS).read_bytes().splitlines()[-1])
     return last["step"] + 1, last["metrics"]["epoch"]
@@ -231,17 +235,23 @@ def _train(
             settings = {**settings, "checkpoint.every": at, "checkpoint.keep": 9}
             _kill(partial(start, way, settings), out, at, way.ended)
         log.unlink(missing_ok=True)
-        _, code = _watched(partial(start, way, settings))
+        _, code = watched(partial(start, way, settings))
     except RunError as failure:
         return Row(way.name, f"FAILED: {failure}")
     if code:
-        said = log.read_text(errors="replace").splitlines()[-LINES:]
         if SHARD in way.settings and code == UserError.exit_code:  # which some models and optimizers do not allow
+            said = log.read_text(errors="replace").splitlines()
             refusal = plain(said[-1]) if said else "refused without a word"
             return Row(way.name, f"not tried: {textwrap.shorten(refusal, LINE, placeholder=' …')}")
-        return Row(way.name, "\n".join([f"FAILED: it ended with {code}:", *said]))
+        return Row(way.name, said_by(project, way, code))
     receipt = read(out)
     return Row(way.name, "EQUAL", receipt.weights, receipt.stated["trace"])
+
+
+def said_by(project: Project, way: Way, code: int | None) -> str:
+    """The verdict on a training that failed, with what it has said last."""
+    said = (project.root / way.log).read_text(errors="replace").splitlines()[-LINES:]
+    return "\n".join([f"FAILED: it ended with {code}:", *said])
 
 
 def _checkpoints(out: Path) -> list[tuple[int, Path]]:
@@ -249,7 +259,7 @@ def _checkpoints(out: Path) -> list[tuple[int, Path]]:
     return [(int(folder.name[:9]), folder) for folder in (out / CHECKPOINTS).glob("[0-9]*")]
 
 
-def _watched(
+def watched(
     start: Callable[[], trainings.Process], enough: Callable[[], bool] = lambda: False
 ) -> tuple[trainings.Process, int | None]:
     """A training that is started here, and its exit code; None as soon as there is `enough` of it.
@@ -283,7 +293,7 @@ def _kill(start: Callable[[], trainings.Process], out: Path, after: int, by: sig
     """
     for _ in range(TRIES):
         shutil.rmtree(out, ignore_errors=True)
-        process, _ = _watched(start, lambda: any(step >= after for step, _ in _checkpoints(out)))
+        process, _ = watched(start, lambda: any(step >= after for step, _ in _checkpoints(out)))
         with suppress(ProcessLookupError):
             os.killpg(process.pid, by)
         if process.wait():

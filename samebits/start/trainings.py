@@ -46,6 +46,7 @@ class Ended(RunError):
 # Trainings that are told to do more than train, by the module that a process runs in place of `train`. Its first
 # arguments are that module's own; the others are those of `train`.
 PERTURBED, AUDITED = "samebits.analysis.noise.perturbed", "samebits.analysis.audit.audited"
+CONTROLLED = "samebits.analysis.controlled"
 WARM = "samebits.start.warm"  # forks trainings
 LINES, LAST = 12, 6  # of what a failed command has said: all that are kept, and a few
 
