@@ -48,7 +48,7 @@ def _reached(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
         return DIFFERS
     drawn = sorted({*one["drawn"]} & {*other["drawn"]})
     if constant := [name for name in drawn if one["left"][name] == other["left"][name] and name != "cuda"]:
-        return f"EQUAL: {constant[0]}'s generator is in one state with both seeds: something seeds it, {CONSTANT}"
+        return f"EQUAL: two seeds leave {constant[0]}'s generator in one state: your code seeds it, {CONSTANT}"
     return DIFFERS if drawn and one["value"] is None else ""
 
 
@@ -83,6 +83,23 @@ CONTROLS: Mapping[str, Callable[[Project, Mapping[str, Any], int, Start], Iterat
     SEED: another_seed,
     TAKEN: weight_zeroed,
 }
+
+
+def chosen_controls(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The controls of these names, all where there are none, and the names that are of no control."""
+    return [name for name in CONTROLS if not names or name in names], [name for name in names if name not in CONTROLS]
+
+
+def conclusion(rows: Sequence[Row], compared: bool) -> tuple[bool, list[str]]:
+    """Whether all holds, and the last lines. Where ways were to be `compared`, one at least has to be tried."""
+    tried = [row.verdict for row in rows if not row.control and not row.verdict.startswith("not tried")]
+    equal = all(verdict == "EQUAL" for verdict in tried)
+    holds = equal and (len(tried) > 1 or not compared)
+    said = "EQUAL" if holds else "NOT COMPARED" if equal else "DIFFERS"
+    lines = [f"{said}: {tried.count('EQUAL')} of {len(tried)} trainings"]
+    if odd := [row.name for row in rows if row.control and not row.verdict.startswith((DIFFERS, "not used"))]:
+        lines.append(f"does not differ, as it must: {'; '.join(odd)}. Mend it first: no EQUAL proves much without it")
+    return holds and not odd, lines
 
 
 def try_controls(

@@ -127,31 +127,22 @@ def verify(ours: Ours, overrides: tuple[str, ...], ranks: int | None, only: tupl
     `verify.shorten` in params.yaml says.
     """
     from ..start.trainings import prepared
-    from .controls import CONTROLS, DIFFERS, try_controls
+    from .controls import chosen_controls, conclusion, try_controls
     from .verify import chosen, places_here, shortened, starting, train_in_all_ways
 
-    controls = [name for name in CONTROLS if not only or name in only]
-    of_ways = [name for name in only if name not in controls]
+    controls, of_ways = chosen_controls(only)
     ways = chosen(of_ways) if of_ways or not only else ()
     settings, requested, vary = shortened(ours.schema, overrides)
     prepared(ours.project, settings, click.echo)
     places, rows = ranks or places_here(settings.device), []
     with starting(ours.project, settings.options.determinism) as start:
         trained = train_in_all_ways(ours.project, settings, places, start, requested, click.echo, ways, vary)
-        tried_last = try_controls(ours.project, settings.seed, start, requested, controls)
-        for row in chain(trained, tried_last):
+        for row in chain(trained, try_controls(ours.project, settings.seed, start, requested, controls)):
             rows.append(row)
             click.echo(f"{row.name:30}  {row.weights[:16]:16}  {(row.trace or '')[:16]:16}  {row.verdict}")
-    tried = [row.verdict for row in rows if not row.control and not row.verdict.startswith("not tried")]
-    holds = all(verdict == "EQUAL" for verdict in tried) and len(tried) > 1
-    said = "EQUAL" if holds else "NOT COMPARED" if tried == ["EQUAL"] else "DIFFERS"
-    click.echo(f"{said}: {tried.count('EQUAL')} of {len(tried)} trainings")
-    odd = [row.name for row in rows if row.control and not row.verdict.startswith((DIFFERS, "not used"))]
-    if odd:
-        click.echo(
-            f"a control does not differ: {'; '.join(odd)}. So a row that says EQUAL proves nothing: mend it first"
-        )
-    sys.exit(0 if holds and not odd else 1)
+    holds, lines = conclusion(rows, bool(ways))
+    click.echo("\n".join(lines))
+    sys.exit(0 if holds else 1)
 
 
 @click.command("verify-receipt")

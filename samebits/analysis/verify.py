@@ -74,10 +74,10 @@ def in_the_last_third(steps: int, epochs: float) -> int:
     return steps - steps // 4
 
 
+TRACKED = {"tracking.enabled": True, "tracking.uri": f"sqlite:///{FOLDER}/mlflow.db"}
 ONCE, VARIED = Way("one process", cold=True), Way("neutral keys varied")
 WAYS = (
     Way("once more"),
-    Way("1 loader worker", {"loader.workers": 1}),
     Way("2 loader workers", {"loader.workers": 2}),
     Way("2 ranks", ranks=2, cold=True),
     Way("3 ranks, 1 worker", {"loader.workers": 1}, ranks=3),
@@ -88,9 +88,8 @@ WAYS = (
     Way("killed and resumed", ended=signal.SIGKILL, instant=in_the_last_third),
     Way("killed and resumed on 2 ranks", ranks=2, ended=signal.SIGKILL, instant=behind_an_epoch),
     Way("stopped by SIGTERM and resumed", ended=signal.SIGTERM),
-    Way("tracked", {"tracking.enabled": True, "tracking.uri": f"sqlite:///{FOLDER}/mlflow.db"}),
+    Way("tracked, every tensor traced", {"trace.level": "tensor", **TRACKED}),
     Way("no trace", {"trace.level": "off"}),
-    Way("every tensor traced", {"trace.level": "tensor"}),
     VARIED,
 )
 

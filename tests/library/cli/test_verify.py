@@ -144,7 +144,7 @@ def test_world_sizes_are_not_compared_where_they_decide_bits(verified: Verify, c
 def test_all_ways_are_tried_unless_some_are_named_and_an_unknown_one_is_refused():
     assert list(chosen([])) == list(WAYS)
     assert [way.name for way in chosen(["killed and resumed", "once more"])] == ["once more", "killed and resumed"]
-    with pytest.raises(UserError, match=r"^--only 'twice': no such way to train; known: once more; 1 loader worker;"):
+    with pytest.raises(UserError, match=r"^--only 'twice': no such way to train; known: once more; 2 loader workers;"):
         chosen(["once more", "twice"])
     done = verb("verify", "--only", "twice")
     assert done.exit_code == 2 and done.stderr.startswith("--only 'twice': ") and done.stderr.count("\n") == 1
