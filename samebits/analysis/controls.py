@@ -28,10 +28,9 @@ UNUSED = {  # what the seed is for -> what is said where it decides nothing
 def another_seed(project: Project, common: Mapping[str, Any], seed: int, start: Start) -> Iterator[Row]:
     """What another seed changes in the first step, each use of it by itself."""
     seen = []
-    for number in (seed, seed + 1):
-        folder = FOLDER / f"seed-{number}"
-        report = project.root / folder.with_suffix(".json")
-        way = Way(folder.name, module=trainings.CONTROLLED, given=("seen", str(report)))
+    for number in (seed, seed ^ 1):
+        report = project.root / FOLDER / f"seed-{number}.json"
+        way = Way(report.stem, module=trainings.CONTROLLED, given=("seen", str(report)))
         code = _ended(way, {**common, "seed": number, "trace.level": "off", "trace.values": 0}, start)
         if code not in STOPPED or not report.is_file():
             yield Row(SEED, said_by(project, way, code), control=True)
