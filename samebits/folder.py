@@ -1,6 +1,8 @@
 """A run's directory while the run is open: its lock, its record, and who uploads it."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,8 @@ from .address.locks import LOCKS
 from .base.project import Project
 from .config.settings import Settings
 from .record.lock import RunLock
-from .record.opening import change_environment, open_run, require_run_directory
+from .record.opening import change_environment, opener, require_run_directory
+from .record.record import Record
 from .tracking.follower import Follower
 
 
@@ -17,7 +20,7 @@ class Folder:
     """Rank 0 has one.
 
     Attributes:
-        record: is open for writing.
+        resumes: whether an unfinished run lies there, which goes on.
     """
 
     def __init__(
@@ -30,7 +33,7 @@ class Folder:
         calling: Callable[[Mapping[str, str]], dict[str, Any]],
         report: Callable[[str], None],
     ) -> None:
-        """Open `out` as `opening.open_run` does, for nobody else as long as it is open.
+        """Hold `out`, for nobody else as long as it is open; its run begins with `begin`, as `opening.opener` says.
 
         Raises:
             UserError: nothing is to be written there, or another process writes.
@@ -41,14 +44,28 @@ class Folder:
             require_key(config.receipt.key)
         require_run_directory(project, out)
         self.out, self._plain = out, config.compute.plain
+        self._locks = project.root / LOCKS if config.tracking.enabled else None
+        self._made = [folder for folder in (out, *out.parents) if not folder.exists()]
         self._lock = RunLock(out)
         self._lock.acquire()
         try:
-            self.record = open_run(project, config, out, address, environment, calling, report)
-            self._follower = Follower(out, project.root / LOCKS) if config.tracking.enabled else None
+            self._open = opener(project, config, out, address, environment, calling, report)
         except BaseException:
-            self._lock.release()
+            self.release()
             raise
+        self.resumes = Record(out).unfinished()
+
+    @cached_property
+    def record(self) -> Record:
+        """The run's record, open for writing: it begins, or goes on, when it is first asked for."""
+        record = self._open()
+        self._follower = Follower(self.out, self._locks) if self._locks else None
+        return record
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a record."""
+        return "record" in vars(self)
 
     def change_environment(self, environment: dict[str, Any]) -> None:
         """The first step has shown that the run is in another numeric environment."""
@@ -69,5 +86,8 @@ class Folder:
         return self._follower.finish(patience) if self._follower else "off"
 
     def release(self) -> None:
-        """Let others have it."""
+        """Let others have it. Where no run has begun, the folders that were made for it go."""
         self._lock.release()
+        with suppress(OSError):  # something else lies there
+            for folder in [] if self.has_begun else self._made:
+                folder.rmdir()

@@ -221,6 +221,7 @@ class Run(Stage[C]):
         planned, stop = plan.planned(dataset, options, epochs, steps, order)
         if order:
             self._require_order(planned)
+        profile.steps_of(self.config.trace.profile, stop)
         held = State.of(model, optimizer, state or {})
         require_fit(model, self.world.device, moves=options.parallel.shard == "full" and self.world.size > 1)
         if self.config.start.addressed:
@@ -287,8 +288,8 @@ class Run(Stage[C]):
         yield self._repeated
         yield self._metrics
         yield from self._live
-        if steps := self.config.trace.profile:
-            yield profile.Profile(profile.steps_of(steps), loop.stop, self.out, self.world)
+        if steps := profile.steps_of(self.config.trace.profile, self._planned):
+            yield profile.Profile(steps, self.out, self.world)
         yield self._keeper
         if lead and self.config.record.progress:
             yield progress.Shown(start, loop.stop, lambda: self._metrics.latest)
@@ -300,11 +301,12 @@ class Run(Stage[C]):
     def _restore(self, loop: Loop) -> int:
         """Give model and optimizer the newest valid checkpoint's state; return how many steps are done.
 
-        Ranks that do not see rank 0's disk get its copy. Then all compare their weights.
+        Ranks that do not see rank 0's disk get its copy. Then all compare their weights, and the record begins: what
+        does not fit has been refused before, and left nothing behind.
         """
         folder, sharded = self.out / names.CHECKPOINTS, loop.gradients.sharded
         shared = seen_by_all(self.out, self.world)
-        origin = self._origin() if self._folder and self._folder.record.resumed else None
+        origin = self._origin() if self._folder and self._folder.resumes else None
         there = checkpoint.newest(folder, origin, _report, self.world, shared)
         if there:
             together(self.world, partial(loop.state.put, there))
@@ -313,6 +315,7 @@ class Run(Stage[C]):
         first = self._start(loop) if not there else 0
         done = there.step if there else first
         agreement.require_replicas(loop.state.weights(), done, self.world, loop.gradients.replicas)
+        together(self.world, lambda: self._folder and self._folder.record)
         outputs = not self.config.compute.compile  # whose modules have no outputs to look at
         anew = self._folder is not None and not self._folder.record.comparable
         together(self.world, lambda: self._trace.begin(loop.state, done, outputs, sharded, first, anew))
@@ -327,7 +330,7 @@ class Run(Stage[C]):
         next_step = self.world.broadcast_object(together(self.world, self._next_step))
         path = self.out / names.NEXT if self._folder and saver else None
         self._repeated = Repeated(path, loop.state if saver else None, self._stop, next_step)
-        if self._folder and self._folder.record.resumed:
+        if self._folder and self._folder.resumes:
             self._folder.record.went_on(done)
             print(f"resumed {self.out} after step {done}", flush=True)
         return done
@@ -507,7 +510,7 @@ class Run(Stage[C]):
             tags = {f"repro.{name}": self._results[name] for name in TAGS if name in self._results}
             patience = 0 if self._stop.came else self.config.tracking.wait_seconds  # who sends SIGTERM is in a hurry
             status = "KILLED" if isinstance(error, Preempted) else "FAILED" if error else "FINISHED"
-            tracked = self._folder.end(status, tags, patience)
+            tracked = self._folder.end(status, tags, patience) if self._folder.has_begun else "off"
             if not error:
                 if self.config.record.finished == "replace":
                     from .record.former import drop_replaced

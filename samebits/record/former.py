@@ -23,27 +23,31 @@ TRACED = re.compile(
 )
 
 
-def clear(
-    out: Path,
-    finished: str,
-    address: ContentAddress,
-    calling: Callable[[Mapping[str, str]], dict[str, Any]],
-    report: Callable[[str], None],
-) -> None:
-    """Make room for a new record: a finished run other than this very one is moved to earlier/, and no crash loses it.
+Calling = Callable[[Mapping[str, str]], dict[str, Any]]  # the environment here of a run of such operations
 
-    One that is to be replaced gets a name there by which `drop_replaced` knows it.
-    """
-    mark = names.REPLACED if finished == "replace" else ""
-    for moved in (out / names.EARLIER).glob(f".*{PART}/{names.RUN}"):  # a crash came before its last rename
-        _name(moved.parent, mark)
-    facts = read_record(out, names.RUN) if (out / names.RUN).is_file() else None
-    other = facts and _other(out, facts, address, calling)
-    if other and finished == "refuse":
+
+def require_replaceable(out: Path, finished: str, address: ContentAddress, calling: Calling) -> None:
+    """Refuse to have another run in `out` than the finished one, where `record.finished` is `refuse`."""
+    if finished == "refuse" and (other := _other(out, address, calling)):
         raise UserError(
             f"{out} holds a finished run of {other}, and record.finished is refuse. "
             f"Choose another folder with --out, or keep that run aside: --set record.finished=keep"
         )
+
+
+def clear(out: Path, finished: str, address: ContentAddress, calling: Calling, report: Callable[[str], None]) -> None:
+    """Make room for a new record: a finished run other than this very one is moved to earlier/, and no crash loses it.
+
+    One that is to be replaced gets a name there by which `drop_replaced` knows it.
+
+    Raises:
+        UserError: something of an older run cannot be removed.
+    """
+    mark = names.REPLACED if finished == "replace" else ""
+    for moved in (out / names.EARLIER).glob(f".*{PART}/{names.RUN}"):  # a crash came before its last rename
+        _name(moved.parent, mark)
+    facts = _facts(out)
+    other = _other(out, address, calling)
     try:
         _remove_checkpoints(out)  # a finished run has its weights
         if facts and other:
@@ -60,13 +64,15 @@ def clear(
         ) from None
 
 
-def _other(
-    out: Path,
-    facts: Mapping[str, Any],
-    address: ContentAddress,
-    calling: Callable[[Mapping[str, str]], dict[str, Any]],
-) -> str | None:
+def _facts(out: Path) -> dict[str, Any]:
+    """What the record in `out` says; nothing where there is none."""
+    return read_record(out, names.RUN) if (out / names.RUN).is_file() else {}
+
+
+def _other(out: Path, address: ContentAddress, calling: Calling) -> str | None:
     """In which way the finished run in `out` is not that of this address and environment; None: in none."""
+    if not (facts := _facts(out)):
+        return None
     if (there := facts["tags"]["repro.address"]) != address.digest:
         return f"another content address ({there[:16]})"
     begun = read_record(out, names.ENVIRONMENT)

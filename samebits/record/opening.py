@@ -1,6 +1,7 @@
 """Opening of a run directory: a new record begins, or an unfinished one of the same content address goes on."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def require_run_directory(project: Project, out: Path) -> None:
         )
 
 
-def open_run(
+def opener(
     project: Project,
     config: Settings,
     out: Path,
@@ -52,16 +53,15 @@ def open_run(
     environment: dict[str, Any],
     calling: Callable[[Mapping[str, str]], dict[str, Any]],
     report: Callable[[str], None],
-) -> Record:
-    """Open the run directory `out` for a run of `address` on `environment` (what environment.json is to hold).
+) -> Callable[[], Record]:
+    """What opens the run directory `out` for a run of `address` on `environment` (what environment.json is to hold).
 
     `calling` gives the preimage of the environment here of a run that calls such operations; before step 0 nobody
-    knows them.
+    knows them. Before the function that is returned is called, nothing is written, moved or removed.
 
     Raises:
-        UserError: it holds an unfinished run of another content address, a finished one of another address or
-            environment where `record.finished` is `refuse`, or what cannot be removed; or uncommitted code looks like
-            a secret.
+        UserError: it holds an unfinished run of another content address, or a finished one of another address or
+            environment where `record.finished` is `refuse`; or uncommitted code looks like a secret.
     """
     record = Record(out)
     if record.unfinished():
@@ -69,28 +69,15 @@ def open_run(
             from .former import of_another_address
 
             raise of_another_address(out, differing)
-        record.resume()
-        _go_on(out, record, environment, config.compute.plain, report)
-        return record
+        return partial(_go_on, out, record, environment, config.compute.plain, report)
     code, patch = code_state(project)
     require_no_secret(patch)
-    if _has_had_one(out):
-        from .former import clear  # which few runs need
-
-        clear(out, config.record.finished, address, calling, report)
-    if line := summary(patch):
-        report(line)
-    # before run.json: that file says that there is a run to go on with, and going on needs its address
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / names.ADDRESS, address.record())
-    write_json(out / names.ENVIRONMENT, environment)
-    record.begin(
-        patch,
-        code=code,
-        config=config.flat(),
-        tracking=config.tracking.model_dump(),
-        dataset={"name": Path(config.data.raw).name, "digest": address.parts["data"]},
-        tags={
+    facts = {
+        "code": code,
+        "config": config.flat(),
+        "tracking": config.tracking.model_dump(),
+        "dataset": {"name": Path(config.data.raw).name, "digest": address.parts["data"]},
+        "tags": {
             "repro.address": address.digest,
             "repro.environment": digest(environment["preimage"]),
             "repro.data": address.parts["data"],
@@ -100,8 +87,28 @@ def open_run(
             "repro.dirty": code["dirty"],
             "repro.image": environment["preimage"]["image"],
         },
-    )
-    return record
+    }
+    clear: Callable[[], None] | None = None
+    if _has_had_one(out):
+        from . import former  # which few runs need
+
+        before = out, config.record.finished, address, calling
+        former.require_replaceable(*before)
+        clear = partial(former.clear, *before, report)
+
+    def begin() -> Record:
+        if clear:
+            clear()
+        if line := summary(patch):
+            report(line)
+        # before run.json: that file says that there is a run to go on with, and going on needs its address
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / names.ADDRESS, address.record())
+        write_json(out / names.ENVIRONMENT, environment)
+        record.begin(patch, **facts)
+        return record
+
+    return begin
 
 
 def _has_had_one(out: Path) -> bool:
@@ -147,8 +154,11 @@ def change_environment(
     record.describe(tags=record.tags | {"repro.environment": stated["environment"]})
 
 
-def _go_on(out: Path, record: Record, environment: dict[str, Any], plain: bool, report: Callable[[str], None]) -> None:
+def _go_on(
+    out: Path, record: Record, environment: dict[str, Any], plain: bool, report: Callable[[str], None]
+) -> Record:
     """Write down the numeric environment of a resumed run, and those before it; say so if its class is another one."""
+    record.resume()
     earlier, here = read_record(out, names.ENVIRONMENT), environment["preimage"]
     before = earlier.get("before", [])
     if earlier["preimage"] != here and earlier["preimage"] not in before:
@@ -158,3 +168,4 @@ def _go_on(out: Path, record: Record, environment: dict[str, Any], plain: bool, 
         record.comparable = False
         report(f"resuming {out} in another numeric environment: equal bits are not guaranteed. {differing}")
     change_environment(out, record, environment, plain, before)
+    return record

@@ -16,9 +16,15 @@ from ..record import names
 SILENT = "99"  # torch's profiler prints lines of its own below
 
 
-def steps_of(text: str) -> range:
-    """The steps that `trace.profile` names, such as 10:13 for steps 10, 11 and 12."""
-    first, _, stop = text.partition(":")
+def steps_of(text: str, steps: int) -> range:
+    """The steps that `trace.profile` names, such as 10:13 for steps 10, 11 and 12; none where it is empty.
+
+    Raises:
+        UserError: a run of so many `steps` does not have all of them.
+    """
+    first, _, stop = (text or "0:0").partition(":")
+    if int(stop) > steps:
+        raise UserError(f"--profile {text}: this run has {steps} steps, 0:{steps} at most wanted")
     return range(int(first), int(stop))
 
 
@@ -28,14 +34,7 @@ class Profile(Observer):
     name = "profile"
     vital = False
 
-    def __init__(self, steps: range, stop: int, out: Path, world: World) -> None:
-        """The run has `stop` steps.
-
-        Raises:
-            UserError: it does not have all of those.
-        """
-        if steps.stop > stop:
-            raise UserError(f"--profile {steps.start}:{steps.stop}: this run has {stop} steps, 0:{stop} at most wanted")
+    def __init__(self, steps: range, out: Path, world: World) -> None:
         self._steps, self._path, self._world = steps, out / names.rank_profile(world.rank), world
         self._profile: profile | None = None
         self._step = ExitStack()

@@ -32,7 +32,7 @@ from samebits.config.params import load
 from samebits.core.errors import RunError
 from samebits.guards import stages
 from samebits.record import names
-from samebits.record.opening import open_run
+from samebits.record.opening import opener
 from samebits.record.reading import metric_rows
 from samebits.record.statement import statement, write
 from samebits.tracking import tracking
@@ -161,7 +161,7 @@ class Place(NamedTuple):
         environment = json.loads((CLEAN[0] / names.ENVIRONMENT).read_text())
         here = environment["preimage"]
         calling, silent = lambda non_portable: here, lambda line: None
-        open_run(self.project, self.config, self.run, address, environment, calling, silent).end("FINISHED", {})
+        opener(self.project, self.config, self.run, address, environment, calling, silent)().end("FINISHED", {})
 
 
 CLEAN: list[Path] = []

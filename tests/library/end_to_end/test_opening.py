@@ -19,7 +19,7 @@ from samebits.base.files import read_json
 from samebits.core.errors import UserError
 from samebits.record import names, opening
 from samebits.record.former import drop_replaced
-from samebits.record.opening import open_run, require_run_directory
+from samebits.record.opening import opener, require_run_directory
 
 Begin = Callable[..., Path]
 SAVED = f"{names.CHECKPOINTS}/000000002-{'a' * 16}"
@@ -57,7 +57,7 @@ def begin(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Be
 
         requested = config.model_copy(update={"record": config.record.model_copy(update=record)})
         require_run_directory(OURS, out)
-        opened = open_run(OURS, requested, out, address(seed), here, calling, print)
+        opened = opener(OURS, requested, out, address(seed), here, calling, print)()
         for file in (names.STEP_ROWS, names.rank_rows(0), f"{SAVED}/state.json"):
             (out / file).parent.mkdir(parents=True, exist_ok=True)
             (out / file).write_text(str(seed))
@@ -314,7 +314,7 @@ def opened(own: Path, config: Config, out: str = "run") -> list[str]:
     """What is told when a run of the project begins."""
     message: list[str] = []
     here = ENVIRONMENT["preimage"]
-    open_run(project_in(own), config, own / out, address(0), ENVIRONMENT, lambda non_portable: here, message.append)
+    opener(project_in(own), config, own / out, address(0), ENVIRONMENT, lambda non_portable: here, message.append)()
     return message
 
 

@@ -13,7 +13,7 @@ from samebits.core.ranks import ALONE
 from samebits.record import names
 from samebits.record.former import TRACED
 from samebits.record.receipt import read
-from samebits.trace.profile import Profile
+from samebits.trace.profile import Profile, steps_of
 
 PLAIN = "tracking.enabled=false"
 
@@ -47,16 +47,17 @@ def test_steps_that_the_run_does_not_have_are_refused_in_a_line(prepared: Path, 
     run = trained(tmp_path / "run", prepared, PLAIN, "trace.profile=20:24")
     said = f"--profile 20:24: this run has {STEPS} steps, 0:{STEPS} at most wanted\n"
     assert (run.done.returncode, run.done.stderr) == (2, said)
+    assert not (tmp_path / "run").exists()
     with pytest.raises(UserError, match="this run has 4 steps"):
-        Profile(range(3, 5), 4, tmp_path, ALONE)
-    Profile(range(3, 4), 4, tmp_path, ALONE)  # the control
+        steps_of("3:5", 4)
+    assert steps_of("3:4", 4) == range(3, 4) and not steps_of("", 4)  # the controls
 
 
 def test_loop_that_ends_among_the_steps_leaves_what_there_is(tmp_path: Path):
     class View:
         step, done = 3, 4
 
-    observer = Profile(range(3, 9), 9, tmp_path, ALONE)
+    observer = Profile(range(3, 9), tmp_path, ALONE)
     observer.begin_step(View())  # type: ignore[arg-type]
     torch.ones(3).cumsum(0)
     observer.close(None)

@@ -210,6 +210,26 @@ def test_altered_weights_end_a_run_before_anything_is_written(copied: Path, prep
     assert f"{copied / names.WEIGHTS}: SHA-256 " in ended.done.stderr and not (tmp_path / "run").exists()
 
 
+def test_model_that_does_not_fit_is_refused_and_leaves_no_folder(first: Path, prepared: Path, tmp_path: Path):
+    new = tmp_path / "run"
+    ended = trained(new, prepared, *LEVEL, "model.width=24", *from_run(first, new), ranks=2)
+    assert ended.done.returncode, ended.done.stderr
+    assert f"{first / names.WEIGHTS}: " in ended.done.stderr and " wanted by this model: " in ended.done.stderr
+    assert not new.exists()
+
+
+def test_run_that_was_there_stays_as_it_is_where_the_next_one_does_not_fit(copied: Path, first: Path, prepared: Path):
+    """Also where it would begin in its place, having its very content address."""
+    for unfit in ([*TWO, *from_run(first, copied, state=True), "train.epochs=1"], ["trace.profile=20:24"]):
+        before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+        ended = trained(copied, prepared, *LEVEL, *unfit)
+        assert ended.done.returncode == 2 and "this run " in ended.done.stderr.splitlines()[-1], ended.done.stderr
+        assert before == {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    (copied / "notes.txt").write_text("the owner's")
+    ended = trained(copied, prepared, *LEVEL)  # the control
+    assert ended.done.returncode == 0 and bits(copied) == bits(first)
+
+
 def test_run_does_not_start_from_its_own_folder_by_whatever_name(copied: Path, tmp_path: Path):
     (tmp_path / "link").symlink_to(copied)
     for source in (copied, copied / names.RECEIPT, tmp_path / "link"):
@@ -304,12 +324,12 @@ def test_receipt_that_contradicts_itself_is_refused(second: Path, tmp_path: Path
 
 def test_replay_asks_for_the_weights_where_the_run_had_them_or_names_them(second: Path, first: Path):
     stated = read(second).stated
-    keys = replay._start(OURS, stated)
+    keys = replay.start_of(OURS, stated)
     assert keys["start.run"] == str(first) and keys["start.weights"] == read(first).weights
     gone = stated | {"config": stated["config"] | {"start.run": "runs/gone"}}
     with pytest.raises(UserError, match=f"^{OURS.root}/runs/gone/{names.WEIGHTS}: missing; wanted SHA-256"):
-        replay._start(OURS, gone)
-    assert replay._start(OURS, read(first).stated) == {}
+        replay.start_of(OURS, gone)
+    assert replay.start_of(OURS, read(first).stated) == {}
 
 
 @pytest.mark.long
