@@ -97,7 +97,7 @@ def remade(
         if patch:
             copy.git("apply", "--whitespace=nowarn", str(patch.absolute()))
         tree = _with_library(project, copy.root, run)
-        keys = _keys(tree, run) | _start(project, run)
+        keys = _keys(tree, run) | start_of(project, run)
         keys["data.raw"] = str(_raw(project, run["config"], keys["data.sha256"], tree, report))
         keys["data.prepared"] = str(tree.root / "data" / "prepared")
         trainings.run(tree, trainings.command("prepare", keys))
@@ -127,7 +127,7 @@ def _keys(tree: Project, run: Mapping[str, Any]) -> dict[str, Any]:
     return keys | {"seed": preimage["seed"]} | {key: config[key] for key in ENVIRONMENT_KEYS}
 
 
-def _start(project: Project, run: Mapping[str, Any]) -> dict[str, Any]:
+def start_of(project: Project, run: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a run that started from another one, whose weights are to lie in this project or where it had them.
 
     Raises:

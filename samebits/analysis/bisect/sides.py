@@ -20,7 +20,7 @@ from ...core.flags import FLAGS, applicable
 from ...core.options import Determinism
 from ...record.names import TRACE
 from ...record.receipt import Receipt, read
-from ..replay import ENVIRONMENT_KEYS
+from ..replay import ENVIRONMENT_KEYS, start_of
 from ..series import Made, Requested, Series
 from ..sources import located
 from ..verify import shortened
@@ -149,7 +149,7 @@ def _of_runs(
             f"both and name the folders: --a data.prepared=FOLDER --b data.prepared=FOLDER"
         )
     recorded = dict(zip("AB", receipts, strict=True))
-    texts = [[*_texts(receipt), *words.common] for receipt in receipts]
+    texts = [[*_texts(project, receipt), *words.common] for receipt in receipts]
     ranks = [_ranks(path, receipt) for path, receipt in zip(paths, receipts, strict=True)]
     given = [*zip(words.runs, receipts, texts, ranks, strict=True)]
     other = next(filter(None, (_other(project, schema, run, text, size) for _, run, text, size in given)), None)
@@ -189,18 +189,21 @@ def _other(
     return plain(named(found[:1], "there", "here")) if found else None
 
 
-def _texts(receipt: Receipt) -> list[str]:
+def _texts(project: Project, receipt: Receipt) -> list[str]:
     """Overrides from the config of a record, which others may have written.
 
-    Where something lies is not taken from it, and of a neutral key only a number or a truth.
+    Where something lies is not taken from it, but for the weights from which the run started, whose digest is known;
+    and of a neutral key only a number or a truth.
+
+    Raises:
+        UserError: those weights are not there.
     """
     stated = receipt.stated
     addressed = flatten(stated["preimage"]["config"]).keys() | {"seed", *ENVIRONMENT_KEYS}
-    return [
-        f"{key}={json.dumps(value)}"
-        for key, value in stated["config"].items()
-        if not is_own(key) and key not in PLACES and (key in addressed or isinstance(value, int | float))
-    ]
+    config = stated["config"]
+    kept = {key: value for key, value in config.items() if key in addressed or isinstance(value, int | float)}
+    kept = {key: value for key, value in kept.items() if not is_own(key) and key not in PLACES}
+    return [f"{key}={json.dumps(value)}" for key, value in {**kept, **start_of(project, stated)}.items()]
 
 
 def _ranks(path: Path, receipt: Receipt) -> int:

@@ -12,9 +12,11 @@ from ...config.settings import Settings
 from ...core.errors import UserError
 from ...core.flags import FLAGS, applicable, is_portable, missing_variables
 from ...core.options import Determinism
+from ...record.started import ADDRESSED
 from ..series import ALONE
 
 RANKS, THREADS, VARIABLE = "ranks", "threads", "env."
+START = "start"  # its keys are one suspect: half of them start no run
 THREADS_OF = "OMP_NUM_THREADS"  # the variable that `threads` means
 CPU, RELAX = "determinism.cpu", "determinism.relax"
 # What a bisect sets itself: nothing is kept but what is compared.
@@ -28,7 +30,7 @@ WHY_DDP = "with parallel.reduce=ddp the bits depend on the world size"
 class Kind(enum.Enum):
     """The sort of a suspect."""
 
-    KEY, FLAG, RANKS, VARIABLE, FILE = "key", "flag", "ranks", "variable", "file"
+    KEY, START, FLAG, RANKS, VARIABLE, FILE = "key", "start", "flag", "ranks", "variable", "file"
 
 
 @dataclass(frozen=True)
@@ -150,8 +152,10 @@ def suspects(a: Side, b: Side, files: Iterable[str] = ()) -> list[Suspect]:
     found = [
         Suspect(key, Kind.KEY, key, a.config.get(key), b.config.get(key))
         for key in sorted(a.config.keys() | b.config.keys())
-        if a.config.get(key) != b.config.get(key) and key != RELAX and not is_own(key)
+        if a.config.get(key) != b.config.get(key) and key != RELAX and not is_own(key) and not _starts(key)
     ]
+    if _started(a) != _started(b):
+        found.append(Suspect(START, Kind.START, START, _started(a), _started(b)))
     portable = is_portable(a.determinism) or is_portable(b.determinism)
     for flag in FLAGS:
         here, there = (flag.name in each.relaxed for each in (a, b))
@@ -170,6 +174,16 @@ def suspects(a: Side, b: Side, files: Iterable[str] = ()) -> list[Suspect]:
     return found
 
 
+def _starts(key: str) -> bool:
+    return key.startswith(f"{START}.")
+
+
+def _started(side: Side) -> str:
+    """What decides with which state a run begins, for display; wherever that lies."""
+    held = {name: side.config.get(f"{START}.{name}") for name in ADDRESSED}
+    return ", ".join(f"{name} {digest}" for name, digest in held.items() if digest) or "drawn by the seed"
+
+
 def composed(a: Side, b: Side, all_of_them: Sequence[Suspect], kept: Iterable[str]) -> Setup:
     """B, with A's values for the suspects of these names.
 
@@ -185,6 +199,9 @@ def composed(a: Side, b: Side, all_of_them: Sequence[Suspect], kept: Iterable[st
         if each.kind is Kind.KEY:
             config.pop(each.key, None)
             config |= {each.key: a.config[each.key]} if each.key in a.config else {}
+        elif each.kind is Kind.START:
+            config = {key: value for key, value in config.items() if not _starts(key)}
+            config |= {key: value for key, value in a.config.items() if _starts(key)}
         elif each.kind is Kind.FLAG:
             relaxed = relaxed - {each.key} if each.a == "strict" else relaxed | {each.key}
         elif each.kind is Kind.RANKS:
@@ -207,6 +224,7 @@ def field_of(suspect: Suspect) -> str:
     """Its field in the content address or the numeric environment."""
     names = {
         Kind.KEY: "seed" if suspect.key == "seed" else f"config.{suspect.key}",
+        Kind.START: f"{START}.weights",
         Kind.FLAG: f"flags.{suspect.key}",
         Kind.RANKS: "world_size",
         Kind.VARIABLE: f"variables.{suspect.key}",

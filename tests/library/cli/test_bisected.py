@@ -163,6 +163,40 @@ def test_recorded_runs_come_again_and_their_cause_is_named(bisect: Bisect, tmp_p
     assert bisect(runs=[runs[0], runs[0]]).verdict == EQUAL
 
 
+def test_keys_with_which_a_run_starts_are_exchanged_together(answered: Any):
+    """One without the others starts no run; and where the weights lie makes no difference."""
+    start = {"start.run": "runs/a", "start.weights": "1" * 64, "start.state": "2" * 64}
+    words = [f"{key}={value}" for key, value in start.items()]
+    kept = [{key: setup[key] for key in start} for setup in ({**dict.fromkeys(start, "")}, start)]
+    seen = []
+
+    def differs(setup: Setup) -> bool:
+        seen.append({key: setup.config[key] for key in start})
+        return bool(setup.config["start.weights"])
+
+    answer, message = answered(["loader.workers=1"], words, differs)
+    assert named(answer) == [("start", "drawn by the seed", f"weights {'1' * 64}, state {'2' * 64}")]
+    assert answer.cause[0]["why"] == "the run begins with other weights, or another state"
+    assert message[0] == "2 suspects: loader.workers, start" and all(each in kept for each in seen)
+    answer, message = answered(words, [*words, "start.run=runs/b"], lambda setup: False)
+    assert answer.verdict == EQUAL and message[0] == "0 suspects"
+
+
+@pytest.mark.long
+def test_recorded_run_that_starts_from_another_one_comes_again(bisect: Bisect, tmp_path: Path):
+    common = *bisect.common, "tracking.enabled=false"
+    for name, words in (("a", []), ("b", ["--from", tmp_path / "a"])):
+        texts = [word for text in common for word in ("--set", text)]
+        trainings.run(OURS, trainings.command("train", {}, "--out", tmp_path / name, *texts, *words))
+    answer = bisect(runs=[str(tmp_path / name) for name in "ab"])
+    weights = read(tmp_path / "a").weights
+    assert answer.verdict == FOUND and not answer.trials, answer
+    assert named(answer) == [("start", "drawn by the seed", f"weights {weights}")]
+    (tmp_path / "a" / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=rf"^{tmp_path}/a/model\.safetensors: missing; wanted SHA-256 {weights}"):
+        bisect(runs=[str(tmp_path / name) for name in "ab"])
+
+
 @pytest.mark.long
 def test_record_whose_bits_do_not_come_again_is_told(bisect: Bisect, tmp_path: Path):
     """The receipt states other weights, as of a run on another machine."""
