@@ -28,7 +28,8 @@ from .trust import Trust, require_trusted
 from .workcopy import require_command, work_copy
 
 Report = Callable[[str], None]
-ENVIRONMENT_KEYS = ("device", "determinism.cpu", "determinism.relax")
+ENVIRONMENT_KEYS = ("device", "determinism.cpu", "determinism.tf32", "determinism.relax")
+LATER_KEYS = ("determinism.tf32",)  # which records of earlier releases lack
 
 
 def replay(project: Project, source: Path, out: Path, ranks: int | None, report: Report, trust: Trust) -> bool:
@@ -118,13 +119,18 @@ def _keys(tree: Project, run: Mapping[str, Any]) -> dict[str, Any]:
     preimage, config = run["preimage"], run["config"]
     keys = flatten(preimage["config"])
     known = flatten(trainings.config_of(tree)["addressed"])
-    strange = sorted(keys.keys() ^ known.keys()) + [key for key in ENVIRONMENT_KEYS if key not in config]
+    strange = sorted(keys.keys() ^ known.keys()) + lacking(config)
     if strange:
         raise UserError(
             f"the config in the record and the content address of its code differ in the key {strange[0]!r}: no run of "
             f"that code wrote the record; ask for the whole one"
         )
-    return keys | {"seed": preimage["seed"]} | {key: config[key] for key in ENVIRONMENT_KEYS}
+    return keys | {"seed": preimage["seed"]} | {key: config[key] for key in ENVIRONMENT_KEYS if key in config}
+
+
+def lacking(config: Mapping[str, Any]) -> list[str]:
+    """The keys of the environment that the config of a record has to hold, and does not."""
+    return [key for key in ENVIRONMENT_KEYS if key not in config and key not in LATER_KEYS]
 
 
 def start_of(project: Project, run: Mapping[str, Any]) -> dict[str, Any]:

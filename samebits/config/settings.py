@@ -130,9 +130,10 @@ class Compute(Section):
 
 
 class Determinism(Section):
-    """The CPU arithmetic, and the flags that are left off for measurements."""
+    """The arithmetic of CPU and GPU, and the flags that are left off for measurements."""
 
     cpu: Literal["portable", "native"]
+    tf32: bool = False
     relax: tuple[str, ...]
 
 

@@ -12,14 +12,16 @@ from typing import Any
 
 from . import libraries
 from .libraries import Value
+from .options import Determinism
 
 
 @dataclass(frozen=True)
 class Flag:
     """One row of the table.
 
-    `strict` is the effective value wanted, as `read` returns it once torch is loaded; `setting` is the
-    text of the environment variable `name`, for rows that are variables; `write` sets the others.
+    `strict` is the effective value wanted, as `read` returns it once torch is loaded, and `tf32` the one wanted in its
+    place with `determinism.tf32`; `setting` is the text of the environment variable `name`, for rows that are
+    variables; `write` sets the others.
     A `portable` row applies only where the CPU can compute the portable bits and they are asked for.
     A `scheduled` variable is one that schedulers set for every job, of any program: it is replaced.
     """
@@ -32,6 +34,11 @@ class Flag:
     setting: str | None = None
     portable: bool = False
     scheduled: bool = False
+    tf32: Value | None = None
+
+    def wanted(self, determinism: Determinism) -> Value:
+        """The effective value that a run here must have."""
+        return self.tf32 if determinism.tf32 and self.tf32 is not None else self.strict
 
     def effective(self) -> Value:
         """The value now; where libraries contradict themselves, their complaint."""
@@ -52,13 +59,14 @@ def torch_of(path: str) -> tuple[Any, str]:
     return owner, name
 
 
-def _attribute(path: str, strict: Value, why: str) -> Flag:
+def _attribute(path: str, strict: Value, why: str, tf32: Value | None = None) -> Flag:
     return Flag(
         path,
         strict,
         why,
         read=lambda: getattr(*torch_of(path)),
         write=lambda value: setattr(*torch_of(path), value),
+        tf32=tf32,
     )
 
 
@@ -106,6 +114,24 @@ def _precisions() -> Value:
 def _set_precisions(value: Value) -> None:
     for part in PRECISIONS:
         getattr(*torch_of("_C._set_fp32_precision_setter"))(*part, value)
+
+
+TF32_PRODUCTS = "cuda=tf32, mkldnn=ieee"  # of matrices: on a GPU alone, so that a CPU keeps its bits
+
+
+def _products() -> Value:
+    read = getattr(*torch_of("_C._get_fp32_precision_getter"))
+    seen = {backend: read(backend, "matmul") for backend in ("cuda", "mkldnn")}
+    if len({*seen.values()}) > 1:  # which the older name cannot say
+        return ", ".join(f"{backend}={value}" for backend, value in seen.items())
+    older: Value = getattr(*torch_of("get_float32_matmul_precision"))()
+    return older
+
+
+def _set_products(value: Value) -> None:
+    getattr(*torch_of("set_float32_matmul_precision"))("highest" if value == TF32_PRODUCTS else value)
+    if value == TF32_PRODUCTS:
+        setattr(*torch_of("backends.cuda.matmul.allow_tf32"), True)
 
 
 MKL_COMPATIBLE = 3  # MKL_CBWR_COMPATIBLE in mkl_types.h
@@ -211,13 +237,14 @@ FLAGS = (
     ),
     _attribute("backends.cudnn.deterministic", True, "cuDNN picks only deterministic algorithms"),
     _attribute("backends.cudnn.benchmark", False, "timing decides the algorithm otherwise"),
-    _attribute("backends.cudnn.allow_tf32", False, "TF32 keeps 10 bits of the mantissa"),
-    _functions(
+    _attribute("backends.cudnn.allow_tf32", False, "TF32 keeps 10 bits of the mantissa", tf32=True),
+    Flag(
         "float32_matmul_precision",
-        "get_float32_matmul_precision",
-        "set_float32_matmul_precision",
         "highest",
         "TF32 and bfloat16 passes replace float32 products otherwise",
+        read=_products,
+        write=_set_products,
+        tf32=TF32_PRODUCTS,
     ),
     _attribute(
         "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",

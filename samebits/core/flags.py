@@ -107,19 +107,19 @@ def apply(determinism: Determinism) -> None:
     """Set every applicable flag that is not a variable, then check that all of them are effective.
 
     Raises:
-        UserError: flags whose effective value is not the strict one.
+        UserError: flags whose effective value is not the one that is wanted.
     """
     rows = applicable(determinism)
     for flag in rows:
         if flag.write:
-            flag.write(flag.strict)
-    wrong = [(flag, seen) for flag in rows if (seen := flag.effective()) != flag.strict]
+            flag.write(flag.wanted(determinism))
+    wrong = [
+        f"flag {row.name}: {seen!r} is effective, {wanted!r} wanted: {row.why}"
+        for row in rows
+        if (seen := row.effective()) != (wanted := row.wanted(determinism))
+    ]
     if wrong:
-        raise UserError(
-            "\n".join(
-                f"flag {row.name}: {seen!r} is effective, {row.strict!r} wanted: {row.why}" for row, seen in wrong
-            )
-        )
+        raise UserError("\n".join(wrong))
     if getattr(*torch_of("get_num_threads"))() > 1:
         libraries.touch_vector_functions()
     _stated.update(effective())

@@ -30,9 +30,10 @@ class Compute:
 
 @dataclass(frozen=True)
 class Determinism:
-    """The CPU arithmetic, and the flags that are left off for measurements."""
+    """The arithmetic of CPU and GPU, and the flags that are left off for measurements."""
 
     cpu: Literal["portable", "native"] = "portable"
+    tf32: bool = False
     relax: tuple[str, ...] = ()
 
 

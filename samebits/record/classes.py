@@ -7,6 +7,7 @@ from ..address.address import digest
 
 PORTABLE = "cpu-portable"
 RELAXED, MIXED = "relaxed", "mixed"  # in these, a run need not repeat
+TF32 = "backends.cudnn.allow_tf32"  # a flag that says whether a GPU rounds factors to TF32
 # Every x86-64 CPU with AVX2 gives this digest with torch 2.13.0, NumPy 2.4.6 and the mathematics of glibc, while all
 # portable pins are in force.
 RELEASED = "c7c6a0ea250fcd71f8926fc2fb058efa6e74db09888b18d6d0f686b5eaaa24ec"
@@ -52,7 +53,9 @@ def class_of(environment: Mapping[str, Any], plain: bool, arithmetic: str = RELE
     if portable and isinstance(torch, Mapping):
         version = str(torch.get("version"))
         return f"{PORTABLE}/torch-{RELEASES.get(version, version)}"
-    return f"{RELAXED if relaxed else device}/{digest(environment)[:16]}"
+    flags = environment.get("flags")
+    rounded = device == "cuda" and isinstance(flags, Mapping) and flags.get(TF32)
+    return f"{RELAXED if relaxed else device}{'-tf32' * bool(rounded and not relaxed)}/{digest(environment)[:16]}"
 
 
 def promises(name: str) -> bool:

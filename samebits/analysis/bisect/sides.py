@@ -20,7 +20,7 @@ from ...core.flags import FLAGS, applicable
 from ...core.options import Determinism
 from ...record.names import TRACE
 from ...record.receipt import Receipt, read
-from ..replay import ENVIRONMENT_KEYS, start_of
+from ..replay import ENVIRONMENT_KEYS, lacking, start_of
 from ..series import Made, Requested, Series
 from ..sources import located
 from ..verify import shortened
@@ -140,8 +140,8 @@ def _of_runs(
 ) -> tuple[Here | Clone, Question]:
     receipts = [read(path) for path in paths]
     for name, receipt in zip(words.runs, receipts, strict=True):
-        if lacking := [key for key in ENVIRONMENT_KEYS if key not in receipt.stated["config"]]:
-            raise UserError(f"{plain(name)}: its config has no key {lacking[0]}: no run wrote it")
+        if absent := lacking(receipt.stated["config"]):
+            raise UserError(f"{plain(name)}: its config has no key {absent[0]}: no run wrote it")
     datas = [each.stated["parts"]["data"] for each in receipts]
     if datas[0] != datas[1]:
         raise UserError(

@@ -1,9 +1,10 @@
 """The table of flags: every row is set, read back, refused when contradicted, and missed when left off."""
 
+import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +12,19 @@ from typing import Any
 
 import pytest
 import torch
-from support import python
+from support import Trained, python, trained
 
+from samebits.address.address import digest
+from samebits.base.text import differences
 from samebits.config.settings import Determinism
 from samebits.core import flags
 from samebits.core.errors import UserError
 from samebits.core.flag_table import ALLOCATION
 from samebits.core.flags import FLAGS, Flag, applicable, apply, can_be_portable, effective, missing_variables
 from samebits.environment.canary import OPERATIONS, RELEASED, arithmetic_canary
+from samebits.environment.environment import numeric_environment
+from samebits.record.classes import class_of
+from samebits.record.receipt import read
 
 STRICT = Determinism(cpu="portable", relax=())
 HERE = {flag.name: flag for flag in applicable(STRICT)}
@@ -143,6 +149,76 @@ def test_threads_changed_behind_the_variables_are_caught():
             apply(STRICT)
     finally:
         torch.set_num_threads(1)
+
+
+# ---- TF32
+
+TF32 = Determinism(cpu="portable", tf32=True, relax=())
+PARTS = [*itertools.product(("cuda", "mkldnn"), ("matmul", "conv", "rnn"))]
+
+
+def precisions() -> dict[str, str]:
+    """What torch's newer names say of products and convolutions."""
+    return {".".join(part): torch._C._get_fp32_precision_getter(*part) for part in PARTS}
+
+
+def test_tf32_is_for_a_gpu_alone_and_every_other_flag_stays_strict():
+    strict = precisions()
+    apply(TF32)
+    assert torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
+    seen = effective()
+    others = {name for name in HERE if seen[name] != HERE[name].strict}
+    assert others == {"backends.cudnn.allow_tf32", "float32_matmul_precision"}
+    assert precisions() == strict | dict.fromkeys(("cuda.matmul", "cuda.conv", "cuda.rnn"), "tf32")
+    flags.require_held()
+    apply(STRICT)  # as the next run of this process may ask for
+    assert precisions() == strict and not torch.backends.cuda.matmul.allow_tf32
+    assert {name: effective()[name] for name in HERE} == {name: HERE[name].strict for name in HERE}
+
+
+@pytest.mark.parametrize(
+    ("determinism", "change", "name"),
+    [
+        (STRICT, lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True), "float32_matmul_precision"),
+        (STRICT, lambda: setattr(torch.backends.cudnn, "allow_tf32", True), "backends.cudnn.allow_tf32"),
+        (TF32, lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", False), "float32_matmul_precision"),
+        (TF32, lambda: torch.set_float32_matmul_precision("high"), "float32_matmul_precision"),  # of a CPU, too
+        (TF32, lambda: torch.set_float32_matmul_precision("medium"), "float32_matmul_precision"),
+        (TF32, lambda: setattr(torch.backends.cudnn, "allow_tf32", False), "backends.cudnn.allow_tf32"),
+    ],
+)
+def test_code_that_contradicts_the_tf32_that_was_requested_is_refused(
+    determinism: Determinism, change: Callable[[], None], name: str
+):
+    apply(determinism)
+    flags.require_held()  # the control
+    change()
+    with pytest.raises(UserError, match=f"(?m)^flag {name}: .* is effective, .* wanted: "):
+        flags.require_held()
+
+
+def test_tf32_changes_no_bit_on_a_cpu_and_is_another_environment():
+    strict = numeric_environment(STRICT, torch.device("cpu"))
+    apply(TF32)
+    assert arithmetic_canary() == strict["cpu"]["arithmetic"]
+    rounded = numeric_environment(TF32, torch.device("cpu"))
+    assert digest(rounded) != digest(strict) and class_of(rounded, plain=True) == class_of(strict, plain=True)
+    assert {each.field for each in differences(strict, rounded)} == {
+        "flags.backends.cudnn.allow_tf32", "flags.float32_matmul_precision"
+    }  # fmt: skip
+    for environment, name in ((strict, "cuda"), (rounded, "cuda-tf32")):
+        on_gpu = environment | {"device": "cuda"}
+        assert class_of(on_gpu, plain=True) == f"{name}/{digest(on_gpu)[:16]}"
+
+
+def test_run_with_tf32_states_it_and_has_the_same_bits_on_a_cpu(untracked: Trained, prepared: Path, tmp_path: Path):
+    run = trained(tmp_path / "run", prepared, "tracking.enabled=false", "determinism.tf32=true")
+    assert run.done.returncode == 0, run.done.stderr
+    one, other = read(run.out).stated, read(untracked.out).stated
+    assert run.weights == untracked.weights and one["trace"] == other["trace"]
+    assert one["address"] == other["address"] and one["environment"] != other["environment"]
+    assert one["config"]["determinism.tf32"] is True
+    assert one["environment"]["preimage"]["flags"]["backends.cudnn.allow_tf32"] is True
 
 
 # ---- variables
