@@ -372,6 +372,11 @@ class Run(Stage[C]):
         assert self._keeper
         self._keeper.finish()
 
+    def _settle(self) -> None:
+        """Return once no checkpoint is being written, so that this process can be forked."""
+        if self._keeper and self._keeper.saver:
+            self._keeper.saver.join()
+
     def log(self, step: int, /, **metrics: float | torch.Tensor) -> None:
         """Record numbers of a step (counted from 0). They are read when the step ends, with all else that is."""
         if self._folder:

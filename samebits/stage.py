@@ -43,6 +43,9 @@ class Stage(Generic[C]):
         """The device of this rank."""
         return self.world.device
 
+    def _settle(self) -> None:
+        """Return once no thread of the library is at work, so that this process can be forked."""
+
 
 def evaluating(
     model: nn.Module, dataset: Indexed, stage: Stage[Any], *, batch: int, collate: Collate | None = None
@@ -53,7 +56,7 @@ def evaluating(
     model is in evaluation mode and without gradients inside. Transforms and modules may draw: each sample and each
     batch is seeded. After it every module is in the mode that it had, and the generators go on where they were.
 
-    This process makes the samples; `collate` is that of `run.steps`.
+    `loader.workers` processes make the samples, or this one where that is 0; `collate` is that of `run.steps`.
     """
     return evaluation.evaluating(model, dataset, batch, loading(stage, collate))
 
@@ -81,7 +84,8 @@ def sums(
 def loading(stage: Stage[Any], collate: Collate | None) -> sampling.Loading:
     """How samples are loaded: each worker compares its code, and files that samples open are looked at."""
     begin_worker = partial(loaded.require_same, loaded.begun())
-    return sampling.Loading(stage.config.options, stage.world, begin_worker, opened.require_known, collate)
+    given = begin_worker, opened.require_known, collate, stage._settle
+    return sampling.Loading(stage.config.options, stage.world, *given)
 
 
 def alone(config: Settings) -> World:

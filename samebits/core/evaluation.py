@@ -150,6 +150,6 @@ def _batches(dataset: Indexed, batch: int, loading: Loading) -> Iterator[tuple[i
     world, seed = loading.world, loading.options.seed
     mine = range(world.rank, count_batches(dataset, batch), world.size)
     loader = loading.loader(dataset, Slices(len(dataset), batch, mine))
-    for number, items in zip(mine, batches(loader, world), strict=True):
+    for number, items in zip(mine, batches(loader, world, loading.settle), strict=True):
         seed_everything(derive(seed, "test batch", number))
         yield number, on_device(items, world.device)

@@ -147,6 +147,7 @@ class Loading:
 
     Attributes:
         begin_worker: is called by each worker first.
+        settle: is called before workers are forked; on return no other thread of this process is at work.
         check: may refuse the samples of a batch, where they were made.
         collate: makes a batch of a list of items; without it torch's `default_collate` does.
     """
@@ -156,12 +157,12 @@ class Loading:
     begin_worker: Callable[[], object] | None = None
     check: Callable[[], object] | None = None
     collate: Callable[[list[Any]], Any] | None = None
+    settle: Callable[[], object] = lambda: None
 
     def loader(self, dataset: Indexed, keys: MicroBatches | Slices) -> DataLoader[Any]:
         """A DataLoader that yields a batch for each list of keys; the worker count changes its speed only."""
         samples, options = Seeded(dataset, self.options.seed, self.check), self.options
-        # an evaluation forks nothing: threads of the training may be at work, such as one that writes a checkpoint
-        workers = options.loader.workers if isinstance(keys, MicroBatches) else 0
+        workers = min(options.loader.workers, len(keys))
         return DataLoader(
             samples,
             batch_sampler=keys,
@@ -174,8 +175,10 @@ class Loading:
         )
 
 
-def batches(loader: DataLoader[Any], world: World) -> Iterator[Any]:
+def batches(loader: DataLoader[Any], world: World, settle: Callable[[], object] = lambda: None) -> Iterator[Any]:
     """What a loader yields; a worker's failure keeps its plain line, to which torch adds the worker's traceback."""
+    if loader.num_workers:
+        settle()  # a fork beside a thread that writes a checkpoint has crashed
     try:
         yield from loader
     except RunError as failure:  # of this rank's own samples

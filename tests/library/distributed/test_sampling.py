@@ -3,6 +3,7 @@
 import os
 import random
 import tracemalloc
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -10,8 +11,12 @@ import numpy
 import pytest
 import torch
 from project.config import Config
+from support import OURS
 from torch.utils.data import DataLoader, Dataset
 
+from samebits import stage
+from samebits.checkpoint.keeper import Keeper
+from samebits.checkpoint.saver import Saver
 from samebits.core import flags, sampling
 from samebits.core.errors import RunError, UserError
 from samebits.core.evaluation import evaluating
@@ -21,6 +26,7 @@ from samebits.core.ranks import World
 from samebits.core.sampling import AHEAD, MicroBatches, Plan
 from samebits.core.seeds import derive
 from samebits.core.tree import blocks
+from samebits.run import Run
 
 SAMPLES, BATCH, MICRO_BATCHES = 100, 24, 4
 
@@ -209,12 +215,51 @@ class Makers(Drawing):
         return torch.tensor([os.getpid()])
 
 
-def test_evaluation_makes_its_samples_in_its_own_process(config: Config):
-    """A fork beside the thread that writes a checkpoint has crashed."""
-    loading = sampling.Loading(with_workers(config, 2).options, world(0, 1))
-    with evaluating(torch.nn.Identity(), Makers(), 5, loading) as batches:
-        assert {int(batch.unique()) for _, batch in batches} == {os.getpid()}
-    assert {int(batch.unique()) for batch in loader(Makers(), with_workers(config, 1), world(0, 1))} != {os.getpid()}
+def evaluated(config: Config, workers: int, dataset: Any, **more: Any) -> list[torch.Tensor]:
+    """The batches of an evaluation whose samples so many workers make."""
+    loading = sampling.Loading(with_workers(config, workers).options, world(0, 1), **more)
+    with evaluating(torch.nn.Identity(), dataset, 5, loading) as batches:
+        return [batch for _, batch in batches]
+
+
+@pytest.mark.parametrize("collate", [None, lambda items: torch.stack(items) + torch.rand(1)])
+def test_evaluation_by_workers_sees_the_same(config: Config, collate: Any):
+    alone = evaluated(config, 0, Drawing(), collate=collate)
+    assert len(alone) > 3
+    for workers in (1, 2):
+        made = evaluated(config, workers, Drawing(), collate=collate)
+        assert len(made) == len(alone) and all(map(torch.equal, alone, made))
+
+
+def test_evaluation_has_as_many_workers_as_are_asked_for_and_batches(config: Config):
+    for workers in (0, 1, 2):
+        makers = {int(maker) for maker in torch.cat(evaluated(config, workers, Makers()))}
+        assert makers == {os.getpid()} if not workers else len(makers) == workers and os.getpid() not in makers
+    few = torch.utils.data.Subset(Makers(), range(7))  # type: ignore[arg-type]
+    assert len({int(maker) for maker in torch.cat(evaluated(config, 4, few))}) == 2
+
+
+def test_no_worker_is_forked_beside_the_thread_that_writes_a_checkpoint(config: Config, tmp_path: Path):
+    """Such a fork has crashed."""
+    run = Run(OURS, with_workers(config, 2), tmp_path)
+    run.world = world(0, 1)
+    saver = Saver(tmp_path, None, config.checkpoint, lambda: None)
+    run._keeper = Keeper(saver, 1, None)  # type: ignore[arg-type]
+    held, seen, join = Event(), list[bool](), saver.join
+
+    def let_go() -> None:
+        held.set()
+        join()
+
+    saver.join = let_go  # type: ignore[method-assign]
+    os.register_at_fork(before=lambda: seen.append(held.is_set()))
+    saver._begin(held.wait)
+    try:
+        with stage.evaluating(torch.nn.Identity(), Makers(), run, batch=5) as batches:
+            assert all(os.getpid() not in batch for _, batch in batches)
+    finally:
+        held.set()
+    assert seen == [True, True]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

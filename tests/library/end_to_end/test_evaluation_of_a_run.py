@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from clone import command
 from support import PROJECT, Trained
 
@@ -9,8 +10,11 @@ from samebits.base.files import read_json
 from samebits.record import names
 
 
-def test_evaluation_gives_the_metrics_of_the_run(untracked: Trained, prepared: Path):
-    done = command(PROJECT, "evaluate", "--set", f"data.prepared={prepared}", "--out", untracked.out)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_gives_the_metrics_of_the_run(workers: int, untracked: Trained, prepared: Path):
+    settings = f"data.prepared={prepared}", f"loader.workers={workers}"
+    words = [word for text in settings for word in ("--set", text)]
+    done = command(PROJECT, "evaluate", *words, "--out", untracked.out)
     assert done.returncode == 0, done.stderr
     found, metrics = read_json(untracked.out / "evaluation.json"), read_json(untracked.out / names.METRICS)
     assert sum(map(sum, found.pop("confusion"))) == 359
