@@ -201,17 +201,18 @@ def sweep(ours: Ours, words: tuple[str, ...], overrides: tuple[str, ...], ranks:
     Content addresses come first, and in the end a table and a picture of the metrics, with intervals over seeds. Runs
     that are done are not made again, and unfinished ones go on. Exit code 1: a run failed, and the others went on.
     """
-    from .sweep import made, planned, tracked
+    from .sweep import made, places, planned, tracked
 
     report = partial(click.echo, err=True)
     runs = planned(ours.project, ours.schema, words, overrides, ranks, out, report)
+    where = places(runs, ranks, jobs)
     done = {each.address for each in runs if each.is_done()}
     for each in runs:
         click.echo(f"{each.address[:16]}  {each.name}{'  made before' * (each.address in done)}")
     parent = tracked(ours.project, runs, report) if len(done) < len(runs) else ""
     given = [*overrides, *[f"tracking.parent={parent}"] * bool(parent)]
     try:
-        failed = made(ours.project, runs, given, ranks, jobs, report)
+        failed = made(ours.project, runs, given, ranks, where, report)
     except KeyboardInterrupt:
         if parent:
             tracked(ours.project, runs, report, "KILLED")

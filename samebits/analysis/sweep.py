@@ -31,6 +31,7 @@ PARENT = "samebits.tracking.parent"  # the module that keeps MLflow's run of a s
 SPAN = re.compile(r"(-?\d+)\.\.(-?\d+)")
 COMMA = re.compile(r",(?![^\[{]*[\]}])")  # one that stands in no list
 TRACKING = "MLFLOW_TRACKING_URI"
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # it decides no bit, and no record holds it
 Report = Callable[[str], None]
 
 
@@ -151,19 +152,47 @@ def _texts(chosen: Mapping[str, str]) -> list[str]:
     return [f"{key}={value}" for key, value in chosen.items()]
 
 
+def places(runs: Sequence[Wanted], ranks: int, jobs: int) -> list[dict[str, str]]:
+    """For each of the runs that are made at a time, the variable that gives it GPUs of its own; on a CPU none.
+
+    Raises:
+        UserError: there are too few.
+    """
+    left = [each for each in runs if not each.is_done()]
+    jobs = min(jobs, len(left))
+    seen = _gpus() if jobs > 1 and any(each.config.device != "cpu" for each in left) else []
+    if not seen:
+        return [{} for _ in range(jobs)]
+    if len(seen) < jobs * ranks:
+        raise UserError(
+            f"--jobs {jobs} of {ranks} rank{'s' * (ranks > 1)}: {len(seen)} GPUs seen, {jobs * ranks} wanted, one for "
+            f"each rank of each job; give fewer --jobs, or --set device=cpu"
+        )
+    return [{VISIBLE: ",".join(seen[job * ranks : (job + 1) * ranks])} for job in range(jobs)]
+
+
+def _gpus() -> list[str]:
+    """The GPUs that a training sees here, by the names that CUDA_VISIBLE_DEVICES has for them."""
+    import torch
+
+    count, named = torch.cuda.device_count(), os.environ.get(VISIBLE, "")
+    return [name.strip() for name in named.split(",")][:count] if named else [str(number) for number in range(count)]
+
+
 def made(
-    project: Project, runs: Sequence[Wanted], overrides: Sequence[str], ranks: int, jobs: int, report: Report
-) -> list[Failed]:
-    """Make those of the runs that are not done, `jobs` at a time. Returns those that failed.
+    project: Project, runs: Sequence[Wanted], overrides: Sequence[str], ranks: int,
+    places: Sequence[Mapping[str, str]], report: Report,
+) -> list[Failed]:  # fmt: skip
+    """Make those of the runs that are not done, at a time as many as there are `places`. Returns those that failed.
 
     A signal ends the processes, which save their states, and then this one.
     """
     left = [each for each in runs if not each.is_done()]
-    processes, cores = min(jobs, len(left)) * ranks, len(os.sched_getaffinity(0))
+    processes, cores = len(places) * ranks, len(os.sched_getaffinity(0))
     if processes > cores:
         report(f"{processes} processes share {cores} cores: fewer --jobs are as fast")
     failed: list[Failed] = []
-    for count, (wanted, code) in enumerate(_ended(project, left, overrides, ranks, jobs), 1):
+    for count, (wanted, code) in enumerate(_ended(project, left, overrides, ranks, places), 1):
         if code or not wanted.is_done():
             failed.append(Failed(wanted, code, _last(wanted.log)))
             report(f"{count}/{len(left)}  {wanted.name}: FAILED with exit code {code}")
@@ -173,28 +202,31 @@ def made(
 
 
 def _ended(
-    project: Project, left: Sequence[Wanted], overrides: Sequence[str], ranks: int, jobs: int
+    project: Project, left: Sequence[Wanted], overrides: Sequence[str], ranks: int, places: Sequence[Mapping[str, str]]
 ) -> Iterator[tuple[Wanted, int]]:
-    """Start the runs in their order, so many at a time; each with its exit code, as it ends."""
-    waiting: list[Wanted] = [*left]
-    running: dict[int, tuple[Wanted, trainings.Started]] = {}
+    """Start the runs in their order, one in each place; each with its exit code, as it ends."""
+    waiting, free = [*left], [*places]
+    running: dict[int, tuple[Wanted, trainings.Started, Mapping[str, str]]] = {}
     environ = environment(project)
     with handling(_interrupt):
         try:
             while waiting or running:
-                while waiting and len(running) < jobs:
-                    wanted = waiting.pop(0)
-                    process = trainings.start(project, _words(wanted, overrides, ranks), wanted.log, environ)
-                    running[process.pid] = wanted, process
-                done = {pid: code for pid, (_, process) in running.items() if (code := process.poll()) is not None}
+                while waiting and free:
+                    wanted, place = waiting.pop(0), free.pop(0)
+                    words = _words(wanted, overrides, ranks)
+                    process = trainings.start(project, words, wanted.log, {**environ, **place})
+                    running[process.pid] = wanted, process, place
+                done = {pid: code for pid, (_, process, _) in running.items() if (code := process.poll()) is not None}
                 for pid, code in done.items():
-                    yield running.pop(pid)[0], code
+                    wanted, _, place = running.pop(pid)
+                    free.append(place)
+                    yield wanted, code
                 if not done:
                     time.sleep(PAUSE)
         finally:
-            for _, process in running.values():
+            for _, process, _ in running.values():
                 process.send_signal(signal.SIGTERM)
-            for _, process in running.values():
+            for _, process, _ in running.values():
                 process.wait()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from clone import verb
 from project.config import Config
 from support import LIBRARY, OURS, PROJECT, Trained
@@ -173,9 +174,58 @@ def test_so_many_at_a_time_as_jobs_say(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(sweep, "PAUSE", 0)
     runs = [sweep.Wanted({"seed": str(seed)}, config, f"{seed:064}", tmp_path / str(seed)) for seed in range(7)]
     said: list[str] = []
-    failed = sweep.made(OURS, runs, [], 1, 3, said.append)
+    failed = sweep.made(OURS, runs, [], 1, sweep.places(runs, 1, 3), said.append)
     assert Slow.most == 3 and len(failed) == 7
     assert failed[0].line().endswith(f"exit code 7: it printed nothing ({tmp_path}/0.log)")
+
+
+def wanted(config: Config, folder: Path, count: int, device: str = "auto") -> list[sweep.Wanted]:
+    config = config.model_copy(update={"device": device})
+    return [sweep.Wanted({"seed": str(seed)}, config, f"{seed:064}", folder / str(seed)) for seed in range(count)]
+
+
+@pytest.mark.parametrize(("visible", "names"), [(None, ["0,1", "2,3"]), ("3, 1,GPU-a,GPU-b,7", ["3,1", "GPU-a,GPU-b"])])
+def test_each_job_has_gpus_of_its_own(
+    visible: str | None, names: list[str], config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    held: dict[int, str] = {}
+    seen = set()
+
+    class Holding(Slow):
+        """It is alone on its GPUs as long as it runs."""
+
+        def __init__(self, project: Any, words: Any, log: Any, environ: dict[str, str]) -> None:
+            super().__init__()
+            assert environ[sweep.VISIBLE] not in held.values()
+            held[self.pid] = environ[sweep.VISIBLE]
+            seen.add(held[self.pid])
+
+        def poll(self) -> int | None:
+            code = super().poll()
+            if code is not None:
+                held.pop(self.pid)
+            return code
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(trainings, "start", Holding)
+    monkeypatch.setattr(sweep, "PAUSE", 0)
+    monkeypatch.delenv(sweep.VISIBLE, raising=False)
+    if visible:
+        monkeypatch.setenv(sweep.VISIBLE, visible)
+    runs = wanted(config, tmp_path, 5)
+    assert len(sweep.made(OURS, runs, [], 2, sweep.places(runs, 2, 2), lambda line: None)) == 5
+    assert sorted(seen) == sorted(names) and not held
+
+
+def test_too_few_gpus_are_refused_in_a_line(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    said = "--jobs 2 of 2 ranks: 3 GPUs seen, 4 wanted, one for each rank of each job; give fewer --jobs, or "
+    with pytest.raises(UserError, match=f"^{said}--set device=cpu$"):
+        sweep.places(wanted(config, tmp_path, 5), 2, 2)
+    assert sweep.places(wanted(config, tmp_path, 5, "cpu"), 2, 2) == [{}, {}]
+    assert sweep.places(wanted(config, tmp_path, 1), 2, 2) == [{}]  # one job has all, as it would alone
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert sweep.places(wanted(config, tmp_path, 5), 2, 2) == [{}, {}]
 
 
 @pytest.mark.long
