@@ -80,7 +80,7 @@ stock: $(TOOLS)/.locked  ## measure the bits of plain PyTorch, Fabric and Accele
 measure: $(TOOLS)/.locked  ## measure steps of a project beside plain PyTorch, Fabric and Accelerate, on CPU; 15 minutes
 	@$(IN_TOOLS) python measure/document.py
 
-times: $(TOOLS)/.locked  ## measure how long commands let a user wait; six minutes
+times: $(TOOLS)/.locked  ## measure how long commands let a user wait; a quarter of an hour
 	@$(IN_TOOLS) python measure/times.py
 
 bench-check: $(TOOLS)/.locked  ## say whether a project has become slower beside plain PyTorch than docs/peers.md says

@@ -6,7 +6,11 @@ In a round each command runs once, as a process of its own, after all others; so
 alike. Commands that take minutes run once.
 """
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -15,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+from bake import TOOLS
 from rounds import ROOT, bake, harness
 
 RESULT = ROOT / "docs" / "times.md"
@@ -32,10 +37,11 @@ class Wait:
     """What a user waits for."""
 
     title: str
-    words: tuple[str, ...]  # the arguments of python; none for the generation of a project
+    words: tuple[str, ...] = ()  # the arguments of python; none for the generation of a project
     goal: float = 0  # seconds; 0 where there is none
     once: bool = False  # whether it takes so long that it runs once
     ends: int = 0  # its exit code
+    starter: str = ""  # of a new project, in which `make repro` runs
 
 
 def verb(*words: str) -> tuple[str, ...]:
@@ -43,10 +49,11 @@ def verb(*words: str) -> tuple[str, ...]:
     return ("-m", "samebits", *words)
 
 
+STARTERS = json.loads((ROOT / "cookiecutter.json").read_text())["starter"]
 TRAIN = ("-m", "samebits", "train", "--out", NEW, *EPOCH)
 WAITS = (
     Wait("Python alone that imports torch, as a measure", ("-c", "import torch")),
-    Wait("generation: `cookiecutter --no-input`", (), goal=0.5),
+    Wait("generation: `cookiecutter --no-input`", goal=0.5),
     Wait("`samebits check`", verb("check", RUN, *EPOCH, *UNTRACKED), goal=0.5),
     Wait("`samebits verify-receipt`", verb("verify-receipt", RUN), goal=0.5),
     Wait("`samebits diff` of two equal runs", verb("diff", RUN, OTHER), goal=0.5),
@@ -59,6 +66,7 @@ WAITS = (
     Wait("the same, tracked in a new SQLite file", (*TRAIN, "--set", f"tracking.uri=sqlite:///{NEW}.db")),
     Wait("the same, tracked in a file that is there", (*TRAIN, *THERE)),
     Wait("`samebits verify`, all ways and controls", verb("verify"), goal=60.0, once=True),
+    *(Wait(f"`make repro` of a new project, starter {each}", goal=180.0, once=True, starter=each) for each in STARTERS),
 )
 
 
@@ -81,7 +89,7 @@ def lengthen(out: str, last: int) -> None:
     path.write_bytes(b"".join(rows))
 
 
-def checkpoint() -> list[list[float]]:
+def checkpoint(width: int = 2048) -> list[list[float]]:
     """Seconds of 24 matrices, 100 million parameters with AdamW: a step, a checkpoint's copy, and its writing."""
     import torch
 
@@ -90,7 +98,7 @@ def checkpoint() -> list[list[float]]:
     from samebits.config.settings import Checkpoint
     from samebits.core.state import State
 
-    model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(24)))
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(24)))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     state = State.of(model, optimizer, {})
     origin, often = Origin("0" * 64, "0" * 64), Checkpoint(every=1, keep=1, on_error="stop")
@@ -98,7 +106,7 @@ def checkpoint() -> list[list[float]]:
 
     def step() -> None:
         optimizer.zero_grad()
-        model(torch.rand(64, 2048)).square().mean().backward()
+        model(torch.rand(64, width)).square().mean().backward()
         optimizer.step()
 
     def timed(work: Callable[[], object]) -> float:
@@ -107,7 +115,7 @@ def checkpoint() -> list[list[float]]:
         return time.perf_counter() - began
 
     numbers = iter(range(5))
-    waits = step, lambda: saver.save(next(numbers), state), saver.wait
+    waits = step, lambda: saver.save(state.look(next(numbers))), saver.wait
     taken = [[timed(wait) for wait in waits] for _ in range(5)]  # the copy before its writing, always
     assert not saver.failure()
     return [list(each) for each in zip(*taken, strict=True)]
@@ -116,8 +124,29 @@ def checkpoint() -> list[list[float]]:
 # ---- here
 
 
+def from_nothing(starter: str, out: Path) -> float:
+    """How long the first `make repro` of a new project takes, with its environment by uv.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    project = bake(out, starter=starter)
+    path = f"{TOOLS}:{os.environ['PATH']}"  # uv is there
+    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VENV")} | {"PATH": path}
+    began = time.perf_counter()
+    words = ["make", "--no-print-directory", "repro", "INSTALLER=uv"]
+    done = subprocess.run(words, cwd=project, env=environ, text=True, capture_output=True)
+    taken = time.perf_counter() - began
+    shutil.rmtree(project)
+    if done.returncode:
+        sys.exit(f"make repro of {starter} ended with {done.returncode}:\n{done.stdout}{done.stderr[-3000:]}")
+    return taken
+
+
 def seconds(project: Path, wait: Wait) -> float:
     """How long it takes now; a training has a new folder, and a new database."""
+    if wait.starter:
+        return from_nothing(wait.starter, project.parent / "new")
     shutil.rmtree(project / NEW, ignore_errors=True)
     (project / f"{NEW}.db").unlink(missing_ok=True)
     began = time.perf_counter()

@@ -14,7 +14,7 @@ import order
 import pytest
 import sharding
 import step_cost
-from bake import ROOT
+from bake import ROOT, STARTERS
 from baked import InstalledProject, run
 from harness import MARKS, in_turn, table, within, write
 
@@ -296,3 +296,32 @@ def test_a_table_finds_its_place_in_a_document(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="between which the table is to stand"):
         write(document, "new")
     assert document.read_text() == "no place"
+
+
+@pytest.mark.parametrize(("recipe", "code"), [('test $(INSTALLER) = uv && test -z "$$PYTHONPATH"', 0), ("false", 1)])
+def test_first_make_repro_of_each_starter_is_timed(
+    recipe: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import times
+
+    def bake(out: Path, starter: str) -> Path:
+        (out / "Makefile").write_text(f"repro:\n\t@{recipe}\n")
+        return out
+
+    timed = {wait.starter for wait in times.WAITS if wait.starter}
+    assert timed == {path.name for path in STARTERS.iterdir()} - {"pins"} and len(timed) > 6
+    monkeypatch.setattr(times, "bake", bake)
+    (tmp_path / "new").mkdir()
+    if code:
+        with pytest.raises(SystemExit, match=r"^make repro of series ended with 2:"):
+            times.from_nothing("series", tmp_path / "new")
+    else:
+        assert times.from_nothing("series", tmp_path / "new") > 0 and not (tmp_path / "new").exists()
+
+
+@pytest.mark.long
+def test_checkpoint_is_timed_beside_steps(project: InstalledProject) -> None:
+    import times
+
+    waits = within(project.path, times.checkpoint, 8)
+    assert len(waits) == 3 and all(len(each) == 5 and min(each) > 0 for each in waits)
