@@ -66,13 +66,13 @@ class Browser:
         """A command of the DevTools protocol, which no policy of a page holds back."""
         return self._ask(f"/session/{self.session}/goog/cdp/execute", cmd=command, params=parameters)
 
-    def open(self, page: Path, width: int = 1280, dark: bool = False) -> None:
-        """Show a file in a window of `width` pixels to someone who likes it light, or dark."""
+    def open(self, page: Path | str, width: int = 1280, dark: bool = False) -> None:
+        """Show a file, or a URL, in a window of `width` pixels to someone who likes it light, or dark."""
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.devtools("Emulation.setEmulatedMedia", features=scheme)
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         self.devtools("Emulation.setDeviceMetricsOverride", **metrics)
-        self._ask(f"/session/{self.session}/url", url=page.as_uri())
+        self._ask(f"/session/{self.session}/url", url=page if isinstance(page, str) else page.as_uri())
 
     def value(self, expression: str) -> Any:
         """What an expression of JavaScript is in the page."""

@@ -1,4 +1,4 @@
-"""Tracking for a team: an MLflow server on PostgreSQL, either of which may die midway and come back."""
+"""Tracking for a team: an MLflow server on PostgreSQL, either of which may die midway and come back; what it shows."""
 
 import json
 import os
@@ -6,11 +6,13 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from getpass import getuser
 from pathlib import Path
 
 import pytest
 from bake import VENV
 from baked import InstalledProject, weights
+from browser import Browser
 from machine import PATIENCE, free_port, until
 from postgres import Database
 
@@ -46,18 +48,18 @@ class Tracking:
         self.process.wait()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def database() -> Iterator[Database]:
-    """A PostgreSQL that ends with the test."""
+    """A PostgreSQL that ends with the tests."""
     database = Database()
     yield database
     database.end()
 
 
-@pytest.fixture
-def tracking(database: Database, tmp_path: Path) -> Iterator[Tracking]:
-    """An MLflow server that ends with the test."""
-    tracking = Tracking(tmp_path / "mlflow", database)
+@pytest.fixture(scope="module")
+def tracking(database: Database, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracking]:
+    """An MLflow server that ends with the tests."""
+    tracking = Tracking(tmp_path_factory.mktemp("tracking") / "mlflow", database)
     yield tracking
     tracking.kill()
 
@@ -140,6 +142,74 @@ def test_server_and_database_that_die_midway_lose_and_double_nothing(
     assert weights(out) == weights(tmp_path / "alone")
     assert database.query("SELECT status FROM runs", "direct") == [["FINISHED"]]
     assert database.query(models, "direct") == [[weights(out)]]
+
+
+EXPERIMENT = "pages"
+
+
+@pytest.fixture(scope="module")
+def swept(project: InstalledProject, tracking: Tracking, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The two runs of a sweep that was interrupted, and went on by the same command."""
+    out, log = tmp_path_factory.mktemp("swept"), tmp_path_factory.mktemp("log") / "log"
+    settings = "train.epochs=3", "checkpoint.every=2", f"tracking.experiment={EXPERIMENT}"
+    sets = [word for setting in settings for word in ("--set", setting)]
+    words = [project.python, "-m", "samebits", "sweep", "seed=0..1", *sets, "--jobs", "2", "--out", out]
+    env = {**project.env, "MLFLOW_TRACKING_URI": tracking.uri}
+
+    def sweep() -> "subprocess.Popen[bytes]":
+        with log.open("a") as said:
+            return subprocess.Popen(words, cwd=project.path, env=env, stdout=said, stderr=said)
+
+    def rows() -> list[int]:
+        return [path.read_bytes().count(b"\n") for path in out.glob("*/metrics.jsonl")]
+
+    first = sweep()
+    until(lambda: len(rows()) == 2 and min(rows()) > 4, "both runs log")
+    first.send_signal(signal.SIGINT)
+    assert first.wait(PATIENCE) == 130, log.read_text()
+    runs = sorted(path.parent for path in out.glob("*/run.json"))
+    assert [json.loads((run / "run.json").read_text())["status"] for run in runs] == ["KILLED"] * 2
+    assert sweep().wait(PATIENCE) == 0, log.read_text()
+    return runs
+
+
+def shown(browser: Browser) -> list[str]:
+    """The lines of the page."""
+    return str(browser.value("document.body.innerText")).splitlines()
+
+
+def test_page_of_mlflow_shows_whose_run_it_is_of_which_commit_and_whose_child(
+    project: InstalledProject, database: Database, tracking: Tracking, swept: list[Path], tmp_path: Path
+) -> None:
+    """In a browser. Each run of the sweep was killed and resumed, and is one run all the same, as the sweep is."""
+    found = "SELECT experiment_id FROM experiments WHERE name = '" + EXPERIMENT + "'"
+    experiment = f"{tracking.uri}/#/experiments/{database.query(found)[0][0]}/runs"
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=project.path, capture_output=True, text=True, check=True)
+    names = []
+    with Browser(tmp_path) as browser:
+        for run in swept:
+            facts = json.loads((run / "run.json").read_text())
+            names.append(f"train {facts['tags']['repro.address'][:8]} seed {facts['config']['seed']}")
+            query = f"SELECT run_uuid FROM tags WHERE key = 'repro.run' AND value = '{facts['id']}'"
+            ((identity,),) = database.query(query)
+            browser.open(f"{experiment}/{identity}", 1900)
+            until(lambda: {"About this run", "Parent run"} <= {*shown(browser)}, "the page of the run is there")
+            lines = shown(browser)
+            about = lines[lines.index("About this run") :]
+            assert names[-1] in lines
+            assert about[about.index("Created by") + 1] == getuser()
+            assert about[about.index("Status") + 1] == "Finished"
+            parent = about[about.index("Parent run") + 1]
+            source = about.index("Source")
+            assert about[source + 1 : source + 3] == ["samebits train", commit.stdout[:7]]
+        assert parent.startswith("sweep ") and parent.endswith(" seed")
+        browser.open(experiment, 1900)
+        until(lambda: "3 matching runs" in shown(browser), "the table is there")
+        until(lambda: parent in shown(browser), "it has the sweep")
+        assert "samebits sweep" in shown(browser) and not {*names} & {*shown(browser)}
+        browser.value("document.querySelector('[role=row] button[data-component-id*=runnamecellrenderer]').click()")
+        until(lambda: {*names} <= {*shown(browser)}, "its children are there")
+        assert shown(browser).count("samebits train") == 2
 
 
 def is_rank(process: Path, out: str) -> bool:
