@@ -282,6 +282,19 @@ def test_pipeline_runs_the_checks_on_the_oldest_python_and_that_of_the_image(bak
     assert set(bringing.values()) == {bool(remote)}
 
 
+@pytest.mark.parametrize("remote", ["", "s3://bucket/path"])
+def test_either_pipeline_builds_the_image_and_trains_in_it(bake: Bake, remote: str) -> None:
+    """By the same commands; Docker is named by a digest, twice the same."""
+    texts = {ci: bake(ci=ci, dvc_remote=remote).text(CI[ci]) for ci in ("github", "gitlab")}
+    made = {ci: [line for line in commands(ci, text)["image"] if line] for ci, text in texts.items()}
+    assert made["gitlab"] == made["github"] and len(made["gitlab"]) == (3 if remote else 2)
+    assert made["gitlab"][0].startswith("make image DEVICE=cpu ") and made["gitlab"][-1].endswith(" samebits smoke")
+    job = yaml.safe_load(texts["gitlab"])["image"]
+    (service,) = job["services"]
+    assert service == {"name": job["image"], "alias": "docker"}
+    assert re.fullmatch(r"docker:[0-9.]+-dind@sha256:[0-9a-f]{64}", job["image"])
+
+
 @pytest.mark.parametrize("ci", ["github", "gitlab"])
 def test_change_of_a_default_is_tried_where_it_is_asked_for(bake: Bake, tmp_path: Path, ci: str) -> None:
     """What somebody types into the pipeline's input is words for `samebits trial`, and no command."""
