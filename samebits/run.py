@@ -205,8 +205,9 @@ class Run(Stage[C]):
         `collate` makes a micro-batch of a list of items, such as by padding; it may draw. Without it torch's
         `default_collate` does.
 
-        `unsaved` are local variables of the loop that change from step to step, such as the time of the last one, on
-        which no bit depends. All others are refused: no checkpoint holds them.
+        `unsaved` are local variables of the loop, and attributes of modules and optimizers, that change and on which no
+        bit depends, such as the time of the last step. Other variables are refused; attributes are saved, or refused
+        where no checkpoint can hold them.
 
         The run has as many steps as `epochs` epochs of `dataset` take, or `steps`. After each one the ranks compare
         and save what is due, and end where SIGTERM asks for it.
@@ -232,7 +233,9 @@ class Run(Stage[C]):
         self._carried = together(self.world, partial(Carried, unsaved))
         self._planned = stop
         self._stop.ends_epoch = planned.ends_epoch
-        self._loop = loop = Loop(options, self.world, planned, stop, held, units, self.log, tamper)
+        self._loop = loop = Loop(
+            options, self.world, planned, stop, held, units, self.log, tamper, unsaved, [dataset, collate]
+        )
         loop.observe([updates])  # it is closed whatever comes next
         self._portability.begin(model, self._judged)
         together(self.world, opened.require_known)  # before step 0, where all can be told by one
@@ -280,7 +283,7 @@ class Run(Stage[C]):
         size = parallel.global_batch // parallel.micro_batches
         yield self._portability
         yield logged.Shapes(loop.model, size, self._describe)
-        yield UnsavedState(loop.model, _report if lead else lambda line: None)
+        yield self._unsaved
         yield Opened()
         yield Replicas(self.config.integrity.compare_every, self.world, loop.gradients.replicas)
         yield self._stop
@@ -324,8 +327,15 @@ class Run(Stage[C]):
             writers = self.world if sharded else ranks.ALONE
             saver = Saver(folder, self._origin(), self.config.checkpoint, self._sync, writers, shared)
         held = partial(flags.require_held, local=self.world.size > 1)
+        self._unsaved = UnsavedState(loop.state.attributes, done, self.config.checkpoint.every, self.world)
         # before a checkpoint holds what came of it
-        before: list[Callable[[], None]] = [held, self._require_data, self._carried.require, self._trace.flush]
+        before: list[Callable[[], None]] = [
+            held,
+            self._require_data,
+            self._carried.require,
+            self._unsaved.require,
+            self._trace.flush,
+        ]
         self._keeper = Keeper(saver, self.config.checkpoint.every, loop.state, self._stop, before)
         next_step = self.world.broadcast_object(together(self.world, self._next_step))
         path = self.out / names.NEXT if self._folder and saver else None

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from .batch import on_device
 from .errors import UserError
-from .generators import preserved
+from .generators import own_generators, preserved, seed_own
 from .plan import Indexed
 from .ranks import World
 from .sampling import Loading, Slices, batches
@@ -33,7 +33,7 @@ def evaluating(model: nn.Module, dataset: Indexed, batch: int, loading: Loading)
     try:
         model.eval()
         with preserved(), torch.no_grad():
-            batches, count = _batches(dataset, batch, loading), count_batches(dataset, batch)
+            batches, count = _batches(model, dataset, batch, loading), count_batches(dataset, batch)
             yield _in_step(model, batches, count, loading.world) if isinstance(model, FSDPModule) else batches
     finally:
         for module, training in modes:
@@ -146,10 +146,12 @@ def _repeat(model: nn.Module, calls: list[tuple[Any, Any]]) -> None:
         model(*args, **named)
 
 
-def _batches(dataset: Indexed, batch: int, loading: Loading) -> Iterator[tuple[int, Any]]:
-    world, seed = loading.world, loading.options.seed
+def _batches(model: nn.Module, dataset: Indexed, batch: int, loading: Loading) -> Iterator[tuple[int, Any]]:
+    world, seed, own = loading.world, loading.options.seed, own_generators([model])
     mine = range(world.rank, count_batches(dataset, batch), world.size)
     loader = loading.loader(dataset, Slices(len(dataset), batch, mine))
     for number, items in zip(mine, batches(loader, world, loading.settle), strict=True):
-        seed_everything(derive(seed, "test batch", number))
+        of_batch = derive(seed, "test batch", number)
+        seed_everything(of_batch)
+        seed_own(own, of_batch)
         yield number, on_device(items, world.device)

@@ -6,17 +6,21 @@ and from then on the generator is seeded for each item. Nothing drawn from an un
 """
 
 import ctypes
+import functools
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from itertools import islice
+from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any, NamedTuple, TypeVar
 
 import numpy
 import torch
 
-from .seeds import seed_torch
+from .seeds import numbered, seed_torch
 
 T = TypeVar("T")
 
@@ -43,13 +47,14 @@ class Generator:
     left: State | None = None
 
 
-def seeded(seed: int, make: Callable[[], T]) -> T:
-    """What `make` returns while python's, numpy's and torch's generators are seeded from `seed`.
+def seeded(seed: int, make: Callable[[], T], own: Sequence[Any] = ()) -> T:
+    """What `make` returns while python's, numpy's and torch's generators are seeded from `seed`, and some of its `own`.
 
     `make` is called a second time where it drew from a generator for the first time in this process.
     """
     while True:
         seed_torch(seed)  # takes hardly more time than to see whether it is used
+        seed_own(own, seed)
         unused = []
         for generator in generators():
             if generator.used or generator.look() != generator.left:
@@ -110,6 +115,92 @@ def _look_at_numpy() -> Look | None:
         return state[WORDS], state[0]
 
     return look if [*state] == [*known["state"]["key"].tolist(), known["state"]["pos"]] else None
+
+
+class Kind(NamedTuple):
+    """How a generator of one's own is seeded, and what its state is."""
+
+    seed: Callable[[Any, int], object]
+    state: Callable[[Any], Any]
+
+
+def _reseed(generator: Any, seed: int) -> None:
+    generator.state = type(generator)(seed).state
+
+
+OWN: dict[type, Kind] = {
+    torch.Generator: Kind(torch.Generator.manual_seed, torch.Generator.get_state),
+    random.Random: Kind(random.Random.seed, random.Random.getstate),
+    numpy.random.Generator: Kind(
+        lambda generator, seed: _reseed(generator.bit_generator, seed), lambda generator: generator.bit_generator.state
+    ),
+    numpy.random.RandomState: Kind(
+        lambda generator, seed: generator.seed(seed % 2**32), lambda generator: generator.get_state()
+    ),
+}
+LOOKED_AT, ITEMS = 200_000, 10_000  # objects that are looked at, and items of each container
+CONTAINERS = list, tuple, deque
+
+
+def seed_own(generators: Sequence[Any], seed: int) -> None:
+    """Seed generators of one's own, each to a stream of its own, as the global ones are seeded from `seed`."""
+    for number, generator in enumerate(generators):
+        OWN[type(generator)].seed(generator, numbered(seed, number))
+
+
+def state_of(generator: Any) -> Any:
+    """The state of a generator of one's own."""
+    return OWN[type(generator)].state(generator)
+
+
+def own_generators(roots: Iterable[Any]) -> list[Any]:
+    """The generators that objects hold: in attributes, containers, closures, and objects in these."""
+    known = {id(each) for each in (random._inst, torch.default_generator, numpy.random.mtrand._rand)}  # type: ignore[attr-defined]
+    found, left = [], [*roots][::-1]
+    while left and len(known) < LOOKED_AT:
+        each = left.pop()
+        if id(each) in known:
+            continue
+        known.add(id(each))
+        if type(each) in OWN:
+            found.append(each)
+        else:
+            left += [inner for inner in islice(_inside(each), ITEMS) if not isinstance(inner, ATOMS)][::-1]
+    return found
+
+
+ATOMS = str, bytes, int, float, type(None), type, torch.Tensor, numpy.ndarray
+
+
+def _inside(held: Any) -> Iterable[Any]:
+    """What an object refers to."""
+    if isinstance(held, dict):  # another mapping may do work
+        return held.values()
+    if isinstance(held, CONTAINERS):
+        return held
+    if isinstance(held, functools.partial):
+        return held.func, *held.args, *held.keywords.values()
+    if isinstance(held, MethodType):
+        return held.__self__, held.__func__
+    if isinstance(held, FunctionType):
+        return [*_cells(held), *(held.__defaults__ or ()), *(held.__kwdefaults__ or {}).values()]
+    if isinstance(held, ModuleType):
+        return ()
+    return [*getattr(held, "__dict__", {}).values(), *_slots(held)]
+
+
+def _cells(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # it is empty
+            yield cell.cell_contents
+
+
+def _slots(held: Any) -> Iterator[Any]:
+    for kind in type(held).__mro__:
+        for slot in vars(kind).values():
+            if isinstance(slot, MemberDescriptorType):
+                with suppress(AttributeError):  # it is empty
+                    yield slot.__get__(held)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The loop of a run: its steps, their seeds, and the reports to observers."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import chain
 from operator import attrgetter
@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from .alike import fail_alike
 from .errors import Disagreement, RunError, UserError, of_system
-from .generators import preserved
+from .generators import own_generators, preserved, seed_own
 from .objects import LoopObject
 from .observer import Ballot, Observer, View
 from .options import Options
@@ -70,13 +70,20 @@ class Loop:
         units: Sequence[nn.Module] = (),
         log: Callable[..., None] = lambda step, **metrics: None,
         tamper: Tamper | None = None,
+        unsaved: Collection[str] = (),
+        drawing: Sequence[Any] = (),
     ) -> None:
+        """`unsaved` are attributes on which no bit depends; generators in what is `drawing` are seeded, too."""
         self.options, self.world, self.plan, self.stop, self.log = options, world, plan, stop, log
         self.state, self.model, self.optimizers, self.tamper = state, state.model, state.optimizers, tamper
+        aliases = state.attributes.aliases()
         self.gradients = gradients_of(state, options.parallel, world, units)
+        _require_aliases(aliases, state.attributes.aliases())
         self._called = self.model._compiled_call_impl  # by the owner's own model.compile(), if at all
         if options.compute.compile:
             self.model.compile()
+        state.attributes.begin(unsaved)
+        self._own = own_generators([*state.attributes.roots, *drawing])
         self.step: Step | None = None
         self.skipped = False
         self.batches: Iterator[Any] = iter(())
@@ -303,7 +310,9 @@ class Loop:
         Micro-batches beyond the last one stand for what the loop itself draws.
         """
         place = ("further sum", step, micro_batch, number) if number else ("micro-batch", step, micro_batch)
-        seed_everything(derive(self.options.seed, *place))
+        seed = derive(self.options.seed, *place)
+        seed_everything(seed)
+        seed_own(self._own, seed)
 
     def autocast(self, forward: bool) -> AbstractContextManager[Any]:
         """The arithmetic of a forward pass, or else of the backward pass, which follows what the forward pass did."""
@@ -338,6 +347,15 @@ class Loop:
             stack.callback(setattr, self.model, "_compiled_call_impl", self._called)  # last
             for observer in self.observers:
                 stack.callback(_close, observer, error)
+
+
+def _require_aliases(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Refuse attributes that were a parameter, which is another tensor now that it is sharded."""
+    if lost := [name for name in before if name not in now]:
+        raise UserError(
+            f"{lost[0]} is the parameter {before[lost[0]]}, which parallel.shard=full replaces: use the parameter "
+            f"itself, by the module that has it, or set parallel.shard=optimizer"
+        )
 
 
 def _has(observer: Observer, method: str) -> bool:

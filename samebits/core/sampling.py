@@ -8,18 +8,19 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
 
 from . import flags
 from .errors import RunError, UserError
-from .generators import seeded
+from .generators import own_generators, seed_own, seeded
 from .options import Determinism, Options
 from .plan import Indexed as Indexed
 from .plan import Key as Key
 from .plan import Plan as Plan
 from .plan import planned as planned
 from .ranks import World
-from .seeds import derive
+from .repeated import prints, require_repeated
+from .seeds import derive, seed_everything
 
 AHEAD = 2048  # keys that are computed at once, in a millisecond
 
@@ -36,11 +37,17 @@ class Seeded(Dataset[Any]):
     Seeds are derived from a key; the index in the dataset is its last number, and `PURPOSES` says what they are for.
     Each item is made with one thread, as in a loader's worker: more of them would add a large tensor in another order.
 
+    Generators of its own are seeded, too. Where it is `tried`, the items of the first batch are made twice: one that
+    depends on the items before is refused.
+
     Once the items of a batch are made, `check` may refuse them.
     """
 
-    def __init__(self, dataset: Indexed, seed: int, check: Callable[[], object] | None = None) -> None:
-        self.dataset, self.seed, self.check = dataset, seed, check
+    def __init__(
+        self, dataset: Indexed, seed: int, check: Callable[[], object] | None = None, tried: bool = False
+    ) -> None:
+        self.dataset, self.seed, self.check, self._tried = dataset, seed, check, tried
+        self._own = own_generators([dataset])
 
     def __getitem__(self, key: tuple[int, ...]) -> Any:
         return self.__getitems__([key])[0]
@@ -48,14 +55,45 @@ class Seeded(Dataset[Any]):
     def __getitems__(self, keys: Sequence[tuple[int, ...]]) -> Items:
         """The items of a batch, for which a DataLoader asks at once."""
         with _one_thread():
-            items = Items(
-                seeded(derive(self.seed, PURPOSES[len(key)][0], *key), partial(self.dataset.__getitem__, key[-1]))
-                for key in keys
-            )
+            if self._tried:
+                self._tried = False
+                items = self._twice(keys) if getattr(get_worker_info(), "id", 0) == 0 else self._made(keys)
+            else:
+                items = self._made(keys)
         items.key = keys[0]
         if self.check:
             self.check()
         return items
+
+    def _made(self, keys: Sequence[tuple[int, ...]]) -> Items:
+        return Items(seeded(self._seed(key), partial(self.dataset.__getitem__, key[-1]), self._own) for key in keys)
+
+    def _seed(self, key: tuple[int, ...]) -> int:
+        return derive(self.seed, PURPOSES[len(key)][0], *key)
+
+    def _twice(self, keys: Sequence[tuple[int, ...]]) -> Items:
+        """The items as `_made` makes them, after all were made in reverse order.
+
+        Raises:
+            UserError: one is another one then.
+        """
+        first = [self._print(key)[1] for key in reversed(keys)]
+        if len(own := own_generators([self.dataset])) > len(self._own):  # some are made with the first item
+            self._own = own
+            first = [self._print(key)[1] for key in reversed(keys)]
+        items = Items()
+        for key, once in zip(keys, reversed(first), strict=True):
+            item, again = self._print(key)
+            require_repeated(key[-1], once, again)
+            items.append(item)
+        return items
+
+    def _print(self, key: tuple[int, ...]) -> tuple[Any, dict[str, str]]:
+        """An item, all generators seeded, and what can be compared with another one."""
+        seed_everything(self._seed(key))
+        seed_own(self._own, self._seed(key))
+        item = self.dataset[key[-1]]
+        return item, prints(item, self._own)
 
 
 class Collated:
@@ -63,6 +101,7 @@ class Collated:
 
     def __init__(self, samples: Seeded, collate: Callable[[list[Any]], Any] | None) -> None:
         self.samples, self.collate = samples, collate
+        self._own = own_generators([collate])
 
     def __call__(self, items: list[Any]) -> Any:
         """The batch.
@@ -85,7 +124,7 @@ class Collated:
                 ) from None
         seed = derive(samples.seed, PURPOSES[len(items.key)][1], *items.key)
         with _one_thread():
-            batch = seeded(seed, partial(self.collate, [*items]))
+            batch = seeded(seed, partial(self.collate, [*items]), self._own)
         if samples.check:
             samples.check()
         return batch
@@ -161,7 +200,8 @@ class Loading:
 
     def loader(self, dataset: Indexed, keys: MicroBatches | Slices) -> DataLoader[Any]:
         """A DataLoader that yields a batch for each list of keys; the worker count changes its speed only."""
-        samples, options = Seeded(dataset, self.options.seed, self.check), self.options
+        options = self.options
+        samples = Seeded(dataset, options.seed, self.check, isinstance(keys, MicroBatches))
         workers = min(options.loader.workers, len(keys))
         return DataLoader(
             samples,

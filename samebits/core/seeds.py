@@ -47,6 +47,11 @@ def _begun(root: int, purpose: str) -> tuple["hashlib.blake2b", bytes]:
     return begun, b", %d" * len(PURPOSES[purpose]) + b"]"
 
 
+def numbered(seed: int, number: int) -> int:
+    """One of the seeds that follow from a seed, in [0, 2**64)."""
+    return int.from_bytes(hashlib.blake2b(b"[%d, %d]" % (seed, number), digest_size=8).digest(), "little")
+
+
 def seed_everything(seed: int) -> None:
     """Seed python's, numpy's and torch's generators (on all devices) from one 64-bit number."""
     import numpy

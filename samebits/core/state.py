@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .attributes import Attributes
 from .digest import held_digests
 from .errors import RunError, UserError, some
 from .optimizers import Given, Optimizers
@@ -91,6 +92,14 @@ class State:
         """Those of the model by name, as the loop begins; from then on none may be replaced."""
         return dict(self.model.named_parameters())
 
+    @cached_property
+    def attributes(self) -> Attributes:
+        """Those of all modules and optimizers; they begin when they are first asked for."""
+        given = self.optimizers.all
+        names = ["optimizer"] if len(given) == 1 else [f"optimizers[{number}]" for number in range(len(given))]
+        modules = {name: each for name, each in self.objects.items() if isinstance(each, nn.Module)}
+        return Attributes({"model": self.model} | modules, dict(zip(names, given, strict=True)))
+
     def weights(self) -> dict[str, Held]:
         """What the model's `state_dict` holds, buffers included."""
         return weights(self.model)
@@ -124,10 +133,14 @@ class State:
         held = {name: {"state": each.state_dict(), **_beside(each)} for name, each in self.objects.items()}
         values = {
             "optimizer": pack(self.optimizers.state_dict(), "optimizer", tensors),
-            "model": pack({"extra": self.extras(), **_beside(self.model)}, "model", others),
+            "model": pack({"extra": self.extras(), **_beside(self.model), **self._plain()}, "model", others),
             "state": pack(held, "state", others),
         }
         return Snapshot(step, self.weights(), tensors, others, values)
+
+    def _plain(self) -> dict[str, Any]:
+        saved = self.attributes.saved()
+        return {"attributes": saved} if saved else {}
 
     def put(self, snapshot: Snapshot) -> None:
         """Give model, optimizers and objects the state of a snapshot.
@@ -136,6 +149,7 @@ class State:
             UserError: the snapshot is of other objects; nothing is loaded then.
             RunError: the state is not the one that was saved.
         """
+        self.attributes  # noqa: B018 - they begin before anything is put
         beside, held = (realized(unpack(snapshot.values[of], snapshot.others)) for of in ("model", "state"))
         state = unpack(snapshot.values["optimizer"], snapshot.optimizer)
         if held.keys() != self.objects.keys():
@@ -157,6 +171,7 @@ class State:
             _put_beside(other, held[name])
         _put_beside(self.model, beside)
         self.optimizers.load_state_dict(state)
+        self.attributes.put(beside.get("attributes", {}))
         if snapshot.digests:
             _require_restored(snapshot, self.look(snapshot.step).digested())
 

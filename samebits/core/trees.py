@@ -41,7 +41,7 @@ def pack(tree: Any, name: str, tensors: dict[str, Held]) -> Any:
         UserError: it holds something that would not come back as it is.
     """
     kind = type(tree)
-    if isinstance(tree, Shard) or (isinstance(tree, Tensor) and _is_plain(tree)):
+    if isinstance(tree, Shard) or (isinstance(tree, Tensor) and is_plain(tree)):
         tensors[name] = tree
         return {"tensor": name}
     if _is_mapping(tree):
@@ -70,7 +70,7 @@ def _number(value: Any) -> Any:
     return {"int": hex(value)} if type(value) is int and value.bit_length() > 63 else value
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
     """Whether it is all in its elements, and safetensors has their format."""
     return (
         type(tensor) in (Tensor, nn.Parameter)

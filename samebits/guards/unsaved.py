@@ -1,54 +1,105 @@
-"""State that a model keeps from step to step where no checkpoint looks: plain attributes of its modules.
+"""Plain attributes that no checkpoint can hold: what a resumed run, or one on another world size, would not have.
 
-A counter in `self.calls` is lost when a run is resumed, and is another one on each rank. Whether it matters only the
-owner knows: a value that is written before it is read does no harm. So it is told, by name, and not refused.
+The core saves what the loop changes (core/attributes.py). What each micro-batch changes, such as a count of calls,
+depends on how many of them this rank runs; what ranks hold otherwise is no one's state. Both are refused by name.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from ..base.text import differences, some
-from ..core.observer import Observer, View
-
-OWN = set(vars(nn.Module()))  # what every module has
+from ..address.address import digest
+from ..core.attributes import Attributes, remedy
+from ..core.errors import UserError
+from ..core.observer import Ballot, Observer, View
+from ..core.ranks import World
 
 
 class UnsavedState(Observer):
-    """Compares the attributes after the first two steps; what modules set once, and then leave alone, is no state."""
+    """Looks in the second step, which has made what modules make once, and in each whose state is saved."""
 
     name = "unsaved state"
-    vital = False
 
-    def __init__(self, model: nn.Module, report: Callable[[str], None]) -> None:
-        self._model, self._report = model, report
-        self._seen: dict[str, Any] | None = None
-        self._looks = 0
+    def __init__(self, attributes: Attributes, start: int, every: int, world: World) -> None:
+        """The run goes on with the step `start`, and saves its state `every` so many steps."""
+        self._attributes, self._start, self._every, self._world = attributes, start, every, world
+        self._seen: list[dict[str, str]] = []  # of the first two micro-batches of a step, before each
 
-    def end_step(self, view: View, sums: Sequence[int], own: Sequence[float]) -> None:
-        """Report what changed in the second step."""
-        self._looks += 1
-        if self._looks > 2:
+    def begin_step(self, view: View) -> None:
+        """No micro-batch has come."""
+        self._seen = []
+
+    def batch(self, view: View) -> None:
+        """Look before the first two micro-batches of a sum."""
+        if len(self._seen) < 2 and not view.number and self._is_due(view):
+            self._seen.append(self._attributes.look().texts())
+
+    def gradients(self, view: View) -> None:
+        """Refuse what the micro-batches have changed.
+
+        Raises:
+            UserError: naming it.
+        """
+        if view.number or not self._seen:
             return
-        before, self._seen = self._seen, _attributes(self._model)
-        if before is not None and (found := [each.field for each in differences(before, self._seen)]):
-            self._report(
-                f"step {view.step}: {some(found, 3)}: changed in a step, and no checkpoint holds it. If a later step "
-                f"reads it, bits depend on kills and on the world size: keep it in a buffer (register_buffer)"
+        now = self._attributes.look()
+        texts = now.texts()
+        alone = len(self._seen) == 1
+        before = self._seen[-1]
+        if alone and view.step == self._start:  # a module may have made something at its first call
+            return
+        for way in texts.keys() | before.keys():
+            if texts.get(way) != before.get(way) and not (alone and _is_graph(texts.get(way, ""))):
+                name = now.name_of(way)
+                raise UserError(
+                    f"step {view.step}: {name} is changed by each micro-batch, of which a rank runs more or fewer on "
+                    f"another world size. {remedy(name)}"
+                )
+
+    def ballot(self, view: View) -> Ballot:
+        """Look at all once, early."""
+        if view.step == self._start + 1:
+            self.require()
+        return Ballot()
+
+    def require(self) -> None:
+        """Refuse what a checkpoint cannot hold; all ranks ask together.
+
+        Raises:
+            UserError: naming it.
+        """
+        require_alike(self._attributes, self._world)
+        self._attributes.saved()
+
+    def _is_due(self, view: View) -> bool:
+        return view.step <= self._start + 1 or view.is_last or view.done % self._every == 0
+
+
+def require_alike(attributes: Attributes, world: World) -> None:
+    """Refuse attributes that ranks hold otherwise; all ask together.
+
+    Raises:
+        UserError: naming the first one, with the ranks.
+    """
+    if world.size == 1:
+        return
+    now = attributes.look()
+    texts = now.texts()
+    if len(set(world.gather(digest(texts)))) == 1:
+        return
+    all_texts = world.gather(texts)
+    for way in sorted(set().union(*all_texts)):
+        seen = [each.get(way) for each in all_texts]
+        if len(set(seen)) > 1:
+            other = next(rank for rank, text in enumerate(seen) if text != seen[0])
+            names = world.gather(now.name_of(way))
+            raise UserError(
+                f"{names[0]} differs between rank 0 and rank {other}, so no checkpoint can hold it. {remedy(names[0])}"
             )
 
 
-def _attributes(model: nn.Module) -> dict[str, Any]:
-    """Numbers, text and tensors that modules hold besides parameters and buffers, as values that can be compared."""
-    return {
-        f"{name}.{key}".removeprefix("."): _bits(held) if isinstance(held, Tensor) else repr(held)
-        for name, module in model.named_modules()
-        for key, held in vars(module).items()
-        if key not in OWN and (is_plain(held) or _is_kept(held))
-    }
+def _is_graph(text: str) -> bool:
+    """Whether it is a tensor whose graph goes with its step, such as a weight that is computed from others."""
+    return text.startswith('[["graph"')
 
 
 def is_plain(held: Any) -> bool:
@@ -58,12 +109,3 @@ def is_plain(held: Any) -> bool:
     if isinstance(held, list | tuple | set | deque):
         return all(map(is_plain, held))
     return isinstance(held, int | float | str | None)
-
-
-def _is_kept(held: Any) -> bool:
-    """Whether it is a tensor that outlives the step whose graph made it."""
-    return isinstance(held, Tensor) and held.grad_fn is None and not isinstance(held, nn.Parameter)
-
-
-def _bits(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

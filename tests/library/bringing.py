@@ -16,7 +16,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from brought import CASES, Numbers
+from brought import CASES
 
 
 def main(package: str, mode: str, folder: Path, overrides: list[str]) -> None:
@@ -32,7 +32,7 @@ def main(package: str, mode: str, folder: Path, overrides: list[str]) -> None:
             with suppress(errors.Preempted), run_of.Run(project, config, folder / name) as run:
                 case = make()
                 more = {"steps": case.steps, "state": case.state, "order": case.order}
-                for step in run.steps(case.model, case.optimizers, Numbers(), **more):
+                for step in run.steps(case.model, case.optimizers, case.dataset, **more):
                     for loss, update in [(case.loss, case.update), *case.more]:
                         for batch in step:
                             step.backward(loss(case.model, batch))

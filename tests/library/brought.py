@@ -1,10 +1,13 @@
 """The things that people bring: models, losses, optimizers and schedules, each as a training of a few steps."""
 
 import os
+import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -44,6 +47,7 @@ class Case:
     order: Any = None
     is_enough: Callable[[Any], bool] = lambda step: False
     ends: Callable[[], object] = lambda: None  # after the loop
+    dataset: torch.utils.data.Dataset[Any] = field(default_factory=Numbers)
 
 
 CASES: dict[str, Callable[[], Case]] = {}
@@ -426,4 +430,106 @@ def keeps_another_best_on_one_rank() -> Case:
 def iterates_once_more_on_one_rank() -> Case:
     made = trained(perceptron())
     made.more = [(square, made.update)] if os.environ.get("RANK") == "1" else []
+    return made
+
+
+# ---- plain attributes, and generators of one's own
+
+
+class Remembering(nn.Module):
+    """Each of its attributes decides numbers, and none lies in a state_dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
+        self.temperature, self.steps = 1.0, 0
+        self.mean, self.scales = torch.zeros(()), np.ones(2)
+        self.history: deque[float] = deque([1.0], maxlen=2)
+        self.table: dict[str, Any] = {"rates": [1.0], "seen": {0}}
+        self.shared = self.table["rates"]
+        self.noise, self.draws = torch.Generator().manual_seed(3), [np.random.default_rng(3), random.Random(3)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x) / self.temperature + 0.1 * torch.rand(WIDTH, generator=self.noise)
+        if self.steps > 1:
+            hidden = hidden.tanh()
+        factor = sum(self.history) + float(self.mean) + float(self.scales[0]) + len(self.table["seen"])
+        return self.head(hidden) * factor * self.shared[-1] + self.draws[0].random() - self.draws[1].random()
+
+    def remember(self, loss: Tensor) -> None:
+        """What a loop does after each step."""
+        self.steps += 1
+        self.temperature *= 0.5
+        self.mean = 0.5 * self.mean + 0.5 * loss.float()
+        self.scales *= 0.5
+        self.history.append(loss.item())
+        self.table["rates"].append(1 / self.steps)
+        self.table["seen"].add(self.steps)
+
+
+@case
+def plain_attributes() -> Case:
+    made = trained(Remembering())
+    update = made.update
+    return replace(made, update=lambda step, loss: (update(step, loss), made.model.remember(loss)))
+
+
+@case
+def alias_of_a_parameter() -> Case:
+    """A list that holds a parameter, which is used through it."""
+    model = Remembering()
+    model.__dict__["tied"] = [model.layer.weight]
+
+    def loss(network: nn.Module, batch: Batch) -> Tensor:
+        return square(network, batch) + F.linear(batch["x"], network.tied[0]).square().mean()
+
+    return trained(model, loss)
+
+
+class Counted(torch.optim.SGD):
+    """An optimizer of one's own, which keeps its count, and a sum, beside its state."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.count, self.rates = 0, [0.1]
+
+    def step(self, closure: Any = None) -> None:
+        self.count += 1
+        self.rates.append(self.rates[-1] / self.count)
+        for group in self.param_groups:
+            group["lr"] = sum(self.rates)
+        super().step()
+
+
+@case
+def own_optimizer_that_counts() -> Case:
+    model = perceptron()
+    optimizer = Counted(model.parameters())
+    return Case(model, optimizer, square, lambda step, loss: optimizer.step())
+
+
+class Drawing(Numbers):
+    """Draws from generators of its own, one of which it makes with its first item."""
+
+    def __init__(self) -> None:
+        self.own: Any = [torch.Generator(), np.random.RandomState(3)]
+        self.late: Any = None
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        self.late = self.late or np.random.default_rng()
+        item = super().__getitem__(index)
+        return item | {
+            "x": item["x"] + torch.rand(WIDTH, generator=self.own[0]) + self.own[1].rand() + self.late.random()
+        }
+
+
+@case
+def dataset_with_generators_of_its_own() -> Case:
+    return replace(trained(perceptron()), dataset=Drawing())
+
+
+@case
+def holds_another_attribute_on_one_rank() -> Case:
+    made = trained(Remembering())
+    made.model.steps = int(os.environ.get("RANK", "0"))
     return made

@@ -18,6 +18,7 @@ UNEVEN = {
     "stops_on_one_rank": "run.stop() was called on 1 of {size} ranks",
     "orders_otherwise_on_one_rank": "the ranks disagree before step 0:",
     "keeps_another_best_on_one_rank": "the ranks' objects of run.steps(state=...) differ",
+    "holds_another_attribute_on_one_rank": "model.steps differs between rank 0 and rank 1",
 }
 # What cannot be sharded, and a word of the line that says so.
 WHOLE = {"Adafactor": "on parts of it differ", "several_optimizers": "Muon"}
@@ -26,6 +27,7 @@ CALLED_OTHERWISE = {
     "two_networks_in_each_step": "do not implement forward",
     "average_of_the_weights": "of a weight that is sharded",
     "several_losses": "of a weight that is sharded",
+    "alias_of_a_parameter": "model.tied is the parameter model.layer.weight",
     "part_that_is_called_by_itself": "has not reduced all units",
     "contrast_of_two_views": "call each unit once",
 }
