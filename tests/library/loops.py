@@ -206,6 +206,29 @@ def with_variables_that_no_later_step_reads(run: Run, parts: Parts) -> None:
     run.finish(best=best, seen=len(seen))
 
 
+class Lazy(nn.Module):
+    """The model inside; makes a table at its first call, and keeps its last output, which nothing reads."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.table, self.last = model, None, None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.ones(4)
+        self.last = self.model(inputs * self.table)
+        return self.last
+
+
+@whole
+def with_attributes_that_decide_no_bit(run: Run, parts: Parts) -> None:
+    parts.model = Lazy(parts.model)
+    for step in parts.steps(run, unsaved=("last",)):
+        good(step, parts)
+        parts.model.seen = [step.number]
+    run.finish()
+
+
 def draws(step: Step, parts: Parts) -> None:
     before = torch.rand(())
     summed(step, parts.model)

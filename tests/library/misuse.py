@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from loops import Loop, Parts, good, loss_of
+from loops import Loop, Parts, each_step, good, loss_of
 from slips import SLIPS as SLIPS
 from slips import kept, slip
-from torch import nn
+from torch import Tensor, nn
 
 import samebits as sb
 from samebits.core.step import Step
@@ -238,3 +238,64 @@ def best_in_a_dict(run: Run, parts: Parts) -> None:
 @slip("samebits.Patience(0, by=0.0): a limit of at least 1 and by >= 0 wanted")
 def no_patience(run: Run, parts: Parts) -> None:
     sb.Patience(0, higher=True)
+
+
+# ---- attributes that no checkpoint can hold
+
+
+class Noting(nn.Module):
+    """The model inside, of whose calls this notes something."""
+
+    def __init__(self, model: nn.Module, note: Callable[["Noting", Tensor], object]) -> None:
+        super().__init__()
+        self.model, self.note, self.calls, self.noted = model, note, 0, None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = self.model(inputs)
+        self.note(self, outputs)
+        return outputs
+
+
+def noting(note: Callable[[Noting, Tensor], object], **keys: Any) -> Loop:
+    """The loop with a model that notes this of each call."""
+
+    def loop(run: Run, parts: Parts) -> None:
+        parts.model = Noting(parts.model, note)
+        for step in parts.steps(run, **keys):
+            good(step, parts)
+        run.finish()
+
+    return loop
+
+
+def count(module: Noting, outputs: Tensor) -> None:
+    module.calls += 1
+
+
+def keep(module: Noting, outputs: Tensor) -> None:
+    module.noted = outputs
+
+
+def keep_values(module: Noting, outputs: Tensor) -> None:
+    module.noted = [outputs.detach()]
+
+
+CHANGED = (
+    "is changed by each micro-batch, of which a rank runs more or fewer on another world size. Keep it in a buffer"
+)
+for number, (name, note) in enumerate({"calls": count, "noted": keep, "noted ": keep_values}.items()):
+    kept(f"attribute_that_each_call_changes_{number}", f"step 0: model.{name.strip()} {CHANGED}", noting(note))
+
+
+@slip("model.activation has changed, and no checkpoint can hold it: a builtin_function_or_method. Keep it in a buffer")
+@each_step
+def attribute_of_another_kind(step: Step, parts: Parts) -> None:
+    good(step, parts)
+    parts.model.activation = torch.relu
+
+
+@slip("model.samples has changed, and no checkpoint can hold it: more than 64 MiB. Keep it in a buffer (register_")
+@each_step
+def large_attribute(step: Step, parts: Parts) -> None:
+    good(step, parts)
+    parts.model.samples = torch.zeros((1 << 24) + 1)

@@ -39,7 +39,6 @@ from samebits.core.loop import Loop as TrainingLoop
 from samebits.core.ranks import World
 from samebits.core.step import Step
 from samebits.core.summing import gradients_of
-from samebits.guards.unsaved import UnsavedState
 from samebits.record import names
 from samebits.record.record import files as logged_files
 from samebits.run import Run
@@ -461,19 +460,16 @@ def test_jit_compiles_nothing_that_depends_on_earlier_calls(
 
 
 class Count(nn.Module):
-    """A layer that counts its calls: in a buffer that no state_dict holds, or in an attribute."""
+    """A layer that counts its calls in a buffer that no state_dict holds."""
 
-    def __init__(self, hidden: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.hidden, self.calls = hidden, 0
         self.register_buffer("count", torch.zeros(()), persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if self.hidden:
-            self.calls += 1
-        elif self.training:
+        if self.training:
             self.count += 1
-        return inputs if self.hidden else inputs * (1 + self.count)
+        return inputs * (1 + self.count)
 
 
 class Scaled(nn.Module):
@@ -495,7 +491,7 @@ class Scaled(nn.Module):
 
 def with_state(run: Run, parts: Parts, stop: bool = False) -> None:
     """An average of the weights, a schedule of torch's, a counting layer, extra state and a mode; each decides bits."""
-    parts.model.append(Count(hidden=False))
+    parts.model.append(Count())
     parts.model.append(Scaled())
     average = AveragedModel(parts.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     schedule = torch.optim.lr_scheduler.StepLR(parts.optimizer, 1, gamma=0.5)
@@ -528,7 +524,7 @@ def test_state_of_the_loop_survives_a_stop(attempt: Callable[..., Ended]):
     assert (resumed.out / names.WEIGHTS).read_bytes() == (alone.out / names.WEIGHTS).read_bytes()
     assert alone.rows()[-2][1]["count"] == STEPS
     # an evaluation finds in the file what the run ended with
-    model = nn.Sequential(*Parts(SimpleNamespace(world=ALONE)).model, Count(hidden=False), Scaled())
+    model = nn.Sequential(*Parts(SimpleNamespace(world=ALONE)).model, Count(), Scaled())
     load_weights(model, resumed.out)
     assert model[5].state["exponent"] == -1 and model[5].state["shift"].item() == 0.25
     with pytest.raises(UserError, match=r"other weights than params\.yaml describes"):
@@ -554,41 +550,6 @@ def test_other_state_than_the_checkpoint_has_is_refused(state: dict[str, Any], a
         + (", ".join(state) or "none")
     )
     assert ended.message.startswith(wanted) and ended.message.count("\n") == 1, ended.message
-
-
-def test_attribute_that_changes_from_step_to_step_is_told(attempt: Callable[..., Ended]):
-    def counting(run: Run, parts: Parts) -> None:
-        parts.model.append(Count(hidden=True))
-        plain(run, parts)
-
-    ended = attempt(counting)
-    assert ended.code == 0
-    assert ended.message.startswith("step 1: 4.calls: changed in a step, and no checkpoint holds it.")
-    assert ended.message.count("\n") == 1
-
-
-class Lazy(nn.Module):
-    """A module that makes a table at its first call, and notes of each call its own output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.table = nn.LSTM(4, 4), None
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        if self.table is None:
-            self.table = torch.ones(4)
-        self.seen = self.layer(inputs)[0] * self.table
-        return self.seen
-
-
-def test_attributes_that_are_no_state_are_not_told():
-    model, lines = Lazy(), list[str]()
-    hidden, optimizer = UnsavedState(model, lines.append), torch.optim.SGD(model.parameters(), lr=1.0)
-    for step in range(3):
-        model(torch.rand(2, 4)).sum().backward()
-        optimizer.step()
-        hidden.end_step(SimpleNamespace(step=step), [], [])
-    assert lines == []
 
 
 # ---- below the loop: micro-batches and sums, for those who call them themselves

@@ -1,8 +1,11 @@
 """Which samples, when, and how: the same on any number of ranks and workers, from any step on."""
 
+import copy
 import os
 import random
 import tracemalloc
+from collections import namedtuple
+from functools import lru_cache
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -23,6 +26,7 @@ from samebits.core.evaluation import evaluating
 from samebits.core.order import Permutation
 from samebits.core.orders import Weighted
 from samebits.core.ranks import World
+from samebits.core.repeated import prints, require_repeated
 from samebits.core.sampling import AHEAD, MicroBatches, Plan
 from samebits.core.seeds import derive
 from samebits.core.tree import blocks
@@ -396,3 +400,102 @@ def test_resuming_looks_for_the_samples_of_a_few_steps_only(start: int, config: 
     step = [next(micro_batches) for _ in range(MICRO_BATCHES)]
     assert BATCH <= len(scrambled) < 3 * AHEAD  # two walks on average, at most
     assert torch.cat(step).tolist() == [index for _, index in step_of(far, start)]
+
+
+# ---- the first batch, whose items are made twice
+
+
+class Averaging(Dataset[Any]):
+    """Subtracts the mean of the items so far."""
+
+    mean = 0.0
+
+    def __getitem__(self, index: int) -> Any:
+        self.mean = 0.5 * self.mean + index
+        return {"name": str(index), "x": torch.tensor(index - self.mean)}
+
+
+class Keeping(Dataset[Any]):
+    """Keeps what it has drawn for an item."""
+
+    def __init__(self) -> None:
+        self.drawn: dict[int, torch.Tensor] = {}
+
+    def __getitem__(self, index: int) -> Any:
+        return self.drawn.setdefault(index, torch.rand(()) if index not in self.drawn else torch.zeros(()))
+
+
+class Unseeded(Dataset[Any]):
+    """Draws where nobody seeds."""
+
+    def __getitem__(self, index: int) -> Any:
+        return numpy.random.default_rng().random()
+
+
+DEPEND = {Averaging: r"item\['x'\]", Keeping: "the numbers that it draws", Unseeded: "item"}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dataset", DEPEND, ids=lambda dataset: dataset.__name__)
+def test_item_that_depends_on_those_before_is_refused(dataset: type[Dataset[Any]], workers: int, config: Config):
+    there = loader(dataset(), with_workers(config, workers), world(0, 1))
+    with pytest.raises(UserError, match=rf"^item \d+ of the dataset is another one .*: {DEPEND[dataset]} differs"):
+        next(sampling.batches(there, world(0, 1)))
+
+
+Pair = namedtuple("Pair", "one other")
+
+
+class Image:
+    """As PIL's."""
+
+    mode, size = "L", (2, 1)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def tobytes(self) -> bytes:
+        return self.data
+
+
+KINDS: list[tuple[Any, Any]] = [  # two that differ in a part
+    (torch.tensor([0.0]), torch.tensor([-0.0])),
+    (torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.float16)),
+    (numpy.zeros(2), numpy.zeros((2, 1))),
+    (numpy.array(["a", None]), numpy.array(["a", "b"])),
+    ({"a": (1, ["x"])}, {"a": (1, ["y"])}),
+    (Pair(1, 2.0), Pair(1, 2.5)),
+    (Image(b"ab"), Image(b"ac")),
+    ([Image(b"ab")], [Image(b"ab"), None]),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), KINDS)
+def test_parts_of_items_are_compared(one: Any, other: Any):
+    require_repeated(0, prints(one, []), prints(copy.deepcopy(one), []))
+    with pytest.raises(UserError, match=r"^item 7 of the dataset"):
+        require_repeated(7, prints(one, []), prints(other, []))
+
+
+class Remade(Drawing):
+    """Counts how often its items are made, and keeps tables of its own; no item depends on it."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.table = lru_cache(lambda index: index / SAMPLES)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.made += 1
+        return super().__getitem__(index) + self.table(index)
+
+
+def test_first_batch_alone_is_made_twice_and_has_the_same_bits(config: Config):
+    dataset = Remade()
+    batches = iter(loader(dataset, config, world(0, 1), 0, 2))
+    first = next(batches)
+    assert dataset.made == 2 * len(first) == 2 * BATCH // MICRO_BATCHES
+    samples = sampling.Seeded(Remade(), config.seed)
+    keys = plan().keys(0, 0)
+    assert torch.equal(first, torch.stack([samples[key] for key in keys]))
+    before = dataset.made
+    assert len(next(batches)) == len(first) and dataset.made <= before + len(first) + 2  # first draws, told anew
