@@ -25,7 +25,8 @@ from .errors import UserError
 from .trees import FACTORIES, MAPPINGS, is_plain
 
 LARGEST = 64 << 20  # bytes of a tensor or an array that is saved
-OF_MODULES = set(vars(nn.Module()))
+RECURRENT = {"_flat_weights", "_flat_weight_refs"}  # parameters once more, which torch's recurrent layers look after
+OF_MODULES = set(vars(nn.Module())) | RECURRENT
 OF_OPTIMIZERS = set(vars(torch.optim.Optimizer([torch.zeros(1)], {})))
 UNSAVED = "graph", "large", "opaque"  # kinds of objects that no checkpoint can hold
 

@@ -22,7 +22,8 @@ from .errors import RunError, UserError, some
 from .optimizers import Optimizers
 from .options import Parallel
 from .ranks import World
-from .shardable import kept_unsharded, units_of
+from .reductions import refuse_reductions
+from .shardable import kept_unsharded, require_unhooked, units_of
 from .sharded import place_gradient
 from .shards import shard_of
 from .state import State
@@ -44,6 +45,7 @@ class Full(Accumulation):
     def __init__(self, state: State, settings: Parallel, world: World, units: Sequence[nn.Module]) -> None:
         module, optimizers = state.model, state.optimizers
         units = units_of(module, units)
+        require_unhooked(module)
         replicas = settings.replicas
         if world.size % replicas or world.size == replicas:
             raise UserError(
@@ -64,6 +66,7 @@ class Full(Accumulation):
         self._updated = optimizers.cut({parameter: shard_of(parameter) for parameter in self._cut})
         self._transport_of = cache(self._describe)
         nodes = [nodes_of(block, self.total) for block in self._blocks]
+        self._allow = refuse_reductions()
         self._ends = Transport([self.replicas] if replicas > 1 else [], nodes, self.total)
         if world.is_main:
             print(_sharding(module, units), file=sys.stderr, flush=True)
@@ -206,6 +209,7 @@ class Full(Accumulation):
     def end(self) -> None:
         """As `Accumulation.end`."""
         super().end()
+        self._allow()
         for watch in self._watches:
             watch.remove()
 

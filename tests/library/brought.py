@@ -489,6 +489,8 @@ def alias_of_a_parameter() -> Case:
 class Counted(torch.optim.SGD):
     """An optimizer of one's own, which keeps its count, and a sum, beside its state."""
 
+    elementwise = True
+
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, lr=0.1)
         self.count, self.rates = 0, [0.1]
@@ -503,9 +505,67 @@ class Counted(torch.optim.SGD):
 
 @case
 def own_optimizer_that_counts() -> Case:
+    return own_optimizer(Counted)
+
+
+class Normed(torch.optim.SGD):
+    """It says so, and it is not: what it does depends on the shape."""
+
+    elementwise = True
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = parameter.grad if parameter.ndim == 1 else parameter.grad / len(parameter)
+        super().step()
+
+
+def own_optimizer(kind: Any, **keys: Any) -> Case:
     model = perceptron()
-    optimizer = Counted(model.parameters())
+    optimizer = kind(model.parameters(), **keys)
     return Case(model, optimizer, square, lambda step, loss: optimizer.step())
+
+
+class Undeclared(torch.optim.SGD):
+    """As torch's, which nobody can know."""
+
+
+@case
+def optimizer_with_a_hook() -> Case:
+    made = own_optimizer(torch.optim.SGD, lr=0.1)
+
+    def halve(optimizer: torch.optim.Optimizer, *call: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.mul_(0.5)
+
+    made.optimizers.register_step_pre_hook(halve)
+    return made
+
+
+@case
+def hook_on_a_gradient() -> Case:
+    made = trained(perceptron())
+    made.model[0].weight.register_hook(lambda gradient: gradient * 0.5)
+    return made
+
+
+@case
+def norm_of_a_weight() -> Case:
+    """A rate that follows a norm."""
+    made = trained(perceptron())
+
+    def update(step: Any, loss: Tensor) -> None:
+        made.optimizers.param_groups[0]["lr"] = 0.01 * float(made.model[0].weight.norm().detach())
+        made.optimizers.step()
+
+    return replace(made, update=update)
+
+
+CASES |= {
+    "optimizer_that_is_not_declared": lambda: own_optimizer(Undeclared, lr=0.1),
+    "optimizer_that_depends_on_the_shape": lambda: own_optimizer(Normed, lr=0.01),
+}
 
 
 class Drawing(Numbers):

@@ -21,12 +21,20 @@ UNEVEN = {
     "holds_another_attribute_on_one_rank": "model.steps differs between rank 0 and rank 1",
 }
 # What cannot be sharded, and a word of the line that says so.
-WHOLE = {"Adafactor": "on parts of it differ", "several_optimizers": "Muon"}
+WHOLE = {
+    "Adafactor": "on parts of it differ",
+    "several_optimizers": "Muon",
+    "optimizer_with_a_hook": "SGD has a hook, optimizer_with_a_hook.<locals>.halve, which would see",
+    "optimizer_that_is_not_declared": "say so by Undeclared.elementwise = True",
+    "optimizer_that_depends_on_the_shape": "Normed does not update each element by itself",
+}
 CALLED_OTHERWISE = {
     "two_networks_that_take_turns": "do not implement forward",
     "two_networks_in_each_step": "do not implement forward",
     "average_of_the_weights": "of a weight that is sharded",
     "several_losses": "of a weight that is sharded",
+    "hook_on_a_gradient": "0.weight: has a hook (register_hook), which parallel.shard=full would drop",
+    "norm_of_a_weight": "norm of a weight that is sharded over the ranks adds in another order",
     "alias_of_a_parameter": "model.tied is the parameter model.layer.weight",
     "part_that_is_called_by_itself": "has not reduced all units",
     "contrast_of_two_views": "call each unit once",
