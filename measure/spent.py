@@ -55,7 +55,7 @@ ITEMS: dict[str, tuple[str, ...]] = {
     "trace: the rest": tuple(f"trace.trace:Trace.{name}" for name in ("batch", "gradients", "end_step", "flush")),
     "sums over the ranks": ("core.ranks:World.totals", "core.ranks:World.sum"),
     "log of metrics": ("run:Run.log", "trace.metrics:Metrics._put"),
-    "attributes of modules": ("guards.unsaved:UnsavedState.end_step",),
+    "attributes of modules": ("guards.unsaved:UnsavedState.batch", "guards.unsaved:UnsavedState.gradients"),
     "the rest of a step's end": ("core.loop:Loop._end", "core.loop:Loop._report"),
     "updates are watched": ("guards.updates:Updates._check", "guards.updates:Updates.begin_step"),
     "shapes": ("tracking.logged:Shapes._note",),

@@ -327,7 +327,7 @@ class Run(Stage[C]):
             writers = self.world if sharded else ranks.ALONE
             saver = Saver(folder, self._origin(), self.config.checkpoint, self._sync, writers, shared)
         held = partial(flags.require_held, local=self.world.size > 1)
-        self._unsaved = UnsavedState(loop.state.attributes, done, self.config.checkpoint.every, self.world)
+        self._unsaved = UnsavedState(loop, done, self.config.checkpoint.every)
         # before a checkpoint holds what came of it
         before: list[Callable[[], None]] = [
             held,

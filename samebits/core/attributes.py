@@ -24,7 +24,7 @@ from .digest import tensor_digest
 from .errors import UserError
 from .trees import FACTORIES, MAPPINGS, is_plain
 
-LARGEST = 64 << 20  # bytes of a tensor or an array that is saved
+LARGEST, MOST = 64 << 20, 100_000  # bytes of a tensor or an array that is saved, and items of a container
 RECURRENT = {"_flat_weights", "_flat_weight_refs"}  # parameters once more, which torch's recurrent layers look after
 OF_MODULES = set(vars(nn.Module())) | RECURRENT
 OF_OPTIMIZERS = set(vars(torch.optim.Optimizer([torch.zeros(1)], {})))
@@ -49,6 +49,10 @@ class Kind(NamedTuple):
 
 def _items(held: Any, refer: Callable[[Any, str], Any]) -> list[Any]:
     return [refer(each, f"[{place}]") for place, each in enumerate(held)]
+
+
+def _members(held: Any, refer: Callable[[Any, str], Any]) -> list[Any]:
+    return sorted(_items(held, refer), key=json.dumps)  # a set has no order
 
 
 def _pairs(held: Any, refer: Callable[[Any, str], Any]) -> list[Any]:
@@ -85,7 +89,7 @@ def _form(held: Any) -> dict[str, Any]:
 
 KINDS: dict[str, Kind] = {
     "list": Kind((list,), _items, lambda form, tensor: [], _refill),
-    "set": Kind((set,), _items, lambda form, tensor: set(), _refill),
+    "set": Kind((set,), _members, lambda form, tensor: set(), _refill),
     "deque": Kind(
         (deque,),
         lambda held, refer: [held.maxlen, _items(held, refer)],
@@ -126,6 +130,7 @@ class Look:
     """Attributes as they are at a moment.
 
     Attributes:
+        kinds: the class of each module, by name.
         roots: what each attribute refers to, by name.
         objects: kind and content of all that can be changed, each under the way to it.
         tensors: what of it is a tensor.
@@ -133,6 +138,7 @@ class Look:
         of: the attribute through which each was found.
     """
 
+    kinds: dict[str, str] = field(default_factory=dict)
     roots: dict[str, Any] = field(default_factory=dict)
     objects: dict[str, list[Any]] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -187,12 +193,18 @@ class Attributes:
         """The attributes as they are now."""
         walk = _Walk(self._weights(), self._born, self._later)
         for prefix, holder, own in self._holders():
+            walk.look.kinds[prefix] = type(holder).__name__
             for key, held in sorted(vars(holder).items(), key=lambda each: str(each[0])):
                 name = f"{prefix}.{key}"
                 if key not in own and isinstance(key, str) and not self._is_unsaved(name):
                     walk.root = name
                     walk.look.roots[name] = walk.refer(held, name)
         return walk.look
+
+    def changed(self) -> dict[str, tuple[str, str]]:
+        """What differs from the beginning, by the way to it: the attribute's name and the value as text."""
+        now = self.look()
+        return {way: (now.name_of(way), text) for way, text in now.texts().items() if text != self._texts.get(way)}
 
     def saved(self) -> dict[str, Any]:
         """What differs from the beginning, for `trees.pack`; nothing where nothing does.
@@ -201,7 +213,13 @@ class Attributes:
             UserError: it cannot be saved.
         """
         now = self.look()
-        texts = now.texts()
+        texts, kinds, first_kinds = now.texts(), now.kinds, self._first.kinds
+        if odd := sorted(name for name in kinds | first_kinds if kinds.get(name) != first_kinds.get(name)):
+            seen, before = (each.get(odd[0], "no module") for each in (kinds, first_kinds))
+            raise UserError(
+                f"{odd[0]} is {seen}, and was {before} at the beginning: no checkpoint holds which modules a model "
+                f"has. Make all before run.steps, and choose one in forward"
+            )
         changed = [way for way in now.objects if texts[way] != self._texts.get(way)]
         ways = {name: each["object"] for name, each in now.roots.items() if isinstance(each, dict) and "object" in each}
         graphs = {name: way for name, way in ways.items() if now.objects[way][0] == "graph"}  # gone with their step
@@ -265,7 +283,7 @@ class Attributes:
         name, (kind, form) = now.name_of(way), now.objects[way]
         what = {
             "graph": "a tensor with a graph",
-            "large": f"more than {LARGEST >> 20} MiB",
+            "large": f"it has more than {LARGEST >> 20} MiB, or {MOST} items",
             "opaque": f"a {form}",
         }[kind]
         raise UserError(f"{name} has changed, and no checkpoint can hold it: {what}. {remedy(name)}")
@@ -361,6 +379,8 @@ class _Walk:
             return self._tensor(held, way)
         if kind == "array":
             return self._array(held, way)
+        if kind in KINDS and len(held) > MOST:
+            return ["large", len(held)]
         if kind == "opaque":
             return [kind, type(held).__name__]
         return [kind, KINDS[kind].take(held, lambda inner, more: self.refer(inner, way + more))]

@@ -10,6 +10,7 @@ from typing import Any
 from ..address.address import digest
 from ..core.attributes import Attributes, remedy
 from ..core.errors import UserError
+from ..core.loop import Loop
 from ..core.observer import Ballot, Observer, View
 from ..core.ranks import World
 
@@ -19,9 +20,11 @@ class UnsavedState(Observer):
 
     name = "unsaved state"
 
-    def __init__(self, attributes: Attributes, start: int, every: int, world: World) -> None:
+    def __init__(self, loop: Loop, start: int, every: int) -> None:
         """The run goes on with the step `start`, and saves its state `every` so many steps."""
-        self._attributes, self._start, self._every, self._world = attributes, start, every, world
+        self._attributes, self._world = loop.state.attributes, loop.world
+        self._start, self._every = start, every
+        self._divides = loop.plan.micro_batches > 1  # else a step is one call on any ranks
         self._seen: list[dict[str, str]] = []  # of the first two micro-batches of a step, before each
 
     def begin_step(self, view: View) -> None:
@@ -41,12 +44,11 @@ class UnsavedState(Observer):
         """
         if view.number or not self._seen:
             return
-        now = self._attributes.look()
-        texts = now.texts()
-        alone = len(self._seen) == 1
-        before = self._seen[-1]
+        before, alone = self._seen[-1], len(self._seen) == 1
         if alone and view.step == self._start:  # a module may have made something at its first call
             return
+        now = self._attributes.look()
+        texts = now.texts()
         for way in texts.keys() | before.keys():
             if texts.get(way) != before.get(way) and not (alone and _is_graph(texts.get(way, ""))):
                 name = now.name_of(way)
@@ -71,6 +73,8 @@ class UnsavedState(Observer):
         self._attributes.saved()
 
     def _is_due(self, view: View) -> bool:
+        if not self._divides:
+            return False
         return view.step <= self._start + 1 or view.is_last or view.done % self._every == 0
 
 
@@ -82,19 +86,17 @@ def require_alike(attributes: Attributes, world: World) -> None:
     """
     if world.size == 1:
         return
-    now = attributes.look()
-    texts = now.texts()
-    if len(set(world.gather(digest(texts)))) == 1:
+    changed = attributes.changed()
+    if len(set(world.gather(digest(changed)))) == 1:
         return
-    all_texts = world.gather(texts)
-    for way in sorted(set().union(*all_texts)):
-        seen = [each.get(way) for each in all_texts]
-        if len(set(seen)) > 1:
-            other = next(rank for rank, text in enumerate(seen) if text != seen[0])
-            names = world.gather(now.name_of(way))
-            raise UserError(
-                f"{names[0]} differs between rank 0 and rank {other}, so no checkpoint can hold it. {remedy(names[0])}"
-            )
+    of_ranks = world.gather(changed)
+    for way in sorted(set().union(*of_ranks)):
+        for rank, each in enumerate(of_ranks):
+            if each.get(way) != of_ranks[0].get(way):
+                name, _ = each.get(way) or of_ranks[0][way]
+                raise UserError(
+                    f"{name} differs between rank 0 and rank {rank}, so no checkpoint can hold it. {remedy(name)}"
+                )
 
 
 def _is_graph(text: str) -> bool:

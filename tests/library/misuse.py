@@ -294,7 +294,7 @@ def attribute_of_another_kind(step: Step, parts: Parts) -> None:
     parts.model.activation = torch.relu
 
 
-@slip("model.samples has changed, and no checkpoint can hold it: more than 64 MiB. Keep it in a buffer (register_")
+@slip("model.samples has changed, and no checkpoint can hold it: it has more than 64 MiB, or 100000 items. Keep")
 @each_step
 def large_attribute(step: Step, parts: Parts) -> None:
     good(step, parts)

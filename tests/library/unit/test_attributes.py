@@ -136,7 +136,11 @@ def test_planted_alias_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch):
 CANNOT: dict[str, tuple[Callable[[Any], object], str]] = {
     "function": (lambda model: setattr(model, "function", lambda: 0), "model.function has changed.*: a function"),
     "generator": (lambda model: setattr(model, "noise", torch.Generator()), "model.noise has changed.*: a Generator"),
-    "large": (lambda model: setattr(model, "x", torch.zeros(1 << 25)), "model.x has changed.*: more than 64 MiB"),
+    "large": (
+        lambda model: setattr(model, "x", torch.zeros(1 << 25)),
+        "model.x .*: it has more than 64 MiB",
+    ),
+    "items": (lambda model: setattr(model, "x", [0] * 200_000), "model.x .*, or 100000 items"),
     "objects": (lambda model: setattr(model, "x", np.array([None])), "model.x has changed.*: a ndarray of object"),
     "graph": (lambda model: model.history.append(model.head(torch.ones(8))), "model.history .*: a tensor with a graph"),
     "overlap": (
@@ -157,9 +161,17 @@ def test_what_no_checkpoint_can_hold_is_refused_by_name(change: Callable[[Any], 
     assert state.attributes.saved() == {}
 
 
+def test_module_that_takes_the_place_of_another_is_refused_by_name():
+    model, _, state = made()
+    model.activation = nn.GELU()
+    with pytest.raises(UserError, match=r"^model\.activation is GELU, and was no module at the beginning"):
+        state.attributes.saved()
+
+
 def test_weight_that_a_hook_computes_is_no_state():
     """As torch's older weight_norm does: it is gone with its step, and made anew."""
-    model = torch.nn.utils.weight_norm(nn.Linear(4, 4))
+    with pytest.warns(FutureWarning):
+        model = torch.nn.utils.weight_norm(nn.Linear(4, 4))
     state = State.of(model, torch.optim.SGD(model.parameters()), {})
     state.attributes.begin()
     model(torch.ones(4)).sum().backward()
