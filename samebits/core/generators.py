@@ -155,7 +155,7 @@ def state_of(generator: Any) -> Any:
 
 def own_generators(roots: Iterable[Any]) -> list[Any]:
     """The generators that objects hold: in attributes, containers, closures, and objects in these."""
-    known = {id(each) for each in (random._inst, torch.default_generator, numpy.random.mtrand._rand)}  # type: ignore[attr-defined]
+    known = {id(each) for each in (random._inst, torch.default_generator, numpy.random.mtrand._rand)}
     found, left = [], [*roots][::-1]
     while left and len(known) < LOOKED_AT:
         each = left.pop()

@@ -26,7 +26,7 @@ def prints(item: Any, own: Sequence[Any]) -> dict[str, str]:
     return dict(_parts(item, "", DEPTH)) | {DRAWS: "".join(text for _, text in _parts(left, "", DEPTH))}
 
 
-def require_repeated(index: int, once: Mapping[str, str], again: Mapping[str, str]) -> None:
+def require_repeated(index: int, once: dict[str, str], again: dict[str, str]) -> None:
     """Refuse an item that is another one when it is made again.
 
     Raises:

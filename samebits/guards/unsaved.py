@@ -49,7 +49,7 @@ class UnsavedState(Observer):
             return
         now = self._attributes.look()
         texts = now.texts()
-        for way in texts.keys() | before.keys():
+        for way in sorted(texts.keys() | before.keys()):
             if texts.get(way) != before.get(way) and not (alone and _is_graph(texts.get(way, ""))):
                 name = now.name_of(way)
                 raise UserError(
