@@ -32,6 +32,7 @@ from samebits.base.files import read_json
 from samebits.checkpoint.final import load_weights
 from samebits.core import accumulate, flags
 from samebits.core.accumulate import Accumulation
+from samebits.core.attributes import Attributes
 from samebits.core.buffers import Buffers
 from samebits.core.ddp import DDP
 from samebits.core.errors import UserError
@@ -529,6 +530,25 @@ def test_state_of_the_loop_survives_a_stop(attempt: Callable[..., Ended]):
     assert model[5].state["exponent"] == -1 and model[5].state["shift"].item() == 0.25
     with pytest.raises(UserError, match=r"other weights than params\.yaml describes"):
         load_weights(model[:5], resumed.out)
+
+
+def with_an_attribute(step: Step, parts: Parts) -> None:
+    """A temperature that the loop lowers; it decides bits."""
+    parts.model.temperature = 0.5 * getattr(parts.model, "temperature", 1.0)
+    good(step, parts, lambda model, batch: loss_of(model, batch) / model.temperature)
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_attribute_survives_a_stop(forgets: bool, attempt: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch):
+    """The planted fault saves none."""
+    alone = attempt(each_step(with_an_attribute), out="alone")
+    if forgets:
+        monkeypatch.setattr(Attributes, "saved", lambda attributes: {})
+    first = attempt(stopped(with_an_attribute))
+    resumed = attempt(each_step(with_an_attribute))
+    assert (alone.code, first.code, resumed.code) == (0, 143, 0), (alone, first, resumed)
+    same = (alone.out / names.WEIGHTS).read_bytes() == (resumed.out / names.WEIGHTS).read_bytes()
+    assert same != forgets
 
 
 @pytest.mark.parametrize("state", [{}, {"average": None}, {"averages": torch.optim.SGD([torch.ones(1)])}])
