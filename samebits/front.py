@@ -27,6 +27,7 @@ from .config.yaml_file import read_yaml
 from .core.errors import RunError, UserError, of_system
 from .core.flags import missing_variables, require_held, set_environment, stated_variables
 from .core.seeds import derive, seed_everything
+from .environment import variables
 from .guards import opened, stages
 
 overriding = click.option(
@@ -88,6 +89,7 @@ class Ours:
         project = Project.at(Path.cwd())
         loaded.require_own_library(project)
         loader.cover(project.name)
+        variables.watch(project.name)
         work_for(project)
         return project
 

@@ -40,6 +40,7 @@ from .core.seeds import derive, seed_everything
 from .core.state import State
 from .core.step import Step
 from .core.trees import Stateful
+from .environment import variables
 from .environment.portability import Portability
 from .environment.watch import Operations
 from .finish import finish
@@ -481,7 +482,7 @@ class Run(Stage[C]):
         together(self.world, self._finish_saving)
         if self._folder:
             ended = self._ended(loop)
-            self._folder.record.describe(**ended)
+            self._folder.record.describe(**ended, variables=variables.read())
             text, made = {**numbers, "steps": loop.stop}, (loop.model, unsharded)
             self._results = finish(
                 self.project, self.config, self._folder, *made, text, self._trace.root, not loop.tamper, _report

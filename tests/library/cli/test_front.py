@@ -174,6 +174,19 @@ def test_package_of_the_folder_runs_before_one_of_the_same_name(other: Path):
     assert done.returncode == 0 and done.stdout.startswith("this one\n"), done.stderr
 
 
+def test_variables_that_the_code_reads_stand_in_the_record_by_name(
+    other: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Read in several ways, set or not; never a value, and none that the library or torch reads."""
+    reads = "import os\nHERE = os.getenv('FIRST'), os.environ.get('SECOND'), 'THIRD' in os.environ\n\nclass ConvNet("
+    edit(other / "src" / PACKAGE / "model.py", ("class ConvNet(", reads))
+    monkeypatch.setenv("FIRST", "a value")
+    done = cold(other, "train", *training(other / "run", prepared, "tracking.enabled=false"))
+    assert done.returncode == 0, done.stderr
+    record = (other / "run" / "run.json").read_text()
+    assert json.loads(record)["variables"] == ["FIRST", "SECOND", "THIRD"] and "a value" not in record
+
+
 OPENS = "import json\nfrom pathlib import Path\n{}\nclass Model("
 READS = 'WIDTH = json.loads(Path("width.json").read_text())\n'
 
