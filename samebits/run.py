@@ -535,6 +535,8 @@ class Run(Stage[C]):
                 self._summarise(tracked)
             self._folder.release()
         self._stop.restore()
+        if self._loop and not error:
+            self._loop.batches = iter(())  # its workers end now; of a loader that is found as garbage they never hear
         if refused:
             raise refused
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from contextlib import suppress
+from multiprocessing import active_children
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,7 +66,9 @@ def test_world_size_does_not_change_the_trace(reference: Path, prepared: Path, t
 def test_workers_and_recomputing_do_not_change_the_trace(
     reference: Path, config: Config, prepared: Path, tmp_path: Path
 ):
+    before = active_children()
     assert bits(traced(config, prepared, tmp_path, "tensor", workers=2, recompute_every=1)) == bits(reference)
+    assert [*{*active_children()} - {*before}] == []  # the workers have ended with the run
 
 
 @pytest.mark.parametrize("level", ["step", "off"])
