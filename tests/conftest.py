@@ -17,11 +17,17 @@ from xdist.scheduler import LoadScopeScheduling
 
 # What takes longest begins first.
 FIRST = (
-    *("test_image", "test_generation", "test_surroundings", "test_benchmarks"),
-    *("test_starters", "test_kubernetes", "test_hygiene", "test_measure"),
-    "test_project",
-    *("test_answers", "test_yours", "test_stale"),
-    *("test_portable", "test_nodes", "test_slurm"),
+    *("test_image", "test_starters", "test_portable", "test_nodes", "test_project", "test_slurm"),
+    *("test_verify", "test_stale", "test_training", "test_yours", "test_setup", "test_brought", "test_sharded"),
+    *(
+        "test_measure",
+        "test_forgotten",
+        "test_generation",
+        "test_front",
+        "test_stored",
+        "test_worlds",
+        "test_benchmarks",
+    ),
 )
 # Files that share what is slow to make, which one worker does: a server of MLflow.
 TOGETHER = {"server": ("test_logged", "test_sync", "test_tracking")}
@@ -29,6 +35,7 @@ TOGETHER = {"server": ("test_logged", "test_sync", "test_tracking")}
 OWN = Path(gettempdir(), f"samebits-tests-{os.getpid()}")
 if "REPRO_PROJECT" not in os.environ:
     os.environ["REPRO_PROJECT"] = str(bake_in(OWN, package="project"))
+os.environ.setdefault("GOMP_SPINCOUNT", "0")  # else threads that wait for each other take a busy core from the others
 DATES = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
 
 
