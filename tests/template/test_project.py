@@ -182,11 +182,11 @@ def test_other_arithmetic_is_told_and_compared_by_its_metrics(experiment: BakedP
 
 @pytest.mark.long
 def test_transformer_learns_as_shipped(project: InstalledProject, tmp_path: Path) -> None:
-    """The other network, with the settings that the released run had, in half of its epochs."""
-    keys = "model.name=transformer", "tracking.enabled=false", "train.epochs=15"
+    """The other network, with the settings that the released run had, in a fifth of its epochs."""
+    keys = "model.name=transformer", "tracking.enabled=false", "train.epochs=6"
     settings = (word for key in keys for word in ("--set", key))
     project.run(project.python, "-m", "samebits", "train", *settings, "--out", tmp_path)
-    assert json.loads((tmp_path / "metrics.json").read_text())["accuracy"] >= 0.96
+    assert json.loads((tmp_path / "metrics.json").read_text())["accuracy"] >= 0.9
 
 
 @pytest.mark.parametrize("damage", [pytest.param("truncated", marks=pytest.mark.long), "altered"])
