@@ -83,13 +83,13 @@ def test_numbers_of_any_size_have_a_deviation_and_intervals():
 
 @pytest.mark.parametrize("test", [statistics.compare_means, statistics.compare_spreads])
 def test_false_alarms_are_as_rare_as_the_level_says(test: Any):
-    draws, rng = 1000, np.random.default_rng(0)
+    draws, rng = 500, np.random.default_rng(0)
     alarms = sum(test(rng.normal(size=5), rng.normal(size=5), 0).p <= 0.05 for _ in range(draws))
     assert 0 < alarms <= draws * (0.05 + 3 * (0.05 * 0.95 / draws) ** 0.5)
 
 
 def test_runs_that_are_advised_have_the_power_that_is_stated():
-    rng, effect, draws = np.random.default_rng(0), 1.9, 400
+    rng, effect, draws = np.random.default_rng(0), 1.9, 200
     count = statistics.runs_for_power(effect, 0.05)
     assert count == 6
     found = sum(
@@ -125,7 +125,7 @@ def test_interval_of_the_deviation_holds_the_true_one_as_often_as_is_stated(
     count: int, stated: float, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(statistics, "RESAMPLES", 999)
-    rng, draws = np.random.default_rng(1), 300
+    rng, draws = np.random.default_rng(1), 150
     found = [statistics.deviation_interval(rng.normal(5, 2, count), number) for number in range(draws)]
     held = sum(each is not None and each.low <= 2 <= each.high for each in found)
     assert abs(held / draws - stated) < 3 * (stated * (1 - stated) / draws) ** 0.5

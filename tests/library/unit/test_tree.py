@@ -10,7 +10,7 @@ import torch
 from samebits.core import tree
 from samebits.core.tree import Node, blocks, joined, nodes_of, push, total
 
-MOST, RANKS = 256, 16
+MOST, RANKS = 128, 16
 
 
 def written(first: int, stop: int) -> str:
