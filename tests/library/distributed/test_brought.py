@@ -46,7 +46,7 @@ pytestmark = pytest.mark.long
 @pytest.fixture(scope="module")
 def digests(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The digests of each case: on 1 rank, and on 3 after a stop on 1; and sharded."""
-    keys = f"data.prepared={prepared}", "tracking.enabled=false", "trace.level=step"
+    keys = f"data.prepared={prepared}", "tracking.enabled=false", "trace.level=step", "parallel.micro_batches=4"
 
     def train(folder: Path, mode: str, ranks: int | None, shard: str = "none") -> dict[str, Any]:
         message, sharded = folder.with_suffix(".err"), f"parallel.shard={shard}"
