@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,8 @@ REFUSED = [
 ]
 # fmt: on
 ROWS = [(answer, value, wanted) for answer, wanted, values in REFUSED for value in values]
+OF_EACH = [[row for row in ROWS if row[0] == answer] for answer in dict.fromkeys(answer for answer, *_ in ROWS)]
+ROUNDS = [list(filter(None, rows)) for rows in zip_longest(*OF_EACH)]  # one of each answer, refused together
 
 Refuse = Callable[[Answers], str]
 
@@ -86,9 +89,11 @@ def refuse(template: Path, tmp_path: Path, env: Environment) -> Refuse:
     return refuse
 
 
-@pytest.mark.parametrize(("answer", "value", "wanted"), ROWS, ids=[f"{row[0]}={row[1]!r:.40}" for row in ROWS])
-def test_refused(refuse: Refuse, answer: str, value: str, wanted: str) -> None:
-    assert f"{answer}: {value!r} refused; wanted: {wanted}\n" in refuse({answer: value})
+@pytest.mark.parametrize("rows", ROUNDS)
+def test_refused(refuse: Refuse, rows: list[tuple[str, str, str]]) -> None:
+    message = refuse({answer: value for answer, value, _ in rows})
+    for answer, value, wanted in rows:
+        assert f"{answer}: {value!r} refused; wanted: {wanted}\n" in message
 
 
 @pytest.mark.parametrize("project", ["", ".", "..", "a" * 300])

@@ -219,7 +219,7 @@ def test_address_is_the_released_one(laid: InstalledProject) -> None:
 
 
 @pytest.mark.long
-@only(["finetuning", "language", "tabular"])
+@only([PRETRAINED])
 def test_doctor_finds_nothing_left_over(laid: InstalledProject) -> None:
     """Of a starter that nobody has edited; tests of the doctor plant what it names."""
     done = run("python", "-m", "samebits", "doctor", "--json", cwd=laid.path, env=laid.env, check=False)
