@@ -13,7 +13,7 @@ from network import RUN, Hosts, SlowCable
 
 NUMBERED = "--node-rank {host} --master-addr host0 --master-port 29500"
 ELASTIC = "--rdzv-backend c10d --rdzv-endpoint host0:29500 --rdzv-id any"  # the host whose name sorts first leads
-LONGER = {"train.epochs": 3, "checkpoint.every": 5, "parallel.timeout_seconds": 20}  # 68 steps
+LONGER = {"train.epochs": 2, "checkpoint.every": 5, "parallel.timeout_seconds": 20}  # 45 steps
 MARGIN = 300  # seconds that processes may take to end, once they know that they must
 DELAY, LOSS = 0.1, 0.01  # seconds each way, share of frames
 SMALL = {"train.epochs": 1, "parallel.global_batch": 240, "model.width": 8, "model.depth": 1}  # 6 steps
@@ -75,10 +75,10 @@ def test_number_of_hosts_changes_no_bit(
 def test_hosts_that_are_lost_stop_the_others_and_change_no_bit(
     project: InstalledProject, alone: Alone, hosts: Hosts
 ) -> None:
-    """A host is killed, then rank 0, then a link is cut; the same command goes on, also with the state sharded."""
+    """The host of rank 0 is killed, then a link is cut; the same command goes on, also with the state sharded."""
     hosts.add()
     hosts.add()
-    lost = (("none", 8, hosts.kill, 1), ("full", 22, hosts.kill, 0), ("optimizer", 38, hosts.cut, 1))
+    lost = (("full", 8, hosts.kill, 0), ("optimizer", 22, hosts.cut, 1))
     for shard, rows, lose, host in lost:
         hosts.start(NUMBERED, *words({**LONGER, "parallel.shard": shard}))
         hosts.trains(rows)
