@@ -7,8 +7,8 @@ from pathlib import Path
 import spoof
 
 # QEMU's names. It executes AVX2 (since 7.2) but no AVX-512, and takes twenty seconds to import torch: one of a kind.
-QEMU = {"ivb": "IvyBridge", "haswell": "Haswell", "zen2": "EPYC-Rome", "zen3": "EPYC-Milan"}
-FAULTING = (*QEMU, "skl", "zen1", "adl", "skx", "icx", "spr", "zen4", "zen5")
+QEMU = {"ivb": "IvyBridge", "haswell": "Haswell", "zen2": "EPYC-Rome"}
+FAULTING = (*QEMU, "zen3", "skl", "zen1", "adl", "skx", "icx", "spr", "zen4", "zen5")
 HERE = "here"  # this machine's own CPU
 
 
@@ -24,9 +24,8 @@ def profiles() -> tuple[str, ...]:
 
 
 def here_is(feature: str) -> bool:
-    """Say whether this machine's CPU has a feature, by its name in /proc/cpuinfo."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return any(feature in line.split() for line in lines if line.startswith("flags"))
+    """Say whether this machine's CPU has a feature, or is of a maker, by its name in /proc/cpuinfo."""
+    return feature in Path("/proc/cpuinfo").read_text().split()
 
 
 def command(profile: str) -> list[str]:
