@@ -1,6 +1,7 @@
 """The end of a run: from its weights to its receipt."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import nn
 
@@ -11,7 +12,7 @@ from .checkpoint import final
 from .config.settings import Settings
 from .core.errors import RunError
 from .folder import Folder
-from .record import names, statement
+from .record import names, proved, statement
 from .record.curves import write_curves
 from .tracking import logged
 
@@ -24,6 +25,7 @@ def finish(
     unsharded: nn.Module,
     metrics: Mapping[str, float],
     root: str | None,
+    prove: Callable[[], dict[str, Any]],
     is_honest: bool,
     report: Callable[[str], None],
 ) -> dict[str, str]:
@@ -32,6 +34,7 @@ def finish(
     Args:
         unsharded: the model, or what stands for it where its weights are sharded.
         root: that of the trace.
+        prove: returns what the receipt states of the run's proof; it comes when all else is written.
 
     Returns:
         What is told of them, by name.
@@ -44,12 +47,16 @@ def finish(
     write_json(out / names.METRICS, metrics)
     write_curves(out)
     sha256 = manifest.sha256_file(out / names.WEIGHTS)
-    name = statement.write(out, statement.statement(project, out, sha256, root)) if is_honest else "none"
-    if config.receipt.key and is_honest:
+    results = {"weights": sha256, "trace": root or "off"}
+    if not is_honest:
+        return results | {"receipt": "none"}
+    stated = prove()
+    name = statement.write(out, statement.statement(project, out, sha256, root, stated))
+    if config.receipt.key:
         from .record.signature import sign
 
         try:
             sign(out, config.receipt.key)
         except RunError as failure:
             report(str(failure))  # no reason to lose the run
-    return {"weights": sha256, "trace": root or "off", "receipt": name}
+    return results | {"proof": proved.words(stated), "receipt": name}

@@ -19,6 +19,7 @@ from types import CodeType, FrameType, ModuleType
 
 NAME = __name__.partition(".")[0]  # of the library
 VARIABLE = "SAMEBITS_PACKAGE"  # names the owner's package to processes that this one starts
+_compiled: dict[tuple[str, str], CodeType] = {}  # by path and SHA-256: a fork that imports all anew compiles nothing
 
 
 class Source(SourceFileLoader):
@@ -39,7 +40,8 @@ class Source(SourceFileLoader):
         """Compile the source."""
         source = self.get_data(self.path)
         self.sha256 = hashlib.sha256(source).hexdigest()
-        code: CodeType = self.source_to_code(source, self.path)
+        if (code := _compiled.get((self.path, self.sha256))) is None:
+            code = _compiled[self.path, self.sha256] = self.source_to_code(source, self.path)
         # for tracebacks, and for compilers that read the source of a function: without a date it counts as up to date
         linecache.cache[self.path] = len(source), None, decode_source(source).splitlines(True), self.path
         return code

@@ -52,7 +52,10 @@ from .guards.observers import Opened, Replicas
 from .guards.still import Still
 from .guards.unsaved import UnsavedState
 from .guards.updates import Updates
-from .record import names, started
+from .prove import proof
+from .prove.beside import Beside
+from .prove.segments import Segment, chosen
+from .record import names, proved, started
 from .record.classes import environments
 from .record.opening import non_portable_before, reported_of
 from .record.reading import read_record
@@ -103,6 +106,7 @@ class Run(Stage[C]):
         self._keeper: Keeper | None = None
         self._repeated: Repeated | None = None
         self._still: Still | None = None
+        self._proof: proof.Proof | None = None
         self._results: dict[str, str] = {}
         self._numbers: dict[str, str] = {}
         self._is_finished = False
@@ -250,6 +254,7 @@ class Run(Stage[C]):
         loop.batches = sampling.batches(loading(self, collate).loader(samples, keys), self.world)
         loop.observe([updates, *self._observers(loop, start), *self._added.observers])
         yield from loop.steps(start)
+        together(self.world, self._proof.require if self._proof else lambda: None)
         if self._stop.saved is not None:
             together(self.world, self._finish_saving)  # launchers kill the others soon after one has ended
             raise self._preempted()
@@ -294,6 +299,7 @@ class Run(Stage[C]):
         yield from self._live
         if steps := profile.steps_of(self.config.trace.profile, self._planned):
             yield profile.Profile(steps, self.out, self.world)
+        yield Beside(self._proof)
         yield self._keeper
         if lead and self.config.record.progress:
             yield progress.Shown(start, loop.stop, lambda: self._metrics.latest)
@@ -323,21 +329,23 @@ class Run(Stage[C]):
         outputs = not self.config.compute.compile  # whose modules have no outputs to look at
         anew = self._folder is not None and not self._folder.record.comparable
         together(self.world, lambda: self._trace.begin(loop.state, done, outputs, sharded, first, anew))
+        segments = self.world.broadcast_object(together(self.world, partial(self._choose, loop, first)))
+        held, noted = ([getattr(each, end) for each in segments] for end in ("first", "stop"))
         saver = None
         if (self.world.is_main or sharded) and not loop.tamper:
             writers = self.world if sharded else ranks.ALONE
-            saver = Saver(folder, self._origin(), self.config.checkpoint, self._sync, writers, shared)
-        held = partial(flags.require_held, local=self.world.size > 1)
+            saver = Saver(folder, self._origin(), self.config.checkpoint, self._sync, writers, shared, held)
         self._unsaved = UnsavedState(loop, done, self.config.checkpoint.every)
         # before a checkpoint holds what came of it
         before: list[Callable[[], None]] = [
-            held,
+            partial(flags.require_held, local=self.world.size > 1),
             self._require_data,
             self._carried.require,
             self._unsaved.require,
             self._trace.flush,
         ]
-        self._keeper = Keeper(saver, self.config.checkpoint.every, loop.state, self._stop, before)
+        every = self.config.checkpoint.every
+        self._keeper = Keeper(saver, every, loop.state, self._stop, before, held, noted, self._note)
         next_step = self.world.broadcast_object(together(self.world, self._next_step))
         path = self.out / names.NEXT if self._folder and saver else None
         self._repeated = Repeated(path, loop.state if saver else None, self._stop, next_step)
@@ -352,6 +360,27 @@ class Run(Stage[C]):
         if not record or not record.resumed or not record.comparable or not (self.out / names.NEXT).is_file():
             return None
         return read_record(self.out, names.NEXT)
+
+    def _choose(self, loop: Loop, first: int) -> list[Segment]:
+        """The parts of the run that are trained again in its end, which were chosen when it began."""
+        found = []
+        if self._folder and not loop.tamper and not proof.unwanted(self.config):
+            record, ends = self._folder.record, loop.plan.next_end
+            if not (found := [Segment(*each) for each in record.facts.get("segments", [])]):
+                found = chosen(self.address.digest, first, loop.stop, ends, self.config.prove)
+                record.describe(segments=[[each.first, each.stop] for each in found])
+            given = self.project, self.config, self.out, self.world.size, found
+            self._proof = proof.Proof(*given, lambda: self._stop.came)
+        return found
+
+    def _note(self, step: int, digest: str) -> None:
+        if self._folder:
+            record = self._folder.record
+            record.describe(states=record.facts.get("states", {}) | {str(step): digest})
+
+    def _prove(self) -> dict[str, Any]:
+        assert self._loop
+        return self._proof.make(self._loop.done) if self._proof else proved.none(proof.unwanted(self.config))
 
     def _start(self, loop: Loop) -> int:
         """Give model and optimizer the state from which the run starts, if that is asked for; its number of steps."""
@@ -485,7 +514,15 @@ class Run(Stage[C]):
             self._folder.record.describe(**ended, variables=variables.read())
             text, made = {**numbers, "steps": loop.stop}, (loop.model, unsharded)
             self._results = finish(
-                self.project, self.config, self._folder, *made, text, self._trace.root, not loop.tamper, _report
+                self.project,
+                self.config,
+                self._folder,
+                *made,
+                text,
+                self._trace.root,
+                self._prove,
+                not loop.tamper,
+                _report,
             )
             self._results |= ends(ended, loop.stop)
             self._numbers = {name: progress.number(value) for name, value in numbers.items()}
@@ -522,6 +559,8 @@ class Run(Stage[C]):
             self._loop.close(error)
         if self._keeper:
             self._keeper.close(error)  # its loop may have ended before: it writes into the folder until here
+        if self._proof:
+            self._proof.close()
         if self._folder:
             tags = {f"repro.{name}": self._results[name] for name in TAGS if name in self._results}
             patience = 0 if self._stop.came else self.config.tracking.wait_seconds  # who sends SIGTERM is in a hurry

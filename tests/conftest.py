@@ -58,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
         except UserError as refused:
             pytest.exit(f"the tests want the strict environment:\n{refused}", returncode=2)
     os.environ.pop("PYTHONPATH", None)  # it leads to xdist
+    os.environ["SAMEBITS_PROVE"] = "never"  # but for the tests of it: it takes longer than their trainings
 
 
 def pytest_collection_finish() -> None:

@@ -15,6 +15,7 @@ from ..core.errors import RunError, UserError
 from .address import FOLDER, code, project_files
 
 _begun: dict[Project, dict[str, str]] = {}
+_sources: dict[Project, dict[str, bytes]] = {}
 _said: set[str] = set()  # lines, each once
 
 
@@ -27,9 +28,16 @@ def remember(project: Project) -> None:
         ours = {name.removeprefix(FOLDER): source for name, source in sources.items() if name.startswith(FOLDER)}
         loader.pin(loader.NAME, ours)
     begun = code(project)
+    _sources[project] = sources
     _begun[project] = begun | {
         name: hashlib.sha256(source).hexdigest() for name, source in sources.items() if name in begun
     }
+
+
+def source(project: Project, name: str) -> bytes:
+    """What a file of the code held when the stage began; one that is no Python source, what it holds."""
+    there = _sources.get(project, {}).get(name)
+    return project.file(name).read_bytes() if there is None else there
 
 
 def require_own_library(project: Project) -> None:

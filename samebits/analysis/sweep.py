@@ -242,8 +242,9 @@ def _words(wanted: Wanted, overrides: Sequence[str], ranks: int) -> list[str]:
 
 
 def environment(project: Project) -> dict[str, str]:
-    """The variables of the trainings, which MLflow tracks as if each had been started by hand."""
-    return trainings.environment(project) | {name: os.environ[name] for name in [TRACKING] if name in os.environ}
+    """The variables of the trainings, which prove themselves and are tracked as if each had been started by hand."""
+    kept = {name: value for name, value in trainings.environment(project).items() if name not in trainings.UNPROVED}
+    return kept | {name: os.environ[name] for name in (TRACKING, trainings.PROVE) if name in os.environ}
 
 
 def _last(log: Path) -> str:

@@ -13,12 +13,12 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ..base.files import require, write_json
+from ..base.files import require
 from ..base.project import Project
-from ..checkpoint import checkpoint
 from ..core.errors import Preempted, RunError, UserError
+from ..prove.again import interrupted
 from ..record import receipt
-from ..record.names import ADDRESS, CHECKPOINTS, ENVIRONMENT, METRIC_ROWS, RECEIPT, RUN, TRACE, VALUES
+from ..record.names import ADDRESS, METRIC_ROWS, RECEIPT, RUN, TRACE, VALUES
 from ..record.reading import Identity, read_record
 from ..record.view import RunView
 from ..start import trainings
@@ -86,16 +86,9 @@ def _copied(run: Path, step: int) -> Iterator[tuple[Path, int]]:
     """The run as if it had been interrupted at its newest checkpoint before the step; and how many steps that has."""
     with TemporaryDirectory() as folder:
         out = Path(folder, "run")
-        out.mkdir()
-        for name in (ADDRESS, ENVIRONMENT, METRIC_ROWS):
-            shutil.copyfile(run / name, out / name)
+        done = interrupted(run, out, step)
+        shutil.copyfile(run / METRIC_ROWS, out / METRIC_ROWS)
         shutil.copytree(run / TRACE, out / TRACE)
-        write_json(out / RUN, read_record(run, RUN) | {"status": "KILLED"})
-        done = 0
-        for path in checkpoint.found(run / CHECKPOINTS):
-            if int(path.name[:9]) <= step:
-                done = max(done, int(path.name[:9]))
-                shutil.copytree(path, out / CHECKPOINTS / path.name)
         yield out, done
 
 

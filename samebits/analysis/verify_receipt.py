@@ -6,7 +6,7 @@ from ..address.judged import judged
 from ..base.project import Project
 from ..base.shape import plain
 from ..core.errors import RunError
-from ..record import started
+from ..record import proved, started
 from ..record.names import CURVES, METRIC_ROWS, PATCH, TENSOR_ROWS
 from ..record.receipt import Receipt, read
 from ..record.signature import standing
@@ -31,7 +31,8 @@ def report(project: Project, path: Path, signers: Path | None) -> list[str]:
     signed = standing(receipt.path, signers)
     before = started.words(receipt.stated["config"])
     began = [f"started from {plain(before)}: check that receipt, too"] if before else []
-    return [itself, *began, *judged(project, receipt.stated.get("library")), *_beside(receipt), signed]
+    proof = [f"proof: {proved.words(stated)}"] if (stated := receipt.stated.get("proof")) else []
+    return [itself, *proof, *began, *judged(project, receipt.stated.get("library")), *_beside(receipt), signed]
 
 
 def _beside(receipt: Receipt) -> list[str]:

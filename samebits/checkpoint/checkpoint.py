@@ -16,7 +16,7 @@ loader or generator state is kept: the step is all that randomness depends on.
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -56,8 +56,8 @@ class Origin:
                 )
 
 
-def write(snapshot: Snapshot, folder: Path, origin: Origin, keep: int) -> Path:
-    """Write a snapshot and its `origin` durably into `folder`, and only then drop all but the newest `keep`.
+def write(snapshot: Snapshot, folder: Path, origin: Origin, keep: int, held: Collection[int] = ()) -> Path:
+    """Write a snapshot and its `origin` durably into `folder`, and only then `drop` others.
 
     A crash at any instant leaves the older checkpoints whole: the new one appears by a rename, after its
     bytes are on the disk.
@@ -68,7 +68,7 @@ def write(snapshot: Snapshot, folder: Path, origin: Origin, keep: int) -> Path:
     clear(folder)
     aside = beside(folder, snapshot.step)
     try:
-        return seal(aside, write_part(snapshot, aside, origin, ALONE), keep)
+        return seal(aside, write_part(snapshot, aside, origin, ALONE), keep, held)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -104,8 +104,8 @@ def write_part(snapshot: Snapshot, aside: Path, origin: Origin | None, world: Wo
     return manifest.stated(written)
 
 
-def seal(aside: Path, stated: list[dict[str, Any]], keep: int) -> Path:
-    """Give a checkpoint, whose files are `stated`, its manifest and its name; drop all but the newest `keep`."""
+def seal(aside: Path, stated: list[dict[str, Any]], keep: int, held: Collection[int] = ()) -> Path:
+    """Give a checkpoint, whose files are `stated`, its manifest and its name; then `drop` others."""
     folder, step = aside.parent, aside.name[1:10]
     files = {"files": sorted(stated, key=lambda file: file["path"])}
     (aside / manifest.NAME).write_text(json.dumps(files, indent=2) + "\n")
@@ -117,9 +117,15 @@ def seal(aside: Path, stated: list[dict[str, Any]], keep: int) -> Path:
     else:
         rename(aside, final)
     sync(folder.parent)  # for the entry of `folder` itself
-    for old in found(folder)[:-keep]:
-        remove_checkpoint(old)
+    drop(folder, keep, held)
     return final
+
+
+def drop(folder: Path, keep: int, held: Collection[int] = ()) -> None:
+    """Remove all checkpoints in `folder` but the newest `keep`, and those after `held` numbers of steps."""
+    for old in found(folder)[:-keep]:
+        if int(old.name[:9]) not in held:
+            remove_checkpoint(old)
 
 
 def found(folder: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """When a run's state is saved."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from ..core.observer import Ballot, Observer, View
@@ -16,10 +16,22 @@ class Keeper(Observer):
     counts = 1  # ranks that are writing
 
     def __init__(
-        self, saver: Saver | None, every: int, state: State, stop: Stop, before: Sequence[Callable[[], None]] = ()
+        self,
+        saver: Saver | None,
+        every: int,
+        state: State,
+        stop: Stop,
+        before: Sequence[Callable[[], None]] = (),
+        held: Collection[int] = (),
+        noted: Collection[int] = (),
+        note: Callable[[int, str], None] = lambda step, digest: None,
     ) -> None:
-        """`before` are called by each rank before each save; without a `saver` this rank, or nobody, saves nothing."""
+        """`before` are called by each rank before each save; without a `saver` this rank, or nobody, saves nothing.
+
+        After `held` numbers of steps the state is saved, too; after `noted` ones `note` is given its digest.
+        """
         self.saver, self._every, self._state, self._stop, self._before = saver, every, state, stop, before
+        self._held, self._noted, self._note = held, noted, note
 
     def ballot(self, view: View) -> Ballot:
         """Say whether this rank is writing.
@@ -38,7 +50,9 @@ class Keeper(Observer):
         leaves = self._stop.saved
         if leaves is not None and leaves < view.done:
             return  # the resumed run is to make this step again
-        if leaves or view.is_last or view.done % self._every == 0:
+        if view.done in self._noted:
+            self._note(view.done, replace(self._state.look(view.done).digested(), stopped=view.stopped).content)
+        if leaves or view.is_last or view.done % self._every == 0 or view.done in self._held:
             for check in self._before:
                 check()
             if self.saver:

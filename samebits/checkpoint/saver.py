@@ -5,7 +5,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -38,9 +38,13 @@ class Saver:
         first: Callable[[], None],
         world: World = ALONE,
         shared: bool = True,
+        held: Collection[int] = (),
     ) -> None:
-        """`first` is called by rank 0 before each write: it puts on the disk what a checkpoint relies on."""
-        self.folder, self.origin, self.settings, self.first = folder, origin, settings, first
+        """`first` is called by rank 0 before each write: it puts on the disk what a checkpoint relies on.
+
+        After `held` numbers of steps the state is kept.
+        """
+        self.folder, self.origin, self.settings, self.first, self.held = folder, origin, settings, first, held
         self._world, self._in_parts = world, world.size > 1 and shared
         self._thread: threading.Thread | None = None
         self._unsealed: Path | None = None
@@ -81,7 +85,7 @@ class Saver:
 
     def _write(self, snapshot: Snapshot, origin: Origin) -> None:
         self.first()
-        checkpoint.write(snapshot, self.folder, origin, self.settings.keep)
+        checkpoint.write(snapshot, self.folder, origin, self.settings.keep, self.held)
 
     def _write_part(self, snapshot: Snapshot, aside: Path) -> None:
         if self.origin:
@@ -107,7 +111,7 @@ class Saver:
             self._error = OSError(f"{error} (met by rank {rank})")
         elif self._world.is_main:
             files = [file for part in stated for file in part]
-            self._begin(partial(checkpoint.seal, aside, files, self.settings.keep))
+            self._begin(partial(checkpoint.seal, aside, files, self.settings.keep, self.held))
 
     def wait(self) -> None:
         """Return once nothing is being written."""

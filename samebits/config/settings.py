@@ -238,6 +238,14 @@ class Tracking(Section):
         return self
 
 
+class Prove(Section):
+    """Whether a run trains parts of itself again before its receipt is written: how many, and how many steps."""
+
+    when: Literal["end", "early", "never"] = "end"
+    segments: Annotated[int, Field(gt=0, le=1000)] = 3
+    steps: NonNegativeInt = 0
+
+
 class Verify(Section):
     """How `samebits verify` shortens a training, and varies neutral keys: overrides of other keys, as `KEY=VALUE`."""
 
@@ -263,6 +271,7 @@ class Settings(Section):
     receipt: Annotated[Receipt, NEUTRAL] = Receipt()
     loader: Annotated[Loader, NEUTRAL] = Loader()
     tracking: Annotated[Tracking, NEUTRAL] = Tracking()
+    prove: Annotated[Prove, NEUTRAL] = Prove()
     verify: Annotated[Verify, NEUTRAL] = Verify()
 
     @model_validator(mode="after")

@@ -57,6 +57,10 @@ class Plan:
         """How many epochs have been seen once `step` steps are done."""
         return step * self.global_batch / self.samples
 
+    def next_end(self, step: int) -> int:
+        """The number of steps after which the first epoch is done that step `step` does not complete."""
+        return self.steps(step * self.global_batch // self.samples + 1)
+
     def ends_epoch(self, step: int, every: int = 1) -> bool:
         """Whether `step` completes an epoch whose number, counted from 1, is a multiple of `every`."""
         before, after = (n * self.global_batch // self.samples // every for n in (step, step + 1))

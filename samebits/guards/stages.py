@@ -174,7 +174,7 @@ def leave_out(folder: Path) -> None:
     """The modules in a folder that are loaded by now are those of who watches the stage, which does without them."""
     for module in list(sys.modules.values()):
         file = getattr(module, "__dict__", {}).get("__file__")  # a lazy module would load what it stands for
-        if file and folder in Path(file).parents:
+        if file and file.startswith(f"{folder}{os.sep}"):
             _left_out.add(Path(file))
 
 

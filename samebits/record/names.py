@@ -17,7 +17,7 @@ TENSOR_COLUMNS = f"{TRACE}/tensors.json"  # the names of their columns
 VALUES = f"{TRACE}/values.safetensors"  # the tensors of one step
 
 NEXT = "next.json"  # digests of the step after the state that was saved when the run was stopped
-
+PROOF = "proof"  # a part of the run that is trained again, while the run ends
 LOGGED_FILES = "files"  # what the loop logs beside numbers; run.json has their names
 
 # written at its end
@@ -25,6 +25,7 @@ WEIGHTS = "model.safetensors"
 PICKLED = "model.pth"  # the model as a whole, for MLflow
 CODE = "code.zip"  # the package that it needs
 METRICS = "metrics.json"
+CONTRADICTION = "contradiction.json"  # where a part of the run, trained again, had other bits
 CURVES = "steps.csv"  # what each step logged, as a table
 RECEIPT = "receipt.json"
 SIGNATURE = "receipt.json.sig"
@@ -38,7 +39,7 @@ EARLIER = "earlier"  # finished runs that had this directory before: another con
 REPLACED = "replaced-"  # begins the name of one there that goes when the run in its place has finished
 
 LOGGED = (PICKLED, CODE)  # what MLflow has in the LoggedModel
-OUTCOME = (METRIC_ROWS, METRICS, CURVES, WEIGHTS, RECEIPT, SIGNATURE, PATCH)
+OUTCOME = (METRIC_ROWS, METRICS, CURVES, WEIGHTS, CONTRADICTION, RECEIPT, SIGNATURE, PATCH)
 REMOVED = (*OUTCOME, *LOGGED, NEXT)  # when a new run begins
 FILES = {*REMOVED, ADDRESS, ENVIRONMENT, RUN, LOCK, UPLOAD, UPLOAD_LOG, UPLOAD_LOCK}  # all that lie beside the folders
 

@@ -126,6 +126,28 @@ class Best(Form):
     value: Number
 
 
+class Segment(Form):
+    """Steps of a run that were trained again, with the same bits, and how."""
+
+    first: int
+    stop: int
+    ranks: PositiveInt
+    workers: int
+    shard: str
+
+
+class Proof(Form):
+    """What a run has shown of itself: its parts that were trained again; circumstances that were others then.
+
+    `not_tried` says why some were not, `varying` names logged numbers that were others.
+    """
+
+    segments: list[Segment]
+    changed: list[str] = ABSENT
+    not_tried: dict[str, str]
+    varying: list[str] = ABSENT
+
+
 class Run(Form):
     """What run.json holds."""
 
@@ -139,6 +161,8 @@ class Run(Form):
     stopped: Stopped = ABSENT
     best: Best = ABSENT
     files: list[str] = ABSENT
+    segments: list[list[int]] = ABSENT
+    states: dict[str, Sha256] = ABSENT
     tags: Tags
     tracking: Tracking
     dataset: Dataset

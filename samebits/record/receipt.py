@@ -19,8 +19,8 @@ from ..base.forms import ABSENT, Form, unreadable
 from ..base.text import flatten, some
 from ..core.errors import RunError, UserError
 from .classes import RELEASED, class_of, described
-from .names import PATCH, RECEIPT, WEIGHTS
-from .reading import Address, Best, Code, Environment, Number, Stopped
+from .names import CONTRADICTION, PATCH, RECEIPT, WEIGHTS
+from .reading import Address, Best, Code, Environment, Number, Proof, Stopped
 from .started import begun_with
 from .statement import PREDICATE, SCHEMA, STATEMENT, subject
 
@@ -42,6 +42,7 @@ class Stated(Address):
     environment: Environment
     metrics: dict[str, Number]
     trace: Annotated[str, StringConstraints(pattern="^[0-9a-f]{48}$")] | None
+    proof: Proof = ABSENT
     stopped: Stopped = ABSENT
     best: Best = ABSENT
     informational: Informational
@@ -88,6 +89,8 @@ def read(path: Path) -> Receipt:
     path = path / RECEIPT if path.is_dir() else path
     if not path.is_file():
         raise UserError(f"{path}: missing; the receipt of a finished run is wanted")
+    if (contradiction := path.with_name(CONTRADICTION)).is_file():
+        raise RunError(f"{contradiction}: the run contradicts itself, and a receipt is none of such a run; train again")
     content = path.read_bytes()
     try:
         statement = json.loads(content, parse_int=_integer)

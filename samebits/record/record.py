@@ -88,6 +88,11 @@ class Record:
         self._known = defaultdict[tuple[int, str], list[float]](list)  # that are to come again, in this order
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What run.json holds."""
+        return dict(self._facts)
+
+    @property
     def tags(self) -> dict[str, Any]:
         """What MLflow shows of the run."""
         return dict(self._facts["tags"])

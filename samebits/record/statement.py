@@ -1,5 +1,6 @@
 """The statement that a finished run makes of itself, and its file; `receipt` reads it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ PREDICATE = "https://github.com/org/repro-template/receipt/v1"
 SCHEMA = 1
 
 
-def statement(project: Project, folder: Path, weights: str, trace: str | None) -> dict[str, Any]:
+def statement(
+    project: Project, folder: Path, weights: str, trace: str | None, proof: Mapping[str, Any]
+) -> dict[str, Any]:
     """The receipt of the run in a directory; `weights` is their SHA-256, `trace` the trace root."""
     facts, environment = read_record(folder, RUN), read_record(folder, ENVIRONMENT)
     ended = now()
@@ -36,6 +39,7 @@ def statement(project: Project, folder: Path, weights: str, trace: str | None) -
             "library": library(project).stated(),
             "metrics": exact(read_record(folder, METRICS)),
             "trace": trace,
+            "proof": proof,
             **{name: facts[name] for name in ENDS if name in facts},
             "informational": environment["informational"]
             | {

@@ -46,8 +46,10 @@ class Ended(RunError):
 # Trainings that are told to do more than train, by the module that a process runs in place of `train`. Its first
 # arguments are that module's own; the others are those of `train`.
 PERTURBED, AUDITED = "samebits.analysis.noise.perturbed", "samebits.analysis.audit.audited"
-CONTROLLED = "samebits.analysis.controlled"
-WARM = "samebits.start.warm"  # forks trainings
+CONTROLLED, REPEATED = "samebits.analysis.controlled", "samebits.analysis.repeated"
+WARM, SETTING = "samebits.start.warm", "samebits.prove.setting"  # fork trainings
+PROVE = "SAMEBITS_PROVE"  # a variable: whether a training is to prove itself, as `prove.when`
+UNPROVED = {PROVE: "never"}
 LINES, LAST = 12, 6  # of what a failed command has said: all that are kept, and a few
 
 
@@ -78,12 +80,14 @@ def command(verb: str, settings: Mapping[str, Any], *arguments: str | Path, rank
 def environment(project: Project, flags: bool = True) -> dict[str, str]:
     """The variables of a process that runs the code of `project`, installed or not; no server and no stage of DVC.
 
+    A training does not prove itself then: who starts it compares its bits.
+
     Without those of `flags`, a training sets them itself, and a relaxed one stays unset.
     """
     paths = [*project.path, *filter(None, [os.environ.get("PYTHONPATH")])]
     dropped = {"MLFLOW_TRACKING_URI", STAGE, *(each.name for each in FLAGS if each.setting and not flags)}
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
-    return kept | {"PYTHONPATH": os.pathsep.join(paths)}
+    return kept | UNPROVED | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def start(

@@ -36,13 +36,14 @@ class Warm:
     Leaving ends it, and with it the forks that still run.
     """
 
-    def __init__(self, project: Project, environ: Mapping[str, str]) -> None:
+    def __init__(self, project: Project, environ: Mapping[str, str], words: Sequence[str] = ()) -> None:
+        """`words` are those of a module that calls `serve`; without them, it is this one."""
         self._project, self._environ = project, environ
+        self._words = words or trainings.command(trainings.WARM, {})
 
     def __enter__(self) -> Self:
         # forks end as soon as this process does
-        words = trainings.command(trainings.WARM, {})
-        self._server = trainings.piped(self._project, words, self._environ)
+        self._server = trainings.piped(self._project, self._words, self._environ)
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         return self
 
@@ -50,6 +51,11 @@ class Warm:
         self._server.kill()
         self._server.communicate()
         self._folder.cleanup()
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process has not ended."""
+        return self._server.poll() is None
 
     def start(self, module: str, arguments: Sequence[str], log: Path, ranks: int = 1) -> "Forks":
         """Run `python -m module arguments` in so many ranks, which write what they print to the end of `log`."""
@@ -115,11 +121,16 @@ class Forks:
 # ---- in the process that has torch loaded
 
 
-def _serve() -> None:
+def load() -> None:
+    """Load torch, and all that trainings load."""
     importlib.import_module("..run", __package__)
     for late in LATE:
         importlib.import_module(late)
     gc.freeze()  # else a fork that looks for garbage would copy the memory that it shares with this process
+
+
+def serve() -> None:
+    """Fork trainings as the lines on standard input ask for, until that ends."""
     for line in sys.stdin:
         verb, *given = json.loads(line)
         print(json.dumps(_start(*given) if verb == "start" else _poll(*given)), flush=True)
@@ -180,4 +191,5 @@ def _become(
 
 
 if __name__ == "__main__":
-    _serve()
+    load()
+    serve()

@@ -1,0 +1,337 @@
+"""The proof that a run makes of itself: its segments trained again, each in other circumstances, and compared.
+
+A fresh process has all circumstances changed that must not matter (`setting.ROWS`). Its forks train the segments on
+other numbers of ranks and loader workers, and sharded in other ways. Where one differs, the cause is looked for: with
+nothing changed, and then with one circumstance after another.
+"""
+
+import json
+import os
+import re
+import resource
+import shutil
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, astuple, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ..base.files import write_json
+from ..base.project import Project
+from ..base.shape import plain
+from ..checkpoint import checkpoint
+from ..config.settings import Settings
+from ..core.errors import Preempted, RunError
+from ..core.flags import stated_variables
+from ..record import proved
+from ..record.names import CHECKPOINTS, CONTRADICTION, PROOF, RUN
+from ..record.reading import read_record
+from ..start import trainings
+from ..start.warm import Warm
+from . import again, setting
+from .again import Difference
+from .elsewhere import copied
+from .segments import Segment
+
+SIZES = 2, 1, 3  # numbers of ranks
+ELSEWHERE = "folder of the project"
+PAUSE = 0.02  # seconds between two looks at a segment
+LINE = 200  # characters of what a segment said
+SHARDS = "none", "optimizer", "full"
+RANKED = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|GROUP_\w+|ROLE_\w+|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+")
+MEMORY = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current")
+QUIET = {
+    "tracking.enabled": False,
+    "record.progress": False,
+    "checkpoint.every": 10**9,
+    "trace.values": -1,
+    "trace.profile": "",
+    "receipt.key": "",
+    "prove.when": "never",
+}
+
+
+class Contradiction(RunError):
+    """A part of the run, trained again, has other bits."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a segment is trained."""
+
+    ranks: int
+    workers: int
+    shard: str
+
+    def keys(self) -> dict[str, Any]:
+        """As keys of params.yaml."""
+        return {"loader.workers": self.workers, "parallel.shard": self.shard}
+
+
+_Found = tuple[Segment, Choice, Sequence[setting.Row], Difference]
+
+
+def unwanted(config: Settings) -> str:
+    """Why a run is not to prove itself; empty where it is."""
+    if config.prove.when == "never":
+        return "prove.when=never"
+    if os.environ.get(trainings.PROVE) == "never":
+        return f"{trainings.PROVE}=never"
+    if config.determinism.relax:
+        return f"determinism.relax={json.dumps(config.determinism.relax)}"
+    return ""
+
+
+class Proof:
+    """The proof of the run in `out`, on so many `ranks`, by these segments of it.
+
+    It is made beside the run, a look at a time, or at its end. `stopped` says whether SIGTERM came.
+
+    Attributes:
+        found: what differs, if anything does.
+    """
+
+    def __init__(
+        self,
+        project: Project,
+        config: Settings,
+        out: Path,
+        ranks: int,
+        segments: Sequence[Segment],
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._project, self._config, self._out, self._stopped = project, config, out.absolute(), stopped
+        self._segments, self._own = segments, Choice(ranks, config.loader.workers, config.parallel.shard)
+        self._folder = self._out / PROOF
+        self._attempts: list[Sequence[setting.Row]] = [setting.ROWS, [row for row in setting.ROWS if row.become], []]
+        self._process: ExitStack | None = None
+        self._work: Iterator[None] = iter(())
+        self._done: dict[Segment, Choice] = {}
+        self._changed: list[str] = []
+        self._not_tried: dict[str, str] = {}
+        self._varying: set[str] = set()
+        self.found: _Found | None = None
+
+    def beside(self) -> list[Segment]:
+        """The segments that are trained beside the run: the first one where a core is free, or the early ones."""
+        if self._config.prove.when == "early":
+            return [*self._segments[:2]]
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return [*self._segments[:1]] if len(os.sched_getaffinity(0)) > here and self._config.device == "cpu" else []
+
+    def begin(self) -> None:
+        """Begin with the segments beside the run, all steps of which are recorded."""
+        self._work = self._trained(self.beside())
+
+    def look(self) -> bool:
+        """See to the segment that is trained, and begin the next one. Returns whether one differs."""
+        next(self._work, None)
+        return self.found is not None
+
+    def make(self, steps: int) -> dict[str, Any]:
+        """Train all segments that are left of the run, which has made so many steps. Returns what its receipt states.
+
+        Raises:
+            Contradiction: one has other bits than the run.
+            Preempted: SIGTERM came.
+        """
+        self._wait(self._work)
+        self._wait(self._trained([each for each in self._possible(steps) if each not in self._done]))
+        self.require()
+        self.close()
+        checkpoint.drop(self._out / CHECKPOINTS, self._config.checkpoint.keep)
+        (self._out / CONTRADICTION).unlink(missing_ok=True)
+        if not self._done:
+            return proved.none(f"no segment could be trained: {[*self._not_tried.values()][-1]}")
+        return {
+            "segments": [asdict(segment) | asdict(self._done[segment]) for segment in sorted(self._done, key=astuple)],
+            "changed": [name for name in self._changed if name not in self._not_tried],
+            "not_tried": self._not_tried,
+            "varying": sorted(self._varying),
+        }
+
+    def require(self) -> None:
+        """Refuse the run if a segment differs, and say why.
+
+        Raises:
+            Contradiction: it does.
+        """
+        if not self.found:
+            return
+        segment, choice, rows, difference = self.found
+        cause, means = self._cause(segment, choice, rows)
+        stated = {"difference": asdict(difference), "segment": asdict(segment), "trained": asdict(choice)}
+        write_json(self._out / CONTRADICTION, stated | {"cause": cause})
+        raise Contradiction(
+            f"{self._out / CONTRADICTION}: {difference}\n"
+            f"The run contradicts itself, so it gets no receipt; its files are kept. {means}"
+        )
+
+    def close(self) -> None:
+        """End the process that trains segments, and remove what it has written."""
+        if self._process:
+            self._process.close()
+            self._process = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _possible(self, steps: int) -> list[Segment]:
+        """Those that the run has made and whose states there are; for others, what follows its last checkpoint."""
+        kept = [again.steps_of(path) for path in checkpoint.found(self._out / CHECKPOINTS)]
+        found = []
+        for number, segment in enumerate(self._segments):
+            if segment.stop > steps:  # it has ended early
+                begin = max([step for step in kept if step < steps], default=0)
+                segment = Segment(begin, min(begin + segment.stop - segment.first, steps))
+            if number == 0 or segment.first in kept:
+                found.append(segment)
+            else:
+                self._not_tried[str(segment)] = "the state before it was not kept"
+        return [*dict.fromkeys(found)]
+
+    def _wait(self, work: Iterator[None]) -> None:
+        for _ in work:
+            if self._stopped():
+                raise Preempted("stopped by SIGTERM while the run proves itself; the same command goes on from there")
+            time.sleep(PAUSE)
+
+    def _trained(self, segments: Sequence[Segment]) -> Iterator[None]:
+        """Train segments, with less and less changed where one cannot be trained to its end."""
+        while self._attempts and not self.found:
+            rows = self._attempts[0]
+            try:
+                for number, segment in enumerate(segments):
+                    if segment not in self._done and not self.found:
+                        yield from self._tried(segment, self._choices(number) if rows else [self._own], rows)
+                return
+            except (RunError, OSError) as failed:
+                self._not_tried[", ".join(row.name for row in rows) or "nothing changed"] = str(failed)
+                self._attempts.pop(0)
+                self.close()
+
+    def _choices(self, number: int) -> list[Choice]:
+        """How to train the segment of this number: otherwise than the run, and if that is refused as the run."""
+        parallel, own = self._config.parallel, self._own
+        most = min(parallel.micro_batches, places(self._config.device))
+        sizes = [size for size in SIZES if size <= most]
+        ranks = own.ranks if parallel.reduce == "ddp" else sizes[number % len(sizes)]
+        shards = [*(shard for shard in SHARDS if shard != own.shard), own.shard]
+        shard = shards[number % len(SHARDS)] if ranks > 1 and parallel.reduce == "tree" else "none"
+        workers = own.workers + 1 if number % len(SHARDS) == 1 else 0  # each of them loads torch
+        choice = Choice(ranks, workers, shard)
+        return [*dict.fromkeys([choice, replace(choice, shard="none"), own])]
+
+    def _tried(self, segment: Segment, choices: Sequence[Choice], rows: Sequence[setting.Row]) -> Iterator[None]:
+        """Train a segment in the first of these ways in which it comes to its end, and compare it.
+
+        Raises:
+            RunError: in none.
+        """
+        refused = ""
+        for choice in choices:
+            if not self._process:
+                yield from self._start(rows)
+            refused, difference = yield from self._compared(segment, choice)
+            if not refused:
+                self._done[segment] = choice
+                self._changed = [ELSEWHERE, *(row.name for row in rows)]
+                if difference:
+                    self.found = segment, choice, rows, difference
+                return
+            self._not_tried[f"{segment} on {_words(choice)}"] = refused
+        raise RunError(refused)
+
+    def _start(self, rows: Sequence[setting.Row]) -> Iterator[None]:
+        """Start a fresh process in these circumstances that forks trainings, of the project elsewhere."""
+        self.close()
+        copy = copied(self._project, self._config, QUIET | self._level, self._folder / "project")
+        variables = trainings.environment(copy)
+        variables = {name: value for name, value in variables.items() if not RANKED.fullmatch(name)}
+        if "OMP_NUM_THREADS" not in variables:  # then the number of threads, which decides bits, follows that of cores
+            rows = [row for row in rows if row.name != setting.CORES]
+            self._not_tried[setting.CORES] = "the number of threads follows it"
+        self._process = ExitStack()
+        folder = Path(self._process.enter_context(TemporaryDirectory()))
+        words, variables = setting.started(rows, variables, folder)
+        # with all that a training wants: else it would start itself again, and load torch again
+        variables |= stated_variables(self._config.options.determinism, variables)
+        self._warm = self._process.enter_context(Warm(copy, variables, words))
+        while (missed := setting.missed(folder)) is None and self._warm.lives:
+            yield
+        self._not_tried |= missed or {}
+
+    def _compared(self, segment: Segment, choice: Choice) -> Generator[None, None, tuple[str, Difference | None]]:
+        """Train a segment. Returns why it did not come to its end, and what differs."""
+        out, log = self._folder / "run", self._folder / "log"
+        shutil.rmtree(out, ignore_errors=True)
+        log.unlink(missing_ok=True)
+        again.interrupted(self._out, out, segment.first)
+        if self._config.trace.level != "off":
+            again.cut(self._out, out, segment)
+        words = [str(segment.stop), "--out", str(out), *trainings.overrides(choice.keys())]
+        process = self._warm.start(trainings.REPEATED, words, log, choice.ranks)
+        while process.poll() is None:
+            yield
+        if not again.is_done(out, segment):
+            said = log.read_text(errors="replace").splitlines() if log.is_file() else []
+            return plain(said[-1])[:LINE] if said else "it ended without a word", None
+        self._varying |= again.varying(self._out, out, segment)
+        states = read_record(self._out, RUN).get("states", {})
+        return "", again.difference(self._out, out, segment, states)
+
+    @property
+    def _level(self) -> dict[str, str]:
+        return {"trace.level": "off" if self._config.trace.level == "off" else "step"}
+
+    def _cause(self, segment: Segment, choice: Choice, rows: Sequence[setting.Row]) -> tuple[str, str]:
+        """By what a segment differs, and what to do: the first circumstance that does it alone."""
+
+        def differs(choice: Choice, *rows: setting.Row) -> bool:
+            self.close()
+            self.found = None
+            with suppress(RunError):
+                self._wait(self._tried(segment, [choice], rows))
+            return self.found is not None
+
+        if differs(self._own):
+            return "a fresh process", (
+                "A fresh process that goes on from the run's state suffices for it: a later step depends on what no "
+                "checkpoint holds, such as a variable of a module, a closure or a cache. Give it to "
+                "run.steps(state=...), or compute it from the step"
+            )
+        if differs(choice):
+            return _words(choice), f"It depends on how it is trained: {_words(choice)}"
+        for row in rows:
+            if differs(self._own, row):
+                return row.name, f"It depends on its surroundings ({row.name}): {row.means}"
+        return "several circumstances", "It depends on several of its circumstances together"
+
+
+def places(device: str) -> int:
+    """How many ranks that hold as much memory as this process has held have room beside it; of GPUs, how many see it.
+
+    At least one: where that is too many, the segment ends and says so.
+    """
+    if device != "cpu":
+        import torch
+
+        if torch.cuda.is_available():
+            return torch.cuda.device_count()
+    available = re.findall(r"^MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    free = [int(kilobytes) * 1024 for kilobytes in available]
+    with suppress(OSError, ValueError):  # no limit, or an older hierarchy
+        most, used = (int(Path(name).read_text()) for name in MEMORY)
+        free.append(most - used)
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return max(1, min(free) // held)
+
+
+def _words(choice: Choice) -> str:
+    return ", ".join(
+        [
+            f"{choice.ranks} rank{'s' * (choice.ranks > 1)}",
+            f"{choice.workers} loader worker{'s' * (choice.workers != 1)}",
+            f"parallel.shard={choice.shard}",
+        ]
+    )

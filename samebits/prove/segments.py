@@ -1,0 +1,44 @@
+"""Which parts of a run are trained again. Known before its first step, so that their states are kept."""
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..config.settings import Prove
+
+LEAST, SHARE = 9, 100  # steps of all segments together: so many, or one in so many of the run's
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The steps from `first` on, before `stop`."""
+
+    first: int
+    stop: int
+
+    def __str__(self) -> str:
+        last = self.stop - 1
+        return f"step {last}" if last == self.first else f"steps {self.first} to {last}"
+
+
+def chosen(address: str, first: int, stop: int, epoch_ends: Callable[[int], int], prove: Prove) -> list[Segment]:
+    """The segments of a run of the steps from `first` on, before `stop`; a function of its content address.
+
+    The first one is the beginning, the second one crosses an epoch's end, the third one lies in the last third, and any
+    more lie anywhere. `epoch_ends` gives the number of steps after which the first epoch is done that ends later than
+    the given step.
+    """
+    length = stop - first
+    each = min(max(1, math.ceil((prove.steps or max(LEAST, length // SHARE)) / prove.segments)), length)
+    begins = [first, max(first, epoch_ends(first + 1) - 1 - (each - 1) // 2)]
+    for number in range(2, prove.segments):
+        least = first + 2 * length // 3 if number == 2 else first
+        places = stop - each - least + 1
+        begins.append(least + _drawn(address, number) % places if places > 0 else stop - each)
+    found = sorted({begin for begin in begins[: prove.segments] if begin < stop})
+    return [Segment(begin, min(begin + each, stop)) for begin in found]
+
+
+def _drawn(address: str, number: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{address} segment {number}".encode()).digest()[:8])
