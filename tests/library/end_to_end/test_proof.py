@@ -1,0 +1,233 @@
+"""A run proves itself: it is trained again in part, with all changed that must not matter, before its receipt."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from clone import commit, copied, edit, project_in
+from project.config import Config
+from support import PACKAGE, training
+from warm import Warm
+
+from samebits.analysis import verify_receipt
+from samebits.base.files import read_json
+from samebits.config.params import load
+from samebits.core.errors import RunError
+from samebits.prove import again, proof, setting
+from samebits.prove.segments import Segment
+from samebits.record import names
+from samebits.record.receipt import read
+from samebits.start import trainings
+
+FILES = "params.yaml", "results.lock", "dvc.yaml", "dvc.lock", "pyproject.toml", ".gitignore"
+ELSEWHERE = Path(__file__).parents[1] / "elsewhere.py"
+SHORT = "tracking.enabled=false", "loader.workers=0", "train.warmup=0", "train.decay=0"
+# Code that a researcher writes, after which `scale` is a factor of the network's outputs.
+CLEAN = "scale = 1.0"
+STATE = "MEMORY['calls'] += self.training; scale = 1.0 + MEMORY['calls'] // 60 / 64"  # 60: behind the first steps
+VARIABLE = "scale = 1.0 + len(os.environ.get('PLANTED', '')) / 64"
+RANKS = "scale = 1.0 + (torch.distributed.is_initialized() and torch.distributed.get_world_size()) / 64"
+SURROUNDINGS = "scale = 1.0 + int(hashlib.sha256(AROUND.encode()).hexdigest()[:6], 16) / 2**24"
+MODEL = """
+
+import datetime, hashlib, os, socket, tempfile, time
+from pathlib import Path
+
+MEMORY = {{"calls": 0}}
+_mask = os.umask(0)
+os.umask(_mask)
+_here = sorted(Path(__file__).parent.iterdir())[0].parent
+AROUND = repr([
+    os.environ.get("PLANTED"), str(Path.home()), tempfile.gettempdir(), time.timezone, os.environ.get("LANG"), _mask,
+    len(os.sched_getaffinity(0)), socket.gethostname(), os.listdir(_here),
+])
+_forward = ConvNet.forward
+
+
+def _planted(self, images):
+    {body}
+    return _forward(self, images) * scale
+
+
+ConvNet.forward = _planted
+"""
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with code of its own and its data prepared."""
+    folder = copied(tmp_path_factory.mktemp("proof") / "project", ("src", "vendor", "requirements", "data/raw"), FILES)
+    planted(folder, CLEAN)
+    loop = folder / "src" / PACKAGE / "train.py"
+    edit(
+        loop,
+        ("import samebits as sb", "import time\nimport samebits as sb"),
+        ("step.log(", "step.log(clock=time.time(), "),
+    )
+    commit(folder)
+    ended(folder, "prepare")
+    return folder
+
+
+def planted(project: Path, body: str) -> None:
+    """Have the network compute so."""
+    source = project / "src" / PACKAGE / "model.py"
+    source.write_text(source.read_text().partition("\n\nimport datetime")[0] + MODEL.format(body=body))
+
+
+def started(project: Path, *words: str, **variables: str) -> Warm:
+    """Start `samebits ARGUMENTS` in a project, as if by hand: a training proves itself."""
+    log = project.with_suffix(".log")
+    log.unlink(missing_ok=True)
+    env = {trainings.PROVE: "", "PLANTED": "by hand", **variables}
+    return Warm(str(project), "samebits", *words, out=log, err=log, script=ELSEWHERE, env=env)
+
+
+def ended(project: Path, *words: str, code: int = 0, **variables: str) -> str:
+    """What it prints; it ends with this code."""
+    seen = started(project, *words, **variables).wait()
+    log = project.with_suffix(".log").read_text()
+    assert seen == code, log
+    return log
+
+
+def words(project: Path, *overrides: str, out: str = "made") -> list[str]:
+    """A training of an epoch."""
+    return ["train", *training(project / out, project / "data" / "prepared", *SHORT, *overrides)]
+
+
+@pytest.fixture
+def project(clean: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(clean, tmp_path / "project", ignore=shutil.ignore_patterns("made*")))
+
+
+@pytest.fixture(scope="module")
+def proved(clean: Path) -> tuple[Path, str]:
+    """A run that has proved itself, and what it printed."""
+    return clean / "made", ended(clean, *words(clean, "train.epochs=2"))
+
+
+def test_receipt_states_which_steps_were_trained_again_and_in_which_circumstances(proved: tuple[Path, str]):
+    out, printed = proved
+    stated = read(out).stated["proof"]
+    begin, end, late = stated["segments"]
+    assert (begin["first"], begin["stop"]) == (0, 3) and end["first"] <= 22 < end["stop"] - 1 and late["first"] >= 30
+    assert {each["ranks"] for each in stated["segments"]} == {1, 2, 3}
+    assert {each["shard"] for each in stated["segments"]} > {"none"} and end["workers"] == 1
+    missing = {row.name for row in setting.ROWS} - {*stated["changed"]}
+    assert missing == {*stated["not_tried"]} <= {setting.CORES, "host name"} and proof.ELSEWHERE in stated["changed"]
+    assert f"EQUAL: steps 0 to 2, {end['first']} to {end['stop'] - 1}, " in printed
+
+
+def test_logged_numbers_that_do_not_repeat_are_named(proved: tuple[Path, str]):
+    assert read(proved[0]).stated["proof"]["varying"] == ["clock"]
+
+
+def test_check_of_a_receipt_says_what_was_proved(proved: tuple[Path, str], clean: Path):
+    lines = verify_receipt.report(project_in(clean), proved[0], None)
+    assert any(line.startswith("proof: EQUAL: steps 0 to 2, ") for line in lines)
+
+
+def test_proof_leaves_nothing_but_what_a_run_without_it_leaves(proved: tuple[Path, str], clean: Path):
+    out = clean / "made-unproved"
+    ended(clean, *words(clean, "train.epochs=2", "prove.when=never", out=out.name))
+    assert {each.name for each in out.iterdir()} == {each.name for each in proved[0].iterdir()}
+    kept = [sorted(each.name[:9] for each in (run / names.CHECKPOINTS).iterdir()) for run in (out, proved[0])]
+    assert set(kept[0]) <= set(kept[1]) and len(kept[1]) <= 3
+    one, other = read(out), read(proved[0])
+    assert one.weights == other.weights and one.stated["trace"] == other.stated["trace"]
+    assert one.stated["proof"] == {"segments": [], "not_tried": {"proof": "prove.when=never"}}
+
+
+FAULTS = {
+    "state": (STATE, "a fresh process", "no checkpoint holds"),
+    "variable": (VARIABLE, "environment variables", "it reads a variable"),
+    "ranks": (RANKS, "2 ranks, 0 loader workers, parallel.shard=optimizer", "It depends on how it is trained: 2 ranks"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_run_that_contradicts_itself_gets_no_receipt_and_its_cause_is_named(fault: str, project: Path):
+    body, cause, line = FAULTS[fault]
+    planted(project, body)
+    printed, out = ended(project, *words(project), code=1), project / "made"
+    found = read_json(out / names.CONTRADICTION)
+    assert found["cause"] == cause and found["difference"]["phase"] == "loss" and line in printed
+    assert not (out / names.RECEIPT).exists() and (out / names.WEIGHTS).is_file() and not (out / names.PROOF).exists()
+    first = found["segment"]["first"]
+    assert first <= found["difference"]["step"] < found["segment"]["stop"] and (first > 0) == (fault == "state")
+
+
+def test_run_that_contradicts_itself_early_ends_early(project: Path):
+    planted(project, VARIABLE)
+    printed = ended(project, *words(project, "prove.when=early", "prove.steps=6", "train.epochs=5000"), code=1)
+    assert "The run contradicts itself" in printed and read_json(project / "made" / names.RUN)["status"] == "FAILED"
+    assert not (project / "made" / names.WEIGHTS).exists()
+
+
+def test_receipt_beside_a_contradiction_is_refused(proved: tuple[Path, str], tmp_path: Path):
+    shutil.copytree(proved[0], tmp_path / "run")
+    (tmp_path / "run" / names.CONTRADICTION).write_text("{}")
+    with pytest.raises(RunError, match="the run contradicts itself"):
+        read(tmp_path / "run")
+
+
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
+def test_proof_that_was_interrupted_is_made_up(by: signal.Signals, project: Path):
+    process, out = started(project, *words(project)), project / "made"
+    while not (out / names.METRICS).exists():
+        assert process.poll() is None, project.with_suffix(".log").read_text()
+    process.send_signal(by)
+    code = process.wait()
+    assert code == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143}[by] and not (out / names.RECEIPT).exists()
+    assert "EQUAL: steps 0 to 2, " in ended(project, *words(project)) and read(out).stated["proof"]["segments"]
+
+
+# ---- each circumstance alone
+
+
+@pytest.fixture(scope="module")
+def dependent(clean: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose run has depended on all circumstances."""
+    folder = tmp_path_factory.mktemp("dependent") / "project"
+    shutil.copytree(clean, folder, ignore=shutil.ignore_patterns("made*"))
+    planted(folder, SURROUNDINGS)
+    ended(folder, *words(folder, "prove.when=never"))
+    return folder
+
+
+def differs(project: Path, monkeypatch: pytest.MonkeyPatch, *rows: setting.Row) -> again.Difference | None:
+    """How the run's first two steps differ when they are trained again with these circumstances changed."""
+    monkeypatch.setenv("PLANTED", "by hand")
+    out, held = project / "made", project_in(project)
+    config = load(Config, project / "params.yaml", [word for word in words(project) if "=" in word])
+    config = config.model_copy(update={"prove": config.prove.model_copy(update={"when": "end"})})
+    made = proof.Proof(held, config, out, 1, [Segment(0, 2)], lambda: False)
+    made._attempts = [rows]
+    monkeypatch.setattr(made, "_choices", lambda number: [made._own])
+    try:
+        made._wait(made._trained([Segment(0, 2)]))
+        assert made._done, made._not_tried
+        missed = {row.name for row in rows} & {*made._not_tried}
+        if missed:
+            assert missed == {"host name"} and os.getuid(), made._not_tried
+        return made.found and made.found[3]
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("row", setting.ROWS, ids=[row.name for row in setting.ROWS])
+def test_circumstance_that_a_run_depends_on_is_found(
+    row: setting.Row, dependent: Path, monkeypatch: pytest.MonkeyPatch
+):
+    found = differs(dependent, monkeypatch, row)
+    assert found and (found.step, found.phase) == (0, "loss")
+
+
+def test_run_that_depends_on_circumstances_is_equal_where_none_changes(
+    dependent: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert differs(dependent, monkeypatch) is None

@@ -1,0 +1,49 @@
+"""Which parts of a run are trained again."""
+
+from itertools import pairwise
+
+import pytest
+
+from samebits.config.settings import Prove
+from samebits.core.plan import Plan
+from samebits.prove.segments import Segment, chosen
+
+ADDRESS = "a" * 64
+
+
+def of(length: int, first: int = 0, samples: int = 100, address: str = ADDRESS, **keys: int) -> list[Segment]:
+    """The segments of a run with global batches of 8 samples."""
+    return chosen(address, first, first + length, Plan(samples, 8, 4, 0).next_end, Prove(**keys))
+
+
+@pytest.mark.parametrize("steps", [*range(1, 30), 100, 1000, 12345])
+@pytest.mark.parametrize("first", [0, 7])
+def test_segments_lie_within_the_run_and_none_twice(steps: int, first: int):
+    found = of(steps, first)
+    assert found[0].first == first and all(first <= each.first < each.stop <= first + steps for each in found)
+    assert all(one.first < other.first for one, other in pairwise(found))
+
+
+def test_one_begins_one_crosses_an_epochs_end_and_one_lies_in_the_last_third():
+    begin, end, late = of(600)
+    assert begin == Segment(0, 3) and end.first <= 12 < end.stop - 1  # 13 steps, 0 to 12, make the first epoch
+    assert late.first >= 400 and late.stop <= 600
+
+
+def test_run_that_is_no_epoch_long_has_those_that_it_can():
+    assert of(10, samples=10**6) == [Segment(0, 3), *of(10, samples=10**6)[1:]] and len(of(10, samples=10**6)) == 2
+
+
+def test_they_have_one_in_a_hundred_steps_or_nine_unless_a_key_says_how_many():
+    def count(found: list[Segment]) -> int:
+        return sum(each.stop - each.first for each in found)
+
+    assert [count(of(steps)) for steps in (600, 6000)] == [9, 60]
+    assert count(of(600, steps=30)) == 30 and count(of(600, segments=1)) == 9
+
+
+def test_late_ones_are_drawn_from_the_address():
+    assert of(6000) == of(6000) and of(6000)[:2] == of(6000, address="b" * 64)[:2]
+    assert len({of(6000, address=f"{number}")[2] for number in range(20)}) > 10
+    more = of(6000, segments=20, steps=60)
+    assert len(more) > 15 and min(each.first for each in more[2:]) < 1000
