@@ -1,6 +1,7 @@
 """A run proves itself: it is trained again in part, with all changed that must not matter, before its receipt."""
 
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 from clone import commit, copied, edit, project_in
 from project.config import Config
-from support import PACKAGE, training
+from server import until
+from support import OURS, PACKAGE, training
 from warm import Warm
 
 from samebits.analysis import verify_receipt
@@ -157,6 +159,9 @@ def test_run_that_contradicts_itself_gets_no_receipt_and_its_cause_is_named(faul
     found = read_json(out / names.CONTRADICTION)
     assert found["cause"] == cause and found["difference"]["phase"] == "loss" and line in printed
     assert not (out / names.RECEIPT).exists() and (out / names.WEIGHTS).is_file() and not (out / names.PROOF).exists()
+    page = re.search("(?m)^artifacts(/contradiction.json: .*)\n(.*)$", (OURS.library / "docs" / "prove.md").read_text())
+    lines = [re.sub("[0-9a-f]{16}", "…", line) for line in page.groups()]
+    assert fault != "variable" or all(line in re.sub("[0-9a-f]{16}", "…", printed) for line in lines)
     first = found["segment"]["first"]
     assert first <= found["difference"]["step"] < found["segment"]["stop"] and (first > 0) == (fault == "state")
 
@@ -166,6 +171,19 @@ def test_run_that_contradicts_itself_early_ends_early(project: Path):
     printed = ended(project, *words(project, "prove.when=early", "prove.steps=6", "train.epochs=5000"), code=1)
     assert "The run contradicts itself" in printed and read_json(project / "made" / names.RUN)["status"] == "FAILED"
     assert not (project / "made" / names.WEIGHTS).exists()
+
+
+def test_proof_has_the_code_and_the_config_of_the_runs_begin(project: Path):
+    loop = project / "src" / PACKAGE / "train.py"
+    edit(loop, ("step.log(", "Path('last.txt').write_text(str(step.number)); step.log("))
+    edit(loop, ("import time", "import time\nfrom pathlib import Path"))
+    process = started(project, *words(project))
+    until(lambda: (project / "last.txt").exists() or process.poll() is not None)
+    planted(project, "scale = 2.0")
+    edit(project / "params.yaml", ("learning_rate: ", "learning_rate: 9"))
+    assert process.wait() == 0, project.with_suffix(".log").read_text()
+    assert "proof      EQUAL" in project.with_suffix(".log").read_text()
+    assert int((project / "last.txt").read_text()) + 1 == read(project / "made").stated["metrics"]["steps"]
 
 
 def test_receipt_beside_a_contradiction_is_refused(proved: tuple[Path, str], tmp_path: Path):

@@ -82,7 +82,8 @@ def test_receipt_states_what_the_records_say_and_no_secret(signed: Trained):
 def test_whole_receipt_of_a_known_signer_is_proved(run: Path, keys: Path):
     done = python("-m", "samebits", "verify-receipt", run, "--signers", keys / "signers")
     assert done.returncode == 0, done.stderr
-    name, *of_library, files, signer = done.stdout.splitlines()
+    name, proof, *of_library, files, signer = done.stdout.splitlines()
+    assert proof == "proof: none: SAMEBITS_PROVE=never"
     assert name.startswith(f"receipt {sha256_file(run / names.RECEIPT)}: consistent in itself: ")
     checked = "model.safetensors, metrics.json, trace/steps.bin, address.json, environment.json, run.json"
     unstated = "metrics.jsonl, steps.csv: unchecked, because no receipt states them"

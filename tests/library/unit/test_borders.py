@@ -104,7 +104,12 @@ DOORS = {
         "beside.replace(path)",
         'text.replace("a", "b").split()',
     ),
-    "trace": Door(reads_a_trace, {"record/view.py": "RunView"}, "chains.rows(path, STEP)", "chains.root(path, 8)"),
+    "trace": Door(
+        reads_a_trace,
+        {"record/view.py": "RunView", "prove/again.py": "a part of a run, before there is a receipt"},
+        "chains.rows(path, STEP)",
+        "chains.root(path, 8)",
+    ),
 }
 
 
