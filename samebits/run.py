@@ -57,6 +57,7 @@ from .prove.beside import Beside
 from .prove.segments import Segment, chosen
 from .record import names, proved, started
 from .record.classes import environments
+from .record.contradiction import contradiction
 from .record.opening import non_portable_before, reported_of
 from .record.reading import read_record
 from .record.record import ENDS, as_number, ends, require_name
@@ -101,6 +102,8 @@ class Run(Stage[C]):
         self._added = ADDED.get()
         self._metrics = Metrics(self._write)
         self._live: list[Live] = []
+        self._varying: set[str] = set()  # names of logged numbers
+        self._has_failed = False
         self._folder: Folder | None = None
         self._loop: Loop | None = None
         self._keeper: Keeper | None = None
@@ -448,9 +451,19 @@ class Run(Stage[C]):
 
     def _write(self, step: int, numbers: dict[str, float]) -> None:
         assert self._folder
-        self._folder.record.log(step, numbers)
+        for name, (before, here) in self._folder.record.log(step, numbers).items():
+            if self.config.trace.level == "off":  # these numbers are all that tells two runs apart
+                raise contradiction(step, name, before, here)
+            self._report_varying(step, name, before, here)
         for each in self._live:
             each.take(step, numbers)
+
+    def _report_varying(self, step: int, name: str, before: float, here: float) -> None:
+        """Say once that a logged number does not repeat, though the step has the bits that it had before."""
+        if name not in self._varying and not self._has_failed:  # else it follows from that
+            self._varying.add(name)
+            seen = f"{name} is {here!r} and was {before!r} before the interruption"
+            _report(f"step {step}, made again: {seen}: it changes no bit; the record keeps the first one")
 
     def on_log(self, function: Show) -> Show:
         """Have rank 0 call `function(step, numbers)` with what each step has logged, such as to draw it live.
@@ -555,6 +568,7 @@ class Run(Stage[C]):
             self._stop.restore()
         if not (isinstance(error, RunError) and error.local):
             ranks.leave()  # else the launcher is to see this rank's exit before the others', who miss it in the group
+        self._has_failed = error is not None
         if self._loop:
             self._loop.close(error)
         if self._keeper:

@@ -13,7 +13,6 @@ from typing import Any
 from ..base.files import durable, read_text, sync, write_json
 from ..core.errors import UserError
 from . import names
-from .contradiction import contradiction
 from .reading import metric_rows, read_record
 
 
@@ -146,13 +145,9 @@ class Record:
         write_json(self.folder / names.RUN, self._facts)
         self._rows = (self.folder / names.METRIC_ROWS).open("a", buffering=1)
 
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Append one row.
-
-        Raises:
-            RunError: an earlier attempt at this run recorded another number for the same step.
-        """
-        news = {}
+    def log(self, step: int, metrics: dict[str, float]) -> dict[str, tuple[float, float]]:
+        """Append one row. Returns the numbers that an earlier attempt at this run recorded otherwise: then and now."""
+        news, others = {}, {}
         for name, value in metrics.items():
             known = self._known[step, name]
             if not known:
@@ -160,9 +155,10 @@ class Record:
                 continue
             before = known.pop(0)
             if before != value and not (before != before and value != value):  # a NaN is equal to none
-                raise contradiction(step, name, before, value)
+                others[name] = before, value
         if news:
             self._rows.write(json.dumps({"step": step, "time": now(), "metrics": news}) + "\n")
+        return others
 
     def keep(self, name: str, write: Callable[[Path], object]) -> None:
         """Have `write` make a file of the loop's own, which has this name below `files/`."""

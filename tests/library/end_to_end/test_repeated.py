@@ -171,6 +171,17 @@ def test_step_that_is_made_again_leaves_no_trace_in_a_run(level: str, attempt: A
     assert stated(alone) == stated(run)
 
 
+@pytest.mark.parametrize(("level", "ends"), [("step", 0), ("off", 1)])
+def test_number_that_does_not_repeat_ends_a_run_only_where_nothing_else_is_compared(
+    level: str, ends: int, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+):
+    log, calls = Run.log, count()
+    monkeypatch.setattr(Run, "log", lambda run, step, /, **found: log(run, step, clock=float(next(calls)), **found))
+    assert attempt(loop, "run", level, SAVED - 1) == (143, STOPPED)
+    code, said = attempt(loop, "run", level)
+    assert code == ends and said.startswith(f"step {SAVED}, made again: clock is ") and said.count("\n") == 1, said
+
+
 def stated(out: Path) -> dict[str, Any]:
     """What the receipt of a run states of its bits."""
     receipt = read_json(out / names.RECEIPT)
