@@ -239,11 +239,17 @@ def test_run_that_its_owner_has_stopped_stays_stopped(
     assert trained(out) == whole
 
 
+def opened(run: Run) -> Record:
+    """The record of a run, which is written once all fits."""
+    assert run._folder
+    return run._folder.record
+
+
 def entered(settings: Config, out: Path) -> str:
     """Enter a run, leave it as if it were finished, and return its content address."""
     run = Run(OURS, settings, out)
     with pytest.raises(UserError, match=r"run\.finish\(\) was never called"), run:
-        pass
+        opened(run)
     write_json(out / "run.json", read_json(out / "run.json") | {"status": "FINISHED"})
     return run.address.digest
 
@@ -266,7 +272,8 @@ def test_killed_while_starting_it_starts_again(
         with monkeypatch.context() as patch, pytest.raises(Crash):
             patch.setattr(opening_module, "write_json", write)
             patch.setattr(record_module, "write_json", write)
-            with Run(OURS, inside(config, prepared), tmp_path):
+            with Run(OURS, inside(config, prepared), tmp_path) as run:
+                opened(run)
                 raise AssertionError("it writes less than that")
         crashes += 1
         address = entered(inside(config, prepared), tmp_path)
