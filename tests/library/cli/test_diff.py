@@ -34,7 +34,7 @@ from samebits.config.settings import Checkpoint
 from samebits.core import loop as loop_module
 from samebits.core.sampling import Plan
 from samebits.core.seeds import derive
-from samebits.record import statement
+from samebits.record import proved, statement
 from samebits.record.chain import STEP
 from samebits.record.view import RunView
 
@@ -158,7 +158,7 @@ def test_weights_changed_after_the_last_step_are_found_with_their_likely_cause(c
     assert "kept: model.safetensors: not as the receipt states" in verb("diff", one, other).stdout
     (record := other / "run.json").write_text(json.dumps(read_json(record) | {"resumed": [7]}))
     weights = sha256_file(other / "model.safetensors")
-    statement.write(other, statement.statement(OURS, other, weights, load(other).root))
+    statement.write(other, statement.statement(OURS, other, weights, load(other).root, proved.none("planted")))
     done = verb("diff", one, other)
     lost = "was resumed after step 7: what its loop kept for itself was lost, if state= does not name it"
     first, second = f"{sha256_file(one / 'model.safetensors')} | {weights}", done.stdout.splitlines()[2]

@@ -25,7 +25,7 @@ from samebits.base.files import read_json, write_json
 from samebits.base.project import Project
 from samebits.config.params import load
 from samebits.core.errors import RunError, UserError
-from samebits.record import statement
+from samebits.record import proved, statement
 
 CLASS, OTHER_CLASS = "cpu-portable/torch-1.2.3", f"cuda/{digest({'device': 'cuda'})[:16]}"
 LEFT_OFF = {"device": "cpu", "relaxed": ["PYTHONHASHSEED"]}
@@ -86,7 +86,7 @@ class Case:
         for name, record in records.items():
             write_json(self.run / f"{name}.json", record)
         weights = sha256_file(self.run / "model.safetensors")
-        statement.write(self.run, statement.statement(self.project, self.run, weights, None))
+        statement.write(self.run, statement.statement(self.project, self.run, weights, None, proved.none("planted")))
 
     def by_dvc(self) -> str:
         """Write and commit dvc.lock as DVC would after these weights and their evaluation; returns it."""
