@@ -367,7 +367,7 @@ class Run(Stage[C]):
     def _choose(self, loop: Loop, first: int) -> list[Segment]:
         """The parts of the run that are trained again in its end, which were chosen when it began."""
         found = []
-        if self._folder and not loop.tamper and not proof.unwanted(self.config):
+        if self._folder and not loop.tamper and not proof.unwanted(self.config, self.world.size):
             record, ends = self._folder.record, loop.plan.next_end
             if not (found := [Segment(*each) for each in record.facts.get("segments", [])]):
                 found = chosen(self.address.digest, first, loop.stop, ends, self.config.prove)
@@ -383,7 +383,9 @@ class Run(Stage[C]):
 
     def _prove(self) -> dict[str, Any]:
         assert self._loop
-        return self._proof.make(self._loop.done) if self._proof else proved.none(proof.unwanted(self.config))
+        if self._proof:
+            return self._proof.make(self._loop.done)
+        return proved.none(proof.unwanted(self.config, self.world.size))
 
     def _start(self, loop: Loop) -> int:
         """Give model and optimizer the state from which the run starts, if that is asked for; its number of steps."""
@@ -476,7 +478,7 @@ class Run(Stage[C]):
         """
         if self._loop:
             raise UserError("run.on_log() came after run.steps(): call it before")
-        if self.world.is_main:
+        if self.world.is_main and self._added == Added():  # what else is made of the run is nobody's to follow
             self._live.append(Live(function))
         return function
 

@@ -21,10 +21,12 @@ from typing import Any
 from ..base.files import write_json
 from ..base.project import Project
 from ..base.shape import plain
+from ..base.text import some
 from ..checkpoint import checkpoint
 from ..config.settings import Settings
 from ..core.errors import Preempted, RunError
 from ..core.flags import stated_variables
+from ..environment import variables
 from ..record import proved
 from ..record.names import CHECKPOINTS, CONTRADICTION, PROOF, RUN
 from ..record.reading import read_record
@@ -42,6 +44,7 @@ LINE = 200  # characters of what a segment said
 SHARDS = "none", "optimizer", "full"
 RANKED = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|GROUP_\w+|ROLE_\w+|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+")
 MEMORY = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current")
+SILENT = {"WANDB_MODE": "disabled"}  # who follows the run is not to hear of parts that are trained again
 QUIET = {
     "tracking.enabled": False,
     "record.progress": False,
@@ -67,20 +70,22 @@ class Choice:
 
     def keys(self) -> dict[str, Any]:
         """As keys of params.yaml."""
-        return {"loader.workers": self.workers, "parallel.shard": self.shard}
+        return {"loader.workers": self.workers, "parallel.shard": self.shard, "parallel.replicas": 1}
 
 
 _Found = tuple[Segment, Choice, Sequence[setting.Row], Difference]
 
 
-def unwanted(config: Settings) -> str:
-    """Why a run is not to prove itself; empty where it is."""
+def unwanted(config: Settings, ranks: int) -> str:
+    """Why a run on so many ranks is not to prove itself; empty where it is."""
     if config.prove.when == "never":
         return "prove.when=never"
     if os.environ.get(trainings.PROVE) == "never":
         return f"{trainings.PROVE}=never"
     if config.determinism.relax:
         return f"determinism.relax={json.dumps(config.determinism.relax)}"
+    if config.parallel.reduce == "ddp" and ranks > places(config.device):
+        return f"parallel.reduce=ddp wants {ranks} ranks again, and they have no room on this host"
     return ""
 
 
@@ -103,7 +108,9 @@ class Proof:
         stopped: Callable[[], bool],
     ) -> None:
         self._project, self._config, self._out, self._stopped = project, config, out.absolute(), stopped
-        self._segments, self._own = segments, Choice(ranks, config.loader.workers, config.parallel.shard)
+        self._segments = segments
+        fits = ranks <= places(config.device)  # ranks of other hosts may have no room on this one
+        self._own = Choice(ranks if fits else 1, config.loader.workers, config.parallel.shard if fits else "none")
         self._folder = self._out / PROOF
         self._attempts: list[Sequence[setting.Row]] = [setting.ROWS, [row for row in setting.ROWS if row.become], []]
         self._process: ExitStack | None = None
@@ -246,17 +253,17 @@ class Proof:
         """Start a fresh process in these circumstances that forks trainings, of the project elsewhere."""
         self.close()
         copy = copied(self._project, self._config, QUIET | self._level, self._folder / "project")
-        variables = trainings.environment(copy)
-        variables = {name: value for name, value in variables.items() if not RANKED.fullmatch(name)}
-        if "OMP_NUM_THREADS" not in variables:  # then the number of threads, which decides bits, follows that of cores
+        environ = trainings.environment(copy)
+        environ = {name: value for name, value in environ.items() if not RANKED.fullmatch(name)}
+        if "OMP_NUM_THREADS" not in environ:  # then the number of threads, which decides bits, follows that of cores
             rows = [row for row in rows if row.name != setting.CORES]
             self._not_tried[setting.CORES] = "the number of threads follows it"
         self._process = ExitStack()
         folder = Path(self._process.enter_context(TemporaryDirectory()))
-        words, variables = setting.started(rows, variables, folder)
+        words, environ = setting.started(rows, environ, folder)
         # with all that a training wants: else it would start itself again, and load torch again
-        variables |= stated_variables(self._config.options.determinism, variables)
-        self._warm = self._process.enter_context(Warm(copy, variables, words))
+        environ |= SILENT | stated_variables(self._config.options.determinism, environ)
+        self._warm = self._process.enter_context(Warm(copy, environ, words))
         while (missed := setting.missed(folder)) is None and self._warm.lives:
             yield
         self._not_tried |= missed or {}
@@ -304,7 +311,8 @@ class Proof:
             return _words(choice), f"It depends on how it is trained: {_words(choice)}"
         for row in rows:
             if differs(self._own, row):
-                return row.name, f"It depends on its surroundings ({row.name}): {row.means}"
+                read = f": {some(variables.read())}" if row.name == setting.VARIABLES else ""
+                return row.name, f"It depends on its surroundings ({row.name}{read}): {row.means}"
         return "several circumstances", "It depends on several of its circumstances together"
 
 

@@ -22,7 +22,7 @@ ZONES = "SBT-13:45", "SBT+9:30"
 LANGUAGES = "C", "C.UTF-8"
 HOST = "another-host"
 NOTE = "not-tried.json"
-CORES = "number of cores"
+CORES, VARIABLES = "number of cores", "environment variables"
 NEW_USERS, NEW_NAMES = 0x10000000, 0x04000000  # CLONE_NEWUSER and CLONE_NEWUTS of unshare(2)
 
 
@@ -128,7 +128,7 @@ def _listings() -> str:
 
 
 ROWS = (
-    Row("environment variables", "it reads a variable: make it a key of params.yaml", _recorded),
+    Row(VARIABLES, "it reads a variable: make it a key of params.yaml", _recorded),
     Row("HOME", "it reads a file there: let prepare.py write it", _place("HOME")),
     Row("TMPDIR", "it keeps something there: give it to run.steps(state=...)", _place("TMPDIR")),
     Row("TZ", "it reads the clock: make the time a key of params.yaml", _other("TZ", ZONES)),
