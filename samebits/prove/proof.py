@@ -73,6 +73,14 @@ class Choice:
         return {"loader.workers": self.workers, "parallel.shard": self.shard, "parallel.replicas": 1}
 
 
+AGAIN = (
+    "Any other process differs: it depends on a clock, on os.urandom, on where objects lie in memory, or on a file "
+    "that it changes. Leave that out, or let prepare.py write it"
+)
+FORGOTTEN = (
+    "Any process differs that goes on from the run's state: a later step depends on what no checkpoint holds, such as "
+    "a variable of a module, a closure or a cache. Give it to run.steps(state=...), or compute it from the step"
+)
 _Found = tuple[Segment, Choice, Sequence[setting.Row], Difference]
 
 
@@ -302,11 +310,7 @@ class Proof:
             return self.found is not None
 
         if differs(self._own):
-            return "a fresh process", (
-                "A fresh process that goes on from the run's state suffices for it: a later step depends on what no "
-                "checkpoint holds, such as a variable of a module, a closure or a cache. Give it to "
-                "run.steps(state=...), or compute it from the step"
-            )
+            return "a fresh process", AGAIN if segment.first == self._segments[0].first else FORGOTTEN
         if differs(choice):
             return _words(choice), f"It depends on how it is trained: {_words(choice)}"
         for row in rows:
