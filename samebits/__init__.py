@@ -9,6 +9,7 @@ names a `Section` loads no torch. Everything else is private, and each room impo
 | analysis | questions asked of runs and of code: verify, diff, replay, compare, audit, doctor. No run imports it |
 | front | how a stage starts and ends |
 | run, stage; finish, folder | what the owner's functions hold; from an open run directory to the receipt |
+| prove | parts of a run that are trained again before its receipt is written |
 | start; trace, checkpoint, tracking | how processes start; observers of the loop, and the uploader |
 | environment; record; guards | what a run runs on; what it writes down; what is refused by name |
 | address; config; base | what was requested; its keys; files, git, text. These load without torch |

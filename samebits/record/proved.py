@@ -16,4 +16,5 @@ def words(proof: Mapping[str, Any]) -> str:
     steps = ", ".join(f"{each['first']} to {each['stop'] - 1}" for each in segments)
     ranks = sorted({each["ranks"] for each in segments})
     on = f"{', '.join(map(str, ranks))} rank{'s' * (ranks != [1])}"
-    return f"EQUAL: steps {steps}, trained again on {on}, {len(proof.get('changed', []))} circumstances changed"
+    changed = len(proof.get("changed", []))
+    return f"EQUAL: steps {steps}, trained again on {on}, {changed} circumstance{'s' * (changed != 1)} changed"

@@ -82,6 +82,7 @@ def write(
     host: str = "a-host",
     ranks: int = 1,
     weights: str = HEX,
+    proof: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write what a run leaves in `folder`; a receipt only of a finished one."""
     requested = {"train.learning_rate": 0.004, "model.width": 32} | dict(config or {})
@@ -125,6 +126,7 @@ def write(
             "schema": 1, **address, "environment": class_of, "config": run["config"], "code": run["code"],
             "metrics": exact, "trace": trace[-24:].hex() if trace else None, "informational": informational,
         }  # fmt: skip
+        stated |= {"proof": proof} if proof else {}
         statement = {
             "_type": "https://in-toto.io/Statement/v1",
             "predicateType": "https://github.com/org/repro-template/receipt/v1",

@@ -11,6 +11,8 @@ from markupsafe import Markup, escape
 from ...base.project import LIBRARY
 from ...base.shape import plain
 from ...base.text import differences, flatten
+from ...record import proved
+from ...record.names import CONTRADICTION
 from ...record.view import RunView
 from ..rendering import render
 from . import bits, drawn, measured, plots, public
@@ -163,6 +165,12 @@ def _outcome(runs: Sequence[RunView]) -> list[Fact]:
     def checked(run: RunView) -> str:
         return "; ".join(map(public.words, run.doubts)) or ("as it states" if run.receipt else "")
 
+    def proof(run: RunView) -> str:
+        if run.holds(CONTRADICTION):
+            return "DIFFERS: the run contradicts itself"
+        stated = run.receipt.stated.get("proof") if run.receipt else None
+        return public.words(proved.words(stated)) if stated else ""
+
     def metric(name: str) -> Callable[[RunView], str]:
         return lambda run: repr(run.metrics[name]).removesuffix(".0") if name in run.metrics else ""
 
@@ -178,6 +186,7 @@ def _outcome(runs: Sequence[RunView]) -> list[Fact]:
         ("trace root", lambda run: run.root or ""),
         ("receipt", lambda run: run.receipt.name if run.receipt else "none"),
         ("files beside the receipt", checked),
+        ("proof", proof),
         *((f"metric {name}", metric(name)) for name in names),
         ("seconds", lambda run: f"{run.seconds:.1f}" if run.seconds is not None else ""),
         ("peak memory", lambda run: measured.size(run.memory) if run.memory else ""),

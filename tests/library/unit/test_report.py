@@ -81,6 +81,15 @@ def test_one_run_is_told_without_a_verdict():
     assert "Differences of" not in found.text and "<details>" in found.source
 
 
+def test_proof_of_a_run_is_shown_and_that_one_contradicts_itself():
+    segment = {"first": 0, "stop": 3, "ranks": 2, "workers": 0, "shard": "none"}
+    proved = write(Path("one"), proof={"segments": [segment], "changed": ["TZ"], "not_tried": {}})
+    refused = write(Path("two"), status="FAILED")
+    (refused / "contradiction.json").write_text("{}")
+    equal = "EQUAL: steps 0 to 2, trained again on 2 ranks, 1 circumstance changed"
+    assert page(proved, refused).row("proof") == [equal, "DIFFERS: the run contradicts itself"]
+
+
 def test_headline_counts_where_one_of_several_runs_differs():
     runs = [write(Path(name)) for name in ("one", "two")] + [write(Path("odd"), rows=traced(12, part=3))]
     found = page(*runs)
