@@ -13,7 +13,7 @@ export GIT_CEILING_DIRECTORIES := $(abspath build)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environment test test-hosts test-all lint lock released chaos step-cost order loader sharding networks hashing portability stock measure bench-check times scaling allocation picture page architecture gpu-bundle gpu clean
+.PHONY: help demo environment test test-hosts test-all lint lock released chaos step-cost order loader sharding networks proof hashing portability stock measure bench-check times scaling allocation picture page architecture gpu-bundle gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -67,6 +67,9 @@ sharding: $(TOOLS)/.locked  ## measure what sharded models send and hold, on CPU
 
 networks: $(TOOLS)/.locked  ## run `samebits verify` on ten networks of other people (NAMES=swin), on CPU; half an hour
 	@$(IN_TOOLS) python tools/networks.py $(addprefix --only ,$(NAMES))
+
+proof: $(TOOLS)/.locked  ## let 200 runs prove themselves, count false alarms, and measure what a proof takes (RUNS=200); an hour
+	@$(IN_TOOLS) python tools/proof.py --runs $(or $(RUNS),200)
 
 hashing: $(TOOLS)/.locked  ## measure what checking 10^5 files, or 10 GB, costs at the start of a run; ten minutes
 	@$(IN_TOOLS) python tools/hashing.py

@@ -40,6 +40,17 @@ def planted(factor: float) -> list[float]:
     return [factor * one * other for one, other in zip(shared, own, strict=True)]
 
 
+def test_proof_that_is_not_equal_counts_as_refused(tmp_path: Path) -> None:
+    """And a run without one is told apart from both."""
+    import proof
+
+    printed = {"proof       EQUAL: steps 0 to 2, trained again": "EQUAL", "proof  none: prove.when=never": "none"}
+    assert {said: proof.verdict(f"weights  0\n{said}\nloss  1\n") for said in printed} == printed
+    assert proof.verdict("weights  0\n") == proof.NO_RECEIPT
+    (tmp_path / "params.yaml").write_text("verify:\n  shorten: [train.epochs=2, seed=1]  # why\n")
+    assert proof.short(tmp_path) == ["train.epochs=2", "seed=1"]
+
+
 def test_a_ratio_is_of_pairs() -> None:
     """Work that hits both of a round leaves it alone; too few rounds, and what is no time, are refused."""
     from ratios import Ratio, ratio

@@ -1,0 +1,90 @@
+"""Let runs prove themselves: how often a right one is refused, and what a proof takes: the tables of docs/proof.md.
+
+    python tools/proof.py [--runs N] [--rounds N]
+
+Runs of the starters, each with a seed of its own, shortened as `verify.shorten` in their params.yaml says. None of them
+depends on anything that must not matter, so each proof that is not EQUAL is a false alarm. Then the released run of a
+starter is trained with its proof and without, by turns.
+"""
+
+import re
+import shutil
+import time
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from bake import ROOT, venv_of
+from harness import about, arguments, in_turn, prepared, printed, spread, table, write
+
+RESULT = ROOT / "docs" / "proof.md"
+STARTERS = "digits", "images", "language", "series", "tabular", "blank"
+LINE = re.compile(r"(?m)^proof +(EQUAL|none)")
+NO_RECEIPT = "DIFFERS"
+HEAD = "starter | runs | EQUAL | without a proof | refused"
+COST = "starter | seconds without a proof | with it | more"
+
+
+def short(project: Path) -> list[str]:
+    """The overrides that make a training of a project short."""
+    text = (project / "params.yaml").read_text()
+    found = re.search(r"(?m)^  shorten: \[(.*)\]", text)
+    return [word.strip().strip("\"'") for word in found[1].split(",")] if found and found[1] else []
+
+
+def verdict(said: str) -> str:
+    """What the proof of a training came to, of which this was printed."""
+    found = LINE.search(said)
+    return found[1] if found else NO_RECEIPT
+
+
+def train(project: Path, starter: str, *settings: str) -> str:
+    """Train; return the verdict of its proof."""
+    shutil.rmtree(project / "runs", ignore_errors=True)
+    given = [word for text in ("tracking.enabled=false", *settings) for word in ("--set", text)]
+    words = "-m", "samebits", "train", "--quiet", "--out", "runs/one", *given
+    return verdict(printed(project, *words, ends=(0, 1), venv=venv_of(starter)))
+
+
+def alarms(requested: Namespace) -> Iterator[list[object]]:
+    """A row for each starter, and one for all."""
+    total = Counter[str]()
+    each = max(1, requested.runs // len(STARTERS))
+    for starter in STARTERS:
+        with prepared(starter) as project:
+            seen = Counter(train(project, starter, *short(project), f"seed={seed}") for seed in range(each))
+        total += seen
+        yield [starter, each, seen["EQUAL"], seen["none"], seen[NO_RECEIPT]]
+    yield ["all", total.total(), total["EQUAL"], total["none"], total[NO_RECEIPT]]
+
+
+def costs(requested: Namespace) -> Iterator[list[object]]:
+    """A row for each of two starters: seconds of the released training, from the start of the command to its end."""
+
+    def seconds(project: Path, starter: str, when: str) -> float:
+        began = time.perf_counter()
+        train(project, starter, f"prove.when={when}")
+        return time.perf_counter() - began
+
+    for starter in ("digits", "tabular"):
+        with prepared(starter) as project:
+            found = in_turn(
+                ("never", "end"),
+                lambda when: seconds(project, starter, when),
+                range(requested.rounds),  # noqa: B023
+            )
+        more = sorted(one - other for one, other in zip(found["end"], found["never"], strict=True))
+        shown = [spread(min(taken), sorted(taken)[len(taken) // 2], max(taken), ".1f") for taken in found.values()]
+        yield [starter, *shown, spread(more[0], more[len(more) // 2], more[-1], ".1f")]
+
+
+def main() -> None:
+    """Measure, and write the tables into the document."""
+    requested = arguments(__doc__, RESULT, rounds=5, runs=200)
+    place = f"{about()} {requested.rounds} rounds."
+    write(requested.out, place, table(HEAD, alarms(requested)), table(COST, costs(requested)))
+
+
+if __name__ == "__main__":
+    main()
