@@ -86,7 +86,7 @@ class Added:
 Show = TypeVar("Show", bound=Callable[[int, dict[str, float]], object])
 LOOK = 10_000  # samples of which two orders are compared
 REASON = 200  # characters, at most
-TAGS = "weights", "trace", "receipt", *ENDS  # of what is printed in the end
+TAGS = "weights", "trace", "proof", "receipt", *ENDS  # of what is printed in the end
 ADDED = ContextVar("ADDED", default=Added())  # noqa: B039 - it is frozen
 
 

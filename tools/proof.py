@@ -13,6 +13,7 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from bake import ROOT, venv_of
@@ -69,11 +70,8 @@ def costs(requested: Namespace) -> Iterator[list[object]]:
 
     for starter in ("digits", "tabular"):
         with prepared(starter) as project:
-            found = in_turn(
-                ("never", "end"),
-                lambda when: seconds(project, starter, when),
-                range(requested.rounds),  # noqa: B023
-            )
+            train_timed = partial(seconds, project, starter)
+            found = in_turn(("never", "end"), train_timed, range(requested.rounds))
         more = sorted(one - other for one, other in zip(found["end"], found["never"], strict=True))
         shown = [spread(min(taken), sorted(taken)[len(taken) // 2], max(taken), ".1f") for taken in found.values()]
         yield [starter, *shown, spread(more[0], more[len(more) // 2], more[-1], ".1f")]

@@ -121,6 +121,7 @@ def test_receipt_states_which_steps_were_trained_again_and_in_which_circumstance
     assert {each["shard"] for each in stated["segments"]} > {"none"} and end["workers"] == 1
     missing = {row.name for row in setting.ROWS} - {*stated["changed"]}
     assert missing == {*stated["not_tried"]} <= {setting.CORES, "host name"} and proof.ELSEWHERE in stated["changed"]
+    assert read_json(out / names.RUN)["tags"]["repro.proof"].startswith("EQUAL: steps 0 to 2, ")
     assert f"EQUAL: steps 0 to 2, {end['first']} to {end['stop'] - 1}, " in printed
 
 
