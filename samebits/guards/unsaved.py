@@ -1,9 +1,11 @@
 """Plain attributes that no checkpoint can hold: what a resumed run, or one on another world size, would not have.
 
-The core saves what the loop changes (core/attributes.py). What each micro-batch changes, such as a count of calls,
-depends on how many of them this rank runs; what ranks hold otherwise is no one's state. Both are refused by name.
+The core saves what the loop changes (core/attributes.py). What each micro-batch changes, such as a count of calls or
+the last attention map, depends on how many of them this rank runs: it is named, and left out. If a bit depends on it,
+the proof of the run finds that. What ranks hold otherwise is no one's state, and is refused.
 """
 
+import sys
 from collections import deque
 from typing import Any
 
@@ -26,6 +28,7 @@ class UnsavedState(Observer):
         self._start, self._every = start, every
         self._divides = loop.plan.micro_batches > 1  # else a step is one call on any ranks
         self._seen: list[dict[str, str]] = []  # of the first two micro-batches of a step, before each
+        self._left: set[str] = set()  # attributes that micro-batches change
 
     def begin_step(self, view: View) -> None:
         """No micro-batch has come."""
@@ -37,11 +40,7 @@ class UnsavedState(Observer):
             self._seen.append(self._attributes.look().texts())
 
     def gradients(self, view: View) -> None:
-        """Refuse what the micro-batches have changed.
-
-        Raises:
-            UserError: naming it.
-        """
+        """Name what the micro-batches have changed, once, and leave it out."""
         if view.number or not self._seen:
             return
         before, alone = self._seen[-1], len(self._seen) == 1
@@ -51,11 +50,7 @@ class UnsavedState(Observer):
         texts = now.texts()
         for way in sorted(texts.keys() | before.keys()):
             if texts.get(way) != before.get(way) and not (alone and _is_graph(texts.get(way, ""))):
-                name = now.name_of(way)
-                raise UserError(
-                    f"step {view.step}: {name} is changed by each micro-batch, of which a rank runs more or fewer on "
-                    f"another world size. {remedy(name)}"
-                )
+                self._leave_out({now.name_of(way)}, view.step)
 
     def ballot(self, view: View) -> Ballot:
         """Look at all once, early."""
@@ -63,12 +58,24 @@ class UnsavedState(Observer):
             self.require()
         return Ballot()
 
+    def _leave_out(self, names: set[str], step: int) -> None:
+        for name in sorted(names - self._left):
+            if self._world.is_main:
+                line = f"step {step}: {name} is changed by each micro-batch, so no checkpoint holds it. {remedy(name)}"
+                print(line, file=sys.stderr, flush=True)
+            # as if run.steps(unsaved=...) had named it
+            self._attributes.unsaved = {*self._attributes.unsaved, name}
+            self._attributes._first.roots.pop(name, None)
+        self._left |= names
+
     def require(self) -> None:
         """Refuse what a checkpoint cannot hold; all ranks ask together.
 
         Raises:
             UserError: naming it.
         """
+        if self._world.size > 1:  # a rank that runs few of them may see less
+            self._leave_out(set().union(*self._world.gather(sorted(self._left))), self._start)
         require_alike(self._attributes, self._world)
         self._attributes.saved()
 

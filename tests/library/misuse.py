@@ -280,11 +280,7 @@ def keep_values(module: Noting, outputs: Tensor) -> None:
     module.noted = [outputs.detach()]
 
 
-CHANGED = (
-    "is changed by each micro-batch, of which a rank runs more or fewer on another world size. Keep it in a buffer"
-)
-for number, (name, note) in enumerate({"calls": count, "noted": keep, "noted ": keep_values}.items()):
-    kept(f"attribute_that_each_call_changes_{number}", f"step 0: model.{name.strip()} {CHANGED}", noting(note))
+NOTES = {"calls": count, "noted": keep, "noted ": keep_values}
 
 
 @slip("model.activation has changed, and no checkpoint can hold it: a builtin_function_or_method. Keep it in a buffer")

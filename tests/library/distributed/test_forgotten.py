@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from attempt import inside
 from loops import STEPS, WHOLE, Loop, Parts, broken, draws, each_step, good, loss_of, plain, summed, trained_with
-from misuse import SLIPS
+from misuse import NOTES, SLIPS, Noting, noting
 from project.config import Config
 from slips import GAVE_NONE, backward_twice, second_optimizer
 from states import parallel_of, state_of
@@ -316,11 +316,12 @@ def test_numbers_that_the_loop_draws_do_not_depend_on_rank_or_kill(
         monkeypatch.setattr(TrainingLoop, "seed", micro_batches_only)
     alone = attempt(each_step(draws), out="alone").rows()
     assert attempt(stopped(draws), out="resumed").code == 143
-    resumed = attempt(each_step(draws), out="resumed").rows()
+    resumed = attempt(each_step(draws), out="resumed")
+    varies = "made again" in resumed.message  # the record keeps the numbers of the first time
     monkeypatch.setattr(accumulate, "blocks", lambda leaves, ranks: [range(leaves // 2)])
     monkeypatch.setattr(Buffers, "odd", lambda buffers: [])  # the other rank's counts are missing
     rank = attempt(each_step(draws), out="rank").rows()
-    assert (alone != rank and alone != resumed) if forgets else (alone == rank == resumed)
+    assert varies == forgets and (alone != rank if forgets else alone == rank == resumed.rows())
     assert forgets or len({value for _, row in alone[:STEPS] for value in row.values()}) == 3 * STEPS
 
 
@@ -540,15 +541,38 @@ def with_an_attribute(step: Step, parts: Parts) -> None:
 
 @pytest.mark.parametrize("forgets", [False, True])
 def test_attribute_survives_a_stop(forgets: bool, attempt: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch):
-    """The planted fault saves none."""
+    """The planted fault saves none; the step that is made again finds it."""
     alone = attempt(each_step(with_an_attribute), out="alone")
     if forgets:
         monkeypatch.setattr(Attributes, "saved", lambda attributes: {})
     first = attempt(stopped(with_an_attribute))
     resumed = attempt(each_step(with_an_attribute))
-    assert (alone.code, first.code, resumed.code) == (0, 143, 0), (alone, first, resumed)
-    same = (alone.out / names.WEIGHTS).read_bytes() == (resumed.out / names.WEIGHTS).read_bytes()
-    assert same != forgets
+    assert (alone.code, first.code, resumed.code) == (0, 143, int(forgets)), (alone, first, resumed)
+    if forgets:
+        assert "loss has other bits than before the interruption" in resumed.message
+    else:
+        assert (alone.out / names.WEIGHTS).read_bytes() == (resumed.out / names.WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_attribute_that_each_call_changes_is_named_and_left_out(name: str, attempt: Callable[..., Ended]):
+    """Once, and a resumed run begins with that of the beginning; not where the loop has named it."""
+    line = (
+        f"step 0: model.{name.strip()} is changed by each micro-batch, so no checkpoint holds it. Keep it in a buffer"
+    )
+    alone = attempt(noting(NOTES[name]), out="alone")
+    assert alone.code == 0 and alone.message.startswith(line) and alone.message.count("\n") == 1, alone.message
+    quiet = attempt(noting(NOTES[name], unsaved=(name.strip(),)), out="quiet")
+    assert (quiet.code, quiet.message) == (0, "")
+
+    def interrupted(run: Run, parts: Parts) -> None:
+        parts.model = Noting(parts.model, NOTES[name])
+        stopped(good)(run, parts)
+
+    assert attempt(interrupted).code == 143
+    resumed = attempt(noting(NOTES[name]))
+    assert resumed.code == 0 and resumed.message.startswith("step 2: model."), resumed.message
+    assert (alone.out / names.WEIGHTS).read_bytes() == (resumed.out / names.WEIGHTS).read_bytes()
 
 
 @pytest.mark.parametrize("state", [{}, {"average": None}, {"averages": torch.optim.SGD([torch.ones(1)])}])
