@@ -176,8 +176,6 @@ def test_clone_has_the_data_that_the_owner_has_pushed(yours: InstalledProject, t
 FAULTS = (
     ("model.py", "    return Perceptron(", "    torch.seed()\n    return Perceptron(",
      "two_models_of_one_seed_have_equal_weights same_micro_batch_gives_equal_gradients_twice"),
-    ("data.py", "            window *= random.choice((-1, 1))", "            self.noise += 0.01",
-     "workers_change_no_sample item_depends_on_seed_epoch_and_index_alone"),
     ("prepare.py", "levels[:early])", "levels[:early] + np.random.default_rng().random())",
      "preparing_twice_gives_the_same_bytes"),
     ("config.py", "sb.Neutral[PositiveInt]", "sb.Neutral[object]", "wrong_values_are_refused_by_name"),
@@ -186,6 +184,9 @@ FAULTS = (
     ("params.yaml", SHORT, "train.epochs=1", "shortened_training_fits_the_config short_trainings_give_the_same_bits"),
     ("pyproject.toml", '"numpy>=2.1,<3"', '"numpy>=99"', "locks_fit_pyproject"),
 )  # fmt: skip
+OF_DATA = (
+    "workers_change_no_sample item_depends_on_seed_epoch_and_index_alone each_tensor_of_a_batch_has_a_row_per_sample"
+)
 STUCK = "            batch['next'].view(-1).put_(torch.tensor([0]), torch.tensor([0.0]))\n"  # which wins is not said
 
 
@@ -212,7 +213,11 @@ def test_planted_faults_are_found(copy: InstalledProject) -> None:
     """Each by the tests that are for it, and by no others."""
     for name, old, new, _ in FAULTS:
         change(place(copy, name), (old, new))
-    assert failed(copy) == {test for *_, tests in FAULTS for test in tests.split()}
+    found = failed(copy)
+    assert found == {test for *_, tests in FAULTS for test in tests.split()}
+    # after them: with it no test gets a batch
+    change(place(copy, "data.py"), ("            window *= random.choice((-1, 1))", "            self.noise += 0.01"))
+    assert failed(copy, "tests/test_data.py") - found == set(OF_DATA.split())
 
 
 @pytest.mark.long

@@ -55,7 +55,7 @@ class Rehearsal:
     def log(self, *given: Any, **named: Any) -> None:
         """Nothing is written."""
 
-    stop = log_text = log_figure = log_artifact = log
+    stop = log_text = log_figure = log_artifact = _settle = log
 
 
 @pytest.fixture(scope="module")
