@@ -597,3 +597,6 @@ def holds_another_attribute_on_one_rank() -> Case:
         made.model.steps += int(os.environ.get("RANK", "0"))
 
     return replace(made, update=update)
+
+
+BROKEN = "depends_on_the_rank"  # the one of these that does

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brought import CASES
+from brought import BROKEN, CASES
 from support import TESTS
 from warm import PACKAGE, Warm
 
 SCRIPT = TESTS / "bringing.py"
-BROKEN = "depends_on_the_rank"
 # What one rank does alone, and the words that name it.
 UNEVEN = {
     "iterates_once_more_on_one_rank": "1 of {size} ranks iterate over it once more than the others",
