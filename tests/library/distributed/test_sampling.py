@@ -248,7 +248,7 @@ def test_no_worker_is_forked_beside_the_thread_that_writes_a_checkpoint(config: 
     run = Run(OURS, with_workers(config, 2), tmp_path)
     run.world = world(0, 1)
     saver = Saver(tmp_path, None, config.checkpoint, lambda: None)
-    run._keeper = Keeper(saver, 1, None)  # type: ignore[arg-type]
+    run._keeper = Keeper(saver, 1, None, None)  # type: ignore[arg-type]
     held, seen, join = Event(), list[bool](), saver.join
 
     def let_go() -> None:

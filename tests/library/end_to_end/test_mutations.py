@@ -31,7 +31,7 @@ from samebits.cli import main
 from samebits.config.params import load
 from samebits.core.errors import RunError
 from samebits.guards import stages
-from samebits.record import names
+from samebits.record import names, proved
 from samebits.record.opening import opener
 from samebits.record.reading import metric_rows
 from samebits.record.statement import statement, write
@@ -200,7 +200,9 @@ READERS: dict[str, Read] = {
     "compare_receipts": lambda place: place.verb("diff", place.run / names.RECEIPT, CLEAN[0] / names.RECEIPT),
     "compare_groups": compare_groups,
     "verify_receipt": lambda place: place.verb("verify-receipt", place.run),
-    "state_again": lambda place: write(place.run, statement(place.project, place.run, "0" * 64, None)),
+    "state_again": lambda place: write(
+        place.run, statement(place.project, place.run, "0" * 64, None, proved.none("again"))
+    ),
     "rows": lambda place: list(tracking._batches(metric_rows(place.run), 0)),
     "upload_state": upload_state,
     "whole_data": lambda place: manifest.require_prepared(place.config.data),
