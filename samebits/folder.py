@@ -57,7 +57,7 @@ class Folder:
 
     @cached_property
     def record(self) -> Record:
-        """The run's record, open for writing: it begins, or goes on, when it is first asked for."""
+        """The run's record, open for writing: it begins, or goes on, when it is first read."""
         record = self._open()
         self._follower = Follower(self.out, self._locks) if self._locks else None
         return record

@@ -367,7 +367,8 @@ class Run(Stage[C]):
     def _choose(self, loop: Loop, first: int) -> list[Segment]:
         """The parts of the run that are trained again in its end, which were chosen when it began."""
         found = []
-        if self._folder and not loop.tamper and not proof.unwanted(self.config, self.world.size):
+        self._unproved = proof.unwanted(self.config, self.world.size)
+        if self._folder and not loop.tamper and not self._unproved:
             record, ends = self._folder.record, loop.plan.next_end
             if not (found := [Segment(*each) for each in record.facts.get("segments", [])]):
                 found = chosen(self.address.digest, first, loop.stop, ends, self.config.prove)
@@ -383,9 +384,7 @@ class Run(Stage[C]):
 
     def _prove(self) -> dict[str, Any]:
         assert self._loop
-        if self._proof:
-            return self._proof.make(self._loop.done)
-        return proved.none(proof.unwanted(self.config, self.world.size))
+        return self._proof.make(self._loop.done) if self._proof else proved.none(self._unproved)
 
     def _start(self, loop: Loop) -> int:
         """Give model and optimizer the state from which the run starts, if that is asked for; its number of steps."""

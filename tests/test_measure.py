@@ -41,7 +41,7 @@ def planted(factor: float) -> list[float]:
 
 
 def test_proof_that_is_not_equal_counts_as_refused(tmp_path: Path) -> None:
-    """And a run without one is told apart from both."""
+    """A run without one is counted apart from both."""
     import proof
 
     printed = {"proof       EQUAL: steps 0 to 2, trained again": "EQUAL", "proof  none: prove.when=never": "none"}

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -34,10 +35,12 @@ def remember(project: Project) -> None:
     }
 
 
-def source(project: Project, name: str) -> bytes:
-    """What a file of the code held when the stage began; one that is no Python source, what it holds."""
-    there = _sources.get(project, {}).get(name)
-    return project.file(name).read_bytes() if there is None else there
+def copy(project: Project, name: str, path: Path) -> None:
+    """Write a file of the code to another place: a Python source as it was when the stage began, any other as it is."""
+    if (source := _sources.get(project, {}).get(name)) is None:
+        shutil.copyfile(project.file(name), path)
+    else:
+        path.write_bytes(source)
 
 
 def require_own_library(project: Project) -> None:

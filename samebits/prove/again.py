@@ -4,7 +4,7 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,6 @@ class Difference:
 
     def __str__(self) -> str:
         return f"step {self.step}: {self.phase}: {self.there} in the run, {self.here} when it was trained again"
-
-    def stated(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)
 
 
 def interrupted(run: Path, out: Path, step: int) -> int:

@@ -4,6 +4,7 @@ What that code writes beside its run directory goes there, too, and not over the
 """
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +33,7 @@ def copied(project: Project, config: Settings, changed: Mapping[str, Any], folde
             path = there / project.library.relative_to(project.root) / project.file(name).relative_to(project.library)
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(loaded.source(project, name))
+            loaded.copy(project, name, path)
     for each in root.iterdir():
         if each.is_file() and each.stat().st_size < SMALL and each.name[0] != ".":
             shutil.copyfile(each, there / each.name)
@@ -47,12 +48,13 @@ def copied(project: Project, config: Settings, changed: Mapping[str, Any], folde
         keys[section][key] = value
     (there / PARAMS).write_text(json.dumps(keys, indent=2))  # which YAML reads
     for name in (config.data.raw, config.data.prepared, str(hashing.MEMORY), *config.unhashed.files):
-        _link(root / name, there / name)
+        _link(root, there, name)
     return copy
 
 
-def _link(path: Path, name: Path) -> None:
-    """Let `name` lead to a file or folder, unless it lies there already or anywhere else."""
-    if path.exists() and not name.exists():
-        name.parent.mkdir(parents=True, exist_ok=True)
-        name.symlink_to(path)
+def _link(root: Path, there: Path, name: str) -> None:
+    """Let a name in the copy lead to the project's file or folder; one outside the project is the same for both."""
+    path, copy = root / name, there / name
+    if path.exists() and not copy.exists() and Path(os.path.normpath(copy)).is_relative_to(there):
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.symlink_to(path)

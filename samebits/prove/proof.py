@@ -305,8 +305,12 @@ class Proof:
         def differs(choice: Choice, *rows: setting.Row) -> bool:
             self.close()
             self.found = None
-            with suppress(RunError):
+            try:
                 self._wait(self._tried(segment, [choice], rows))
+            except Preempted:
+                raise
+            except RunError:  # it cannot be trained so
+                pass
             return self.found is not None
 
         if differs(self._own):

@@ -17,7 +17,7 @@ TENSOR_COLUMNS = f"{TRACE}/tensors.json"  # the names of their columns
 VALUES = f"{TRACE}/values.safetensors"  # the tensors of one step
 
 NEXT = "next.json"  # digests of the step after the state that was saved when the run was stopped
-PROOF = "proof"  # a part of the run that is trained again, while the run ends
+PROOF = ".proof"  # a part of the run, while it is trained again; hidden, for all in it is removed
 LOGGED_FILES = "files"  # what the loop logs beside numbers; run.json has their names
 
 # written at its end

@@ -498,4 +498,4 @@ def test_first_batch_alone_is_made_twice_and_has_the_same_bits(config: Config):
     keys = plan().keys(0, 0)
     assert torch.equal(first, torch.stack([samples[key] for key in keys]))
     before = dataset.made
-    assert len(next(batches)) == len(first) and dataset.made <= before + len(first) + 2  # first draws, told anew
+    assert len(next(batches)) == len(first) and dataset.made <= before + len(first) + 2  # first draws, made anew

@@ -16,8 +16,8 @@ from warm import Warm
 from samebits.analysis import verify_receipt
 from samebits.base.files import read_json
 from samebits.config.params import load
-from samebits.core.errors import RunError
-from samebits.prove import again, proof, setting
+from samebits.core.errors import Preempted, RunError
+from samebits.prove import again, elsewhere, proof, setting
 from samebits.prove.segments import Segment
 from samebits.record import names
 from samebits.record.receipt import read
@@ -176,7 +176,8 @@ def test_run_that_contradicts_itself_early_ends_early(project: Path):
 
 def test_proof_has_the_code_and_the_config_of_the_runs_begin(project: Path):
     loop = project / "src" / PACKAGE / "train.py"
-    edit(loop, ("step.log(", "Path('last.txt').write_text(str(step.number)); step.log("))
+    keeps = "(run.out / 'proof').mkdir(exist_ok=True); (run.out / 'proof' / 'mine').touch()"
+    edit(loop, ("step.log(", f"Path('last.txt').write_text(str(step.number)); {keeps}; step.log("))
     edit(loop, ("import time", "import time\nfrom pathlib import Path"))
     process = started(project, *words(project))
     until(lambda: (project / "last.txt").exists() or process.poll() is not None)
@@ -184,7 +185,30 @@ def test_proof_has_the_code_and_the_config_of_the_runs_begin(project: Path):
     edit(project / "params.yaml", ("learning_rate: ", "learning_rate: 9"))
     assert process.wait() == 0, project.with_suffix(".log").read_text()
     assert "proof      EQUAL" in project.with_suffix(".log").read_text()
+    assert (project / "made" / "proof" / "mine").exists() and not (project / "made" / names.PROOF).exists()
     assert int((project / "last.txt").read_text()) + 1 == read(project / "made").stated["metrics"]["steps"]
+
+
+def test_sigterm_is_heeded_while_the_cause_is_looked_for(clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = load(Config, clean / "params.yaml")
+    made = proof.Proof(project_in(clean), config, tmp_path, 1, [Segment(0, 2)], lambda: True)
+    monkeypatch.setattr(made, "_tried", lambda *given: iter([None]))
+    with pytest.raises(Preempted):
+        made._cause(Segment(0, 2), made._own, [])
+
+
+def test_copy_of_a_project_links_nothing_outside_of_itself(clean: Path, tmp_path: Path):
+    """Data that lie outside the project are the same for both."""
+    config = load(Config, clean / "params.yaml")
+    outside = tmp_path / "outside" / "data.csv"
+    outside.parent.mkdir()
+    outside.write_text("1")
+    data = config.data.model_copy(update={"raw": os.path.relpath(outside, clean), "prepared": "data/prepared"})
+    before = {*tmp_path.rglob("*")}
+    elsewhere.copied(project_in(clean), config.model_copy(update={"data": data}), {}, tmp_path / "a" / "b" / "copy")
+    made = {path for path in {*tmp_path.rglob("*")} - before if not path.is_relative_to(tmp_path / "a" / "b" / "copy")}
+    assert made == {tmp_path / "a", tmp_path / "a" / "b"}
+    assert (tmp_path / "a/b/copy/data/prepared").resolve() == (clean / "data/prepared").resolve()
 
 
 def test_receipt_beside_a_contradiction_is_refused(proved: tuple[Path, str], tmp_path: Path):
