@@ -33,7 +33,7 @@ class Folder:
         calling: Callable[[Mapping[str, str]], dict[str, Any]],
         report: Callable[[str], None],
     ) -> None:
-        """Hold `out`, for nobody else as long as it is open; its run begins with `begin`, as `opening.opener` says.
+        """Hold `out`, for nobody else as long as it is open; its run begins when `record` is first read.
 
         Raises:
             UserError: nothing is to be written there, or another process writes.

@@ -124,8 +124,13 @@ def seal(aside: Path, stated: list[dict[str, Any]], keep: int, held: Collection[
 def drop(folder: Path, keep: int, held: Collection[int] = ()) -> None:
     """Remove all checkpoints in `folder` but the newest `keep`, and those after `held` numbers of steps."""
     for old in found(folder)[:-keep]:
-        if int(old.name[:9]) not in held:
+        if steps_of(old) not in held:
             remove_checkpoint(old)
+
+
+def steps_of(path: Path) -> int:
+    """How many steps a checkpoint has done, by its name."""
+    return int(path.name[:9])
 
 
 def found(folder: Path) -> list[Path]:

@@ -131,7 +131,7 @@ class Saver:
             return None
         error, self._error = self._error, None
         there = checkpoint.found(self.folder)
-        last = f"the last one is whole, after step {int(there[-1].name[:9])}" if there else "there is none yet"
+        last = f"the last one is whole, after step {checkpoint.steps_of(there[-1])}" if there else "there is none yet"
         stops = self.settings.on_error == "stop"
         remedy = "Free some space" if any(os.strerror(code) in str(error) for code in FULL) else "Mend that"
         begins = "goes on from it" if there else "begins with step 0"

@@ -11,13 +11,13 @@ from typing import Any
 from ..base.files import read_json, write_json
 from ..checkpoint import checkpoint
 from ..record import chains
-from ..record.chain import LINK, STEP, rows_of
+from ..record.chain import LINK, STEP, WORDS, rows_of
 from ..record.names import ADDRESS, CHECKPOINTS, ENVIRONMENT, METRIC_ROWS, RUN, STEP_ROWS
 from ..record.reading import metric_rows, read_record
 from ..record.removal import VALUES
 from .segments import Segment
 
-PHASES = "batch", "loss", "gradient", "weights"  # in the order in which a step has them
+SUMS, *PHASES = WORDS  # of a row of the trace, in the order in which a step has them
 STATE = "state"  # of all objects after the last step of a segment
 
 
@@ -27,7 +27,7 @@ class Difference:
 
     Attributes:
         step: counted from 0.
-        phase: one of `PHASES`, or `STATE`.
+        phase: one of `WORDS`, or `STATE`.
         there, here: digests, in hex: the run's, and that of the part that was trained again.
     """
 
@@ -50,15 +50,10 @@ def interrupted(run: Path, out: Path, step: int) -> int:
         shutil.copyfile(run / name, out / name)
     (out / METRIC_ROWS).touch()
     write_json(out / RUN, read_record(run, RUN) | {"status": "KILLED"})
-    there = [path for path in checkpoint.found(run / CHECKPOINTS) if steps_of(path) <= step]
+    there = [path for path in checkpoint.found(run / CHECKPOINTS) if checkpoint.steps_of(path) <= step]
     for path in there[-1:]:
         shutil.copytree(path, out / CHECKPOINTS / path.name, copy_function=_link)
-    return steps_of(there[-1]) if there else 0
-
-
-def steps_of(path: Path) -> int:
-    """How many steps a checkpoint has done."""
-    return int(path.name[:9])
+    return checkpoint.steps_of(there[-1]) if there else 0
 
 
 def _link(source: str, target: str) -> None:
@@ -84,7 +79,7 @@ def is_done(out: Path, segment: Segment) -> bool:
 
 def _state(out: Path, step: int) -> str | None:
     """The digest of the state after so many steps, if it was saved."""
-    there = [path for path in checkpoint.found(out / CHECKPOINTS) if steps_of(path) == step]
+    there = [path for path in checkpoint.found(out / CHECKPOINTS) if checkpoint.steps_of(path) == step]
     return read_json(there[0] / VALUES)["content"] if there else None
 
 
@@ -100,7 +95,7 @@ def difference(run: Path, out: Path, segment: Segment, states: Mapping[str, str]
                 if one[phase] != other[phase]:
                     return Difference(int(one["step"]), phase, f"{one[phase]:016x}", f"{other[phase]:016x}")
         if len(there) != len(here):
-            return Difference(segment.stop - 1, "sums of gradients", str(len(there)), str(len(here)))
+            return Difference(segment.stop - 1, SUMS, str(len(there)), str(len(here)))
     wanted, seen = states.get(str(segment.stop)) or _state(run, segment.stop), _state(out, segment.stop)
     if wanted and seen != wanted:
         return Difference(segment.stop - 1, STATE, wanted[:16], str(seen)[:16])

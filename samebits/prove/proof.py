@@ -8,12 +8,11 @@ nothing changed, and then with one circumstance after another.
 import json
 import os
 import re
-import resource
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, astuple, dataclass, replace
+from contextlib import ExitStack
+from dataclasses import asdict, astuple
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,16 +33,14 @@ from ..start import trainings
 from ..start.warm import Warm
 from . import again, setting
 from .again import Difference
+from .choice import Choice, choices, gpus, places
 from .elsewhere import copied
 from .segments import Segment
 
-SIZES = 2, 1, 3  # numbers of ranks
 ELSEWHERE = "folder of the project"
 PAUSE = 0.02  # seconds between two looks at a segment
 LINE = 200  # characters of what a segment said
-SHARDS = "none", "optimizer", "full"
 RANKED = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|GROUP_\w+|ROLE_\w+|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+")
-MEMORY = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current")
 SILENT = {"WANDB_MODE": "disabled"}  # who follows the run is not to hear of parts that are trained again
 QUIET = {
     "tracking.enabled": False,
@@ -58,19 +55,6 @@ QUIET = {
 
 class Contradiction(RunError):
     """A part of the run, trained again, has other bits."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How a segment is trained."""
-
-    ranks: int
-    workers: int
-    shard: str
-
-    def keys(self) -> dict[str, Any]:
-        """As keys of params.yaml."""
-        return {"loader.workers": self.workers, "parallel.shard": self.shard, "parallel.replicas": 1}
 
 
 AGAIN = (
@@ -133,12 +117,13 @@ class Proof:
         """The segments that are trained beside the run: the first one where a core is free, or the early ones."""
         if self._config.prove.when == "early":
             return [*self._segments[:2]]
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return [*self._segments[:1]] if len(os.sched_getaffinity(0)) > here and self._config.device == "cpu" else []
+        busy = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        is_free = len(os.sched_getaffinity(0)) > busy and not gpus(self._config.device)
+        return [*self._segments[:1]] if is_free else []
 
     def begin(self) -> None:
         """Begin with the segments beside the run, all steps of which are recorded."""
-        self._work = self._trained(self.beside())
+        self._work = self._trained([*enumerate(self.beside())])
 
     def look(self) -> bool:
         """See to the segment that is trained, and begin the next one. Returns whether one differs."""
@@ -153,7 +138,7 @@ class Proof:
             Preempted: SIGTERM came.
         """
         self._wait(self._work)
-        self._wait(self._trained([each for each in self._possible(steps) if each not in self._done]))
+        self._wait(self._trained(self._possible(steps)))
         self.require()
         self.close()
         checkpoint.drop(self._out / CHECKPOINTS, self._config.checkpoint.keep)
@@ -191,19 +176,22 @@ class Proof:
             self._process = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _possible(self, steps: int) -> list[Segment]:
-        """Those that the run has made and whose states there are; for others, what follows its last checkpoint."""
-        kept = [again.steps_of(path) for path in checkpoint.found(self._out / CHECKPOINTS)]
+    def _possible(self, steps: int) -> list[tuple[int, Segment]]:
+        """Those that the run has made and whose states there are; for others, what follows its last checkpoint.
+
+        Each has its number.
+        """
+        kept = [checkpoint.steps_of(path) for path in checkpoint.found(self._out / CHECKPOINTS)]
         found = []
         for number, segment in enumerate(self._segments):
             if segment.stop > steps:  # it has ended early
                 begin = max([step for step in kept if step < steps], default=0)
                 segment = Segment(begin, min(begin + segment.stop - segment.first, steps))
             if number == 0 or segment.first in kept:
-                found.append(segment)
+                found.append((number, segment))
             else:
                 self._not_tried[str(segment)] = "the state before it was not kept"
-        return [*dict.fromkeys(found)]
+        return found
 
     def _wait(self, work: Iterator[None]) -> None:
         for _ in work:
@@ -211,31 +199,20 @@ class Proof:
                 raise Preempted("stopped by SIGTERM while the run proves itself; the same command goes on from there")
             time.sleep(PAUSE)
 
-    def _trained(self, segments: Sequence[Segment]) -> Iterator[None]:
-        """Train segments, with less and less changed where one cannot be trained to its end."""
+    def _trained(self, segments: Sequence[tuple[int, Segment]]) -> Iterator[None]:
+        """Train segments, given their numbers, with less and less changed where one cannot be trained to its end."""
         while self._attempts and not self.found:
             rows = self._attempts[0]
             try:
-                for number, segment in enumerate(segments):
+                for number, segment in segments:
                     if segment not in self._done and not self.found:
-                        yield from self._tried(segment, self._choices(number) if rows else [self._own], rows)
+                        ways = choices(number, self._config, self._own) if rows else [self._own]
+                        yield from self._tried(segment, ways, rows)
                 return
             except (RunError, OSError) as failed:
                 self._not_tried[", ".join(row.name for row in rows) or "nothing changed"] = str(failed)
                 self._attempts.pop(0)
                 self.close()
-
-    def _choices(self, number: int) -> list[Choice]:
-        """How to train the segment of this number: otherwise than the run, and if that is refused as the run."""
-        parallel, own = self._config.parallel, self._own
-        most = min(parallel.micro_batches, places(self._config.device))
-        sizes = [size for size in SIZES if size <= most]
-        ranks = own.ranks if parallel.reduce == "ddp" else sizes[number % len(sizes)]
-        shards = [*(shard for shard in SHARDS if shard != own.shard), own.shard]
-        shard = shards[number % len(SHARDS)] if ranks > 1 and parallel.reduce == "tree" else "none"
-        workers = own.workers + 1 if number % len(SHARDS) == 1 else 0  # each of them loads torch
-        choice = Choice(ranks, workers, shard)
-        return [*dict.fromkeys([choice, replace(choice, shard="none"), own])]
 
     def _tried(self, segment: Segment, choices: Sequence[Choice], rows: Sequence[setting.Row]) -> Iterator[None]:
         """Train a segment in the first of these ways in which it comes to its end, and compare it.
@@ -254,7 +231,7 @@ class Proof:
                 if difference:
                     self.found = segment, choice, rows, difference
                 return
-            self._not_tried[f"{segment} on {_words(choice)}"] = refused
+            self._not_tried[f"{segment} on {choice}"] = refused
         raise RunError(refused)
 
     def _start(self, rows: Sequence[setting.Row]) -> Iterator[None]:
@@ -316,38 +293,9 @@ class Proof:
         if differs(self._own):
             return "a fresh process", AGAIN if segment.first == self._segments[0].first else FORGOTTEN
         if differs(choice):
-            return _words(choice), f"It depends on how it is trained: {_words(choice)}"
+            return str(choice), f"It depends on how it is trained: {choice}"
         for row in rows:
             if differs(self._own, row):
                 read = f": {some(variables.read())}" if row.name == setting.VARIABLES else ""
                 return row.name, f"It depends on its surroundings ({row.name}{read}): {row.means}"
         return "several circumstances", "It depends on several of its circumstances together"
-
-
-def places(device: str) -> int:
-    """How many ranks that hold as much memory as this process has held have room beside it; of GPUs, how many see it.
-
-    At least one: where that is too many, the segment ends and says so.
-    """
-    if device != "cpu":
-        import torch
-
-        if torch.cuda.is_available():
-            return torch.cuda.device_count()
-    available = re.findall(r"^MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    free = [int(kilobytes) * 1024 for kilobytes in available]
-    with suppress(OSError, ValueError):  # no limit, or an older hierarchy
-        most, used = (int(Path(name).read_text()) for name in MEMORY)
-        free.append(most - used)
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return max(1, min(free) // held)
-
-
-def _words(choice: Choice) -> str:
-    return ", ".join(
-        [
-            f"{choice.ranks} rank{'s' * (choice.ranks > 1)}",
-            f"{choice.workers} loader worker{'s' * (choice.workers != 1)}",
-            f"parallel.shard={choice.shard}",
-        ]
-    )

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from samebits.analysis import verify_receipt
 from samebits.base.files import read_json
 from samebits.config.params import load
 from samebits.core.errors import Preempted, RunError
-from samebits.prove import again, elsewhere, proof, setting
+from samebits.prove import again, choice, elsewhere, proof, setting
 from samebits.prove.segments import Segment
 from samebits.record import names
 from samebits.record.receipt import read
@@ -197,6 +198,36 @@ def test_sigterm_is_heeded_while_the_cause_is_looked_for(clean: Path, tmp_path: 
         made._cause(Segment(0, 2), made._own, [])
 
 
+@pytest.mark.parametrize(
+    ("when", "cores", "ranks", "beside"), [("end", 2, 1, 1), ("end", 1, 1, 0), ("end", 2, 2, 0), ("early", 1, 1, 2)]
+)
+def test_segments_beside_the_run_keep_their_numbers(
+    when: str, cores: int, ranks: int, beside: int, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """So those that are left are trained in other ways."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    monkeypatch.setattr(choice, "places", lambda device: 4)
+    config = load(Config, clean / "params.yaml", [f"prove.when={when}"])
+    segments = [Segment(0, 3), Segment(5, 8), Segment(9, 12)]
+    seen: list[tuple[Segment, int]] = []
+    made = proof.Proof(project_in(clean), config, tmp_path, ranks, segments, lambda: False)
+
+    def tried(segment: Segment, ways: list[choice.Choice], rows: object) -> Iterator[None]:
+        seen.append((segment, ways[0].ranks))
+        made._done[segment] = ways[0]
+        yield
+
+    monkeypatch.setattr(made, "_tried", tried)
+    monkeypatch.setattr(made, "_possible", lambda steps: [*enumerate(segments)])
+    made.begin()
+    for _ in range(9):
+        made.look()
+    assert seen == [*zip(segments, (2, 1, 3), strict=True)][:beside]
+    stated = made.make(12)["segments"]
+    assert [each["ranks"] for each in stated] == [2, 1, 3] and len(seen) == 3
+
+
 def test_copy_of_a_project_links_nothing_outside_of_itself(clean: Path, tmp_path: Path):
     """Data that lie outside the project are the same for both."""
     config = load(Config, clean / "params.yaml")
@@ -250,9 +281,9 @@ def differs(project: Path, monkeypatch: pytest.MonkeyPatch, *rows: setting.Row) 
     config = config.model_copy(update={"prove": config.prove.model_copy(update={"when": "end"})})
     made = proof.Proof(held, config, out, 1, [Segment(0, 2)], lambda: False)
     made._attempts = [rows]
-    monkeypatch.setattr(made, "_choices", lambda number: [made._own])
+    monkeypatch.setattr(proof, "choices", lambda number, config, own: [own])
     try:
-        made._wait(made._trained([Segment(0, 2)]))
+        made._wait(made._trained([(0, Segment(0, 2))]))
         assert made._done, made._not_tried
         missed = {row.name for row in rows} & {*made._not_tried}
         if missed:

@@ -1,0 +1,69 @@
+"""How a part of a run is trained again: on other ranks, with other loader workers, sharded in another way."""
+
+import re
+import resource
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..config.settings import Settings
+
+SIZES = 2, 1, 3  # numbers of ranks
+SHARDS = "none", "optimizer", "full"
+MEMORY = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a segment is trained."""
+
+    ranks: int
+    workers: int
+    shard: str
+
+    def __str__(self) -> str:
+        ranks, workers = self.ranks, self.workers
+        words = f"{ranks} rank{'s' * (ranks > 1)}, {workers} loader worker{'s' * (workers != 1)}"
+        return f"{words}, parallel.shard={self.shard}"
+
+    def keys(self) -> dict[str, Any]:
+        """As keys of params.yaml."""
+        return {"loader.workers": self.workers, "parallel.shard": self.shard, "parallel.replicas": 1}
+
+
+def choices(number: int, config: Settings, own: Choice) -> list[Choice]:
+    """How to train the segment of this number: otherwise than the run's `own` way, or in that one if it is refused."""
+    parallel = config.parallel
+    sizes = [size for size in SIZES if size <= min(parallel.micro_batches, places(config.device))]
+    ranks = own.ranks if parallel.reduce == "ddp" else sizes[number % len(sizes)]
+    shards = [*(shard for shard in SHARDS if shard != own.shard), own.shard]
+    shard = shards[number % len(SHARDS)] if ranks > 1 and parallel.reduce == "tree" else "none"
+    workers = own.workers + 1 if number % len(SHARDS) == 1 else 0  # each of them loads torch
+    choice = Choice(ranks, workers, shard)
+    return [*dict.fromkeys([choice, replace(choice, shard="none"), own])]
+
+
+def gpus(device: str) -> int:
+    """How many GPUs a run has here whose key `device` is this; 0 on a CPU."""
+    if device == "cpu":
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def places(device: str) -> int:
+    """How many ranks that hold as much memory as this process has held have room beside it; of GPUs, how many see it.
+
+    At least one: where that is too many, the segment ends and says so.
+    """
+    if count := gpus(device):
+        return count
+    available = re.findall(r"^MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    free = [int(kilobytes) * 1024 for kilobytes in available]
+    with suppress(OSError, ValueError):  # no limit, or an older hierarchy
+        most, used = (int(Path(name).read_text()) for name in MEMORY)
+        free.append(most - used)
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return max(1, min(free) // held)
