@@ -84,7 +84,7 @@ def unwanted(config: Settings, ranks: int) -> str:
 class Proof:
     """The proof of the run in `out`, on so many `ranks`, by these segments of it.
 
-    It is made beside the run, a look at a time, or at its end. `stopped` says whether SIGTERM came.
+    It is made beside the run, a look at a time, and at its end. `stopped` says whether SIGTERM came.
 
     Attributes:
         found: what differs, if anything does.
@@ -106,27 +106,28 @@ class Proof:
         self._folder = self._out / PROOF
         self._attempts: list[Sequence[setting.Row]] = [setting.ROWS, [row for row in setting.ROWS if row.become], []]
         self._process: ExitStack | None = None
-        self._work: Iterator[None] = iter(())
+        self._recorded = 0  # steps of the run that its trace holds
+        self._ended = False
+        self._work = self._trained(self._beside())
         self._done: dict[Segment, Choice] = {}
         self._changed: list[str] = []
         self._not_tried: dict[str, str] = {}
         self._varying: set[str] = set()
         self.found: _Found | None = None
 
-    def beside(self) -> list[Segment]:
-        """The segments that are trained beside the run: the first one where a core is free, or the early ones."""
-        if self._config.prove.when == "early":
-            return [*self._segments[:2]]
+    def _beside(self) -> list[tuple[int, Segment]]:
+        """Which segments are trained beside the run, with their numbers: all where a core is free, else early ones."""
         busy = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         is_free = len(os.sched_getaffinity(0)) > busy and not gpus(self._config.device)
-        return [*self._segments[:1]] if is_free else []
+        early = 2 if self._config.prove.when == "early" else 0
+        return [*enumerate(self._segments)][: None if is_free else early]
 
-    def begin(self) -> None:
-        """Begin with the segments beside the run, all steps of which are recorded."""
-        self._work = self._trained([*enumerate(self.beside())])
+    def look(self, recorded: int) -> bool:
+        """See to the segment that is trained, and begin the next one of so many `recorded` steps.
 
-    def look(self) -> bool:
-        """See to the segment that is trained, and begin the next one. Returns whether one differs."""
+        Returns whether one differs.
+        """
+        self._recorded = recorded
         next(self._work, None)
         return self.found is not None
 
@@ -137,6 +138,7 @@ class Proof:
             Contradiction: one has other bits than the run.
             Preempted: SIGTERM came.
         """
+        self._recorded, self._ended = steps, True
         self._wait(self._work)
         self._wait(self._trained(self._possible(steps)))
         self.require()
@@ -181,17 +183,24 @@ class Proof:
 
         Each has its number.
         """
-        kept = [checkpoint.steps_of(path) for path in checkpoint.found(self._out / CHECKPOINTS)]
         found = []
         for number, segment in enumerate(self._segments):
             if segment.stop > steps:  # it has ended early
-                begin = max([step for step in kept if step < steps], default=0)
+                begin = max([step for step in self._kept() if step < steps], default=0)
                 segment = Segment(begin, min(begin + segment.stop - segment.first, steps))
-            if number == 0 or segment.first in kept:
+            if self._is_there(number, segment):
                 found.append((number, segment))
             else:
                 self._not_tried[str(segment)] = "the state before it was not kept"
         return found
+
+    def _kept(self) -> list[int]:
+        """The numbers of steps after which the run's state is there."""
+        return [checkpoint.steps_of(path) for path in checkpoint.found(self._out / CHECKPOINTS)]
+
+    def _is_there(self, number: int, segment: Segment) -> bool:
+        """Whether the run has recorded all that the segment of this number is compared with."""
+        return segment.stop <= self._recorded and (number == 0 or segment.first in self._kept())
 
     def _wait(self, work: Iterator[None]) -> None:
         for _ in work:
@@ -200,12 +209,17 @@ class Proof:
             time.sleep(PAUSE)
 
     def _trained(self, segments: Sequence[tuple[int, Segment]]) -> Iterator[None]:
-        """Train segments, given their numbers, with less and less changed where one cannot be trained to its end."""
+        """Train segments, given their numbers, with less and less changed where one cannot be trained to its end.
+
+        Each is waited for while the run goes on.
+        """
         while self._attempts and not self.found:
             rows = self._attempts[0]
             try:
                 for number, segment in segments:
-                    if segment not in self._done and not self.found:
+                    while not self._ended and not self._is_there(number, segment):
+                        yield
+                    if segment not in self._done and not self.found and self._is_there(number, segment):
                         ways = choices(number, self._config, self._own) if rows else [self._own]
                         yield from self._tried(segment, ways, rows)
                 return

@@ -6,6 +6,7 @@ own. It imports all code of the project anew; of the libraries it has those that
     python -m samebits.start.warm      forks as the lines on its standard input ask for; nobody types it
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -14,6 +15,7 @@ import runpy
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -186,8 +188,27 @@ def _become(
         del sys.modules[name]
     importlib.invalidate_caches()  # of what lay in the project's folders
     sys.argv, sys.orig_argv = words, [sys.executable, "-m", *words]
-    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
-    sys.exit()
+    os._exit(_ran(words[0]))  # an interpreter that ends touches all the memory that a fork shares, and so copies it
+
+
+def _ran(module: str) -> int:
+    """Run a module as `python -m` does, and what a process does at its end; its exit code."""
+    code: object = 1
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    if not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # both as multiprocessing ends its forks
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
 
 
 if __name__ == "__main__":

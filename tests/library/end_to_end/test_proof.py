@@ -199,30 +199,34 @@ def test_sigterm_is_heeded_while_the_cause_is_looked_for(clean: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("when", "cores", "ranks", "beside"), [("end", 2, 1, 1), ("end", 1, 1, 0), ("end", 2, 2, 0), ("early", 1, 1, 2)]
+    ("when", "cores", "ranks", "beside"), [("end", 2, 1, 3), ("end", 1, 1, 0), ("end", 2, 2, 0), ("early", 1, 1, 2)]
 )
 def test_segments_beside_the_run_keep_their_numbers(
     when: str, cores: int, ranks: int, beside: int, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """So those that are left are trained in other ways."""
+    """So those that are left are trained in other ways. None begins before the run has recorded it."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     monkeypatch.setattr(choice, "places", lambda device: 4)
     config = load(Config, clean / "params.yaml", [f"prove.when={when}"])
     segments = [Segment(0, 3), Segment(5, 8), Segment(9, 12)]
     seen: list[tuple[Segment, int]] = []
+    recorded: list[int] = []
     made = proof.Proof(project_in(clean), config, tmp_path, ranks, segments, lambda: False)
 
     def tried(segment: Segment, ways: list[choice.Choice], rows: object) -> Iterator[None]:
         seen.append((segment, ways[0].ranks))
+        assert segment.stop <= recorded[-1]
         made._done[segment] = ways[0]
         yield
 
     monkeypatch.setattr(made, "_tried", tried)
     monkeypatch.setattr(made, "_possible", lambda steps: [*enumerate(segments)])
-    made.begin()
-    for _ in range(9):
-        made.look()
+    monkeypatch.setattr(made, "_kept", lambda: [segment.first for segment in segments])
+    for steps in range(13):
+        recorded.append(steps)
+        made.look(steps)
+    made.look(steps)
     assert seen == [*zip(segments, (2, 1, 3), strict=True)][:beside]
     stated = made.make(12)["segments"]
     assert [each["ranks"] for each in stated] == [2, 1, 3] and len(seen) == 3
