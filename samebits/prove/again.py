@@ -8,17 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..address.manifest import sha256_file
 from ..base.files import read_json, write_json
 from ..checkpoint import checkpoint
 from ..record import chains
 from ..record.chain import LINK, STEP, WORDS, rows_of
-from ..record.names import ADDRESS, CHECKPOINTS, ENVIRONMENT, METRIC_ROWS, RUN, STEP_ROWS
+from ..record.names import ADDRESS, CHECKPOINTS, ENVIRONMENT, METRIC_ROWS, METRICS, RUN, STEP_ROWS, WEIGHTS
 from ..record.reading import metric_rows, read_record
 from ..record.removal import VALUES
 from .segments import Segment
 
 SUMS, *PHASES = WORDS  # of a row of the trace, in the order in which a step has them
 STATE = "state"  # of all objects after the last step of a segment
+TRAINED = "training"  # of the segment
+END, NONE = "weights of run.finish()", "none"  # which it never came to
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Difference:
 
     Attributes:
         step: counted from 0.
-        phase: one of `WORDS`, or `STATE`.
+        phase: one of `WORDS`, `STATE`, `END`, or `TRAINED`.
         there, here: digests, in hex: the run's, and that of the part that was trained again.
     """
 
@@ -72,9 +75,15 @@ def cut(run: Path, out: Path, segment: Segment) -> None:
         (out / STEP_ROWS).write_bytes(file.read(rows * (STEP.itemsize + LINK)))
 
 
+def failure(segment: Segment, said: str) -> Difference:
+    """What differs where a segment cannot be trained to its end, by what it said."""
+    return Difference(segment.first, TRAINED, "done", said)
+
+
 def is_done(out: Path, segment: Segment) -> bool:
-    """Whether the segment was trained to its end."""
-    return _state(out, segment.stop) is not None
+    """Whether the segment was trained to its end, or beyond, or the run has ended in it."""
+    there = map(checkpoint.steps_of, checkpoint.found(out / CHECKPOINTS))
+    return (out / METRICS).is_file() or any(steps >= segment.stop for steps in there)
 
 
 def _state(out: Path, step: int) -> str | None:
@@ -83,10 +92,13 @@ def _state(out: Path, step: int) -> str | None:
     return read_json(there[0] / VALUES)["content"] if there else None
 
 
-def difference(run: Path, out: Path, segment: Segment, states: Mapping[str, str]) -> Difference | None:
+def difference(
+    run: Path, out: Path, segment: Segment, states: Mapping[str, str], ends: bool = False
+) -> Difference | None:
     """The first thing in which the segment, trained again in `out`, differs from the run; None where nothing does.
 
-    `states` holds digests of the run's state, by the number of steps.
+    `states` holds digests of the run's state, by the number of steps. A segment that `ends` the run has made what comes
+    after the loop, too.
     """
     if (run / STEP_ROWS).is_file():
         there, here = (_rows(folder, segment) for folder in (run, out))
@@ -96,10 +108,16 @@ def difference(run: Path, out: Path, segment: Segment, states: Mapping[str, str]
                     return Difference(int(one["step"]), phase, f"{one[phase]:016x}", f"{other[phase]:016x}")
         if len(there) != len(here):
             return Difference(segment.stop - 1, SUMS, str(len(there)), str(len(here)))
+    here = segment.stop - 1, END, _weights(run), _weights(out)
     wanted, seen = states.get(str(segment.stop)) or _state(run, segment.stop), _state(out, segment.stop)
-    if wanted and seen != wanted:
+    if wanted and seen != wanted and not (ends and here[3] == NONE):
         return Difference(segment.stop - 1, STATE, wanted[:16], str(seen)[:16])
-    return None
+    return Difference(*here) if ends and here[2] != here[3] else None
+
+
+def _weights(out: Path) -> str:
+    """The first digits of the SHA-256 of the weights of a run that was finished."""
+    return sha256_file(out / WEIGHTS)[:16] if (out / METRICS).is_file() else NONE
 
 
 def _rows(folder: Path, segment: Segment) -> Any:

@@ -62,8 +62,9 @@ AGAIN = (
     "that it changes. Leave that out, or let prepare.py write it"
 )
 FORGOTTEN = (
-    "Any process differs that goes on from the run's state: a later step depends on what no checkpoint holds, such as "
-    "a variable of a module, a closure or a cache. Give it to run.steps(state=...), or compute it from the step"
+    "Any process differs that goes on from the run's state: a later step, or what follows the last step, depends on "
+    "what no checkpoint holds, such as a variable of a module, a closure, a cache or a file of an earlier step. Give "
+    "it to run.steps(state=...), or compute it from the step"
 )
 _Found = tuple[Segment, Choice, Sequence[setting.Row], Difference]
 
@@ -179,28 +180,30 @@ class Proof:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _possible(self, steps: int) -> list[tuple[int, Segment]]:
-        """Those that the run has made and whose states there are; for others, what follows its last checkpoint.
+        """Those that the run has made and whose states there are; of one that has ended early, the end.
 
         Each has its number.
         """
         found = []
         for number, segment in enumerate(self._segments):
-            if segment.stop > steps:  # it has ended early
-                begin = max([step for step in self._kept() if step < steps], default=0)
-                segment = Segment(begin, min(begin + segment.stop - segment.first, steps))
-            if self._is_there(number, segment):
+            most = segment.stop - segment.first
+            if segment.stop > steps:  # what follows the last state before
+                segment = Segment(max(step for step in self._kept() if step < steps), steps)
+                most = max(most, self._config.checkpoint.every)
+            if self._is_there(segment) and segment.stop - segment.first <= most:
                 found.append((number, segment))
             else:
                 self._not_tried[str(segment)] = "the state before it was not kept"
         return found
 
-    def _kept(self) -> list[int]:
-        """The numbers of steps after which the run's state is there."""
-        return [checkpoint.steps_of(path) for path in checkpoint.found(self._out / CHECKPOINTS)]
+    def _kept(self) -> set[int]:
+        """The numbers of steps after which the run's state is there, or is that of its beginning."""
+        there = map(checkpoint.steps_of, checkpoint.found(self._out / CHECKPOINTS))
+        return {self._segments[0].first, *there}
 
-    def _is_there(self, number: int, segment: Segment) -> bool:
-        """Whether the run has recorded all that the segment of this number is compared with."""
-        return segment.stop <= self._recorded and (number == 0 or segment.first in self._kept())
+    def _is_there(self, segment: Segment) -> bool:
+        """Whether the run has recorded all that the segment is compared with."""
+        return segment.stop <= self._recorded and segment.first in self._kept()
 
     def _wait(self, work: Iterator[None]) -> None:
         for _ in work:
@@ -217,13 +220,16 @@ class Proof:
             rows = self._attempts[0]
             try:
                 for number, segment in segments:
-                    while not self._ended and not self._is_there(number, segment):
+                    while not self._ended and not self._is_there(segment):
                         yield
-                    if segment not in self._done and not self.found and self._is_there(number, segment):
+                    if segment not in self._done and not self.found and self._is_there(segment):
                         ways = choices(number, self._config, self._own) if rows else [self._own]
                         yield from self._tried(segment, ways, rows)
                 return
             except (RunError, OSError) as failed:
+                if not rows and self._done and isinstance(failed, RunError):  # where another one was trained
+                    self.found = segment, self._own, rows, again.failure(segment, str(failed))
+                    return
                 self._not_tried[", ".join(row.name for row in rows) or "nothing changed"] = str(failed)
                 self._attempts.pop(0)
                 self.close()
@@ -275,7 +281,8 @@ class Proof:
         again.interrupted(self._out, out, segment.first)
         if self._config.trace.level != "off":
             again.cut(self._out, out, segment)
-        words = [str(segment.stop), "--out", str(out), *trainings.overrides(choice.keys())]
+        ends = self._ended and segment.stop == self._recorded
+        words = [str(segment.stop + ends), "--out", str(out), *trainings.overrides(choice.keys())]
         process = self._warm.start(trainings.REPEATED, words, log, choice.ranks)
         while process.poll() is None:
             yield
@@ -284,7 +291,7 @@ class Proof:
             return plain(said[-1])[:LINE] if said else "it ended without a word", None
         self._varying |= again.varying(self._out, out, segment)
         states = read_record(self._out, RUN).get("states", {})
-        return "", again.difference(self._out, out, segment, states)
+        return "", again.difference(self._out, out, segment, states, ends)
 
     @property
     def _level(self) -> dict[str, str]:
@@ -304,7 +311,7 @@ class Proof:
                 pass
             return self.found is not None
 
-        if differs(self._own):
+        if (choice == self._own and not rows) or differs(self._own):
             return "a fresh process", AGAIN if segment.first == self._segments[0].first else FORGOTTEN
         if differs(choice):
             return str(choice), f"It depends on how it is trained: {choice}"

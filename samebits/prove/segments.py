@@ -25,17 +25,17 @@ class Segment:
 def chosen(address: str, first: int, stop: int, epoch_ends: Callable[[int], int], prove: Prove) -> list[Segment]:
     """The segments of a run of the steps from `first` on, before `stop`; a function of its content address.
 
-    The first one is the beginning, the second one crosses an epoch's end, the third one lies in the last third, and any
-    more lie anywhere. `epoch_ends` gives the number of steps after which the first epoch is done that ends later than
-    the given step.
+    The first one is the beginning, the second one crosses an epoch's end, the third one is the end, and any more lie
+    anywhere. `epoch_ends` gives the number of steps after which the first epoch is done that ends later than the given
+    step.
     """
     length = stop - first
     each = min(max(1, math.ceil((prove.steps or max(LEAST, length // SHARE)) / prove.segments)), length)
     begins = [first, max(first, epoch_ends(first + 1) - 1 - (each - 1) // 2)]
-    for number in range(2, prove.segments):
-        least = first + 2 * length // 3 if number == 2 else first
-        places = stop - each - least + 1
-        begins.append(least + _drawn(address, number) % places if places > 0 else stop - each)
+    begins += [
+        stop - each,
+        *(first + _drawn(address, number) % (length - each + 1) for number in range(3, prove.segments)),
+    ]
     found = sorted({begin for begin in begins[: prove.segments] if begin < stop})
     return [Segment(begin, min(begin + each, stop)) for begin in found]
 

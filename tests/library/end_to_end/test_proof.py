@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -166,6 +166,81 @@ def test_run_that_contradicts_itself_gets_no_receipt_and_its_cause_is_named(faul
     assert fault != "variable" or all(line in re.sub("[0-9a-f]{16}", "…", printed) for line in lines)
     first = found["segment"]["first"]
     assert first <= found["difference"]["step"] < found["segment"]["stop"] and (first > 0) == (fault == "state")
+
+
+AVERAGE = """
+    average = [each.detach().clone() for each in model.parameters()]
+    for step in run.steps("""
+FOLLOW = "step.log(", "[one.lerp_(other.detach(), 0.1) for one, other in zip(average, model.parameters())]; step.log("
+RESULT = (
+    "    run.finish(",
+    "    [one.data.copy_(other) for one, other in zip(model.parameters(), average)]\n    run.finish(",
+)
+
+
+def test_weights_that_no_step_shows_are_made_again_and_compared(project: Path):
+    """Such as an average that the loop holds in a variable, and that becomes the result."""
+    edit(project / "src" / PACKAGE / "train.py", ("\n    for step in run.steps(", AVERAGE), FOLLOW, RESULT)
+    printed, out = ended(project, *words(project), code=1), project / "made"
+    found = read_json(out / names.CONTRADICTION)
+    steps = read_json(out / names.METRICS)["steps"]
+    assert (found["difference"]["phase"], found["difference"]["step"]) == (again.END, steps - 1)
+    assert "what follows the last step" in printed and not (out / names.RECEIPT).exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "phase"),
+    [
+        (lambda out: None, None),
+        (lambda out: (out / names.WEIGHTS).write_bytes(b"other"), again.END),
+        (lambda out: (out / names.METRICS).unlink(), again.END),
+        (lambda out: shutil.rmtree(out / names.CHECKPOINTS), again.STATE),
+    ],
+    ids=["equal", "other weights", "not finished", "other state"],
+)
+def test_end_of_a_run_is_compared_with_its_weights(
+    change: Callable[[Path], object], phase: str | None, proved: tuple[Path, str], tmp_path: Path
+):
+    out, steps = tmp_path / "again", read_json(proved[0] / names.METRICS)["steps"]
+    shutil.copytree(proved[0], out)
+    change(out)
+    found = again.difference(proved[0], out, Segment(steps - 3, steps), {}, ends=True)
+    assert (found and found.phase) == phase
+
+
+def test_run_that_ends_early_has_its_end_trained_again(proved: tuple[Path, str], clean: Path, tmp_path: Path):
+    """From its last state before; where that lies more steps back than checkpoints lie apart, it is not tried."""
+    steps = read_json(proved[0] / names.METRICS)["steps"]
+    segments = [Segment(0, 3), Segment(steps + 10, steps + 13)]
+    for every, last in (steps, Segment(0, steps)), (4, None):
+        config = load(Config, clean / "params.yaml", [f"checkpoint.every={every}"])
+        made = proof.Proof(project_in(clean), config, tmp_path, 1, segments, lambda: False)
+        possible = [(0, segments[0]), *([(1, last)] if last else [])]
+        assert made._possible(steps) == possible and bool(made._not_tried) == (last is None)
+
+
+@pytest.mark.parametrize("another", [True, False])
+def test_part_that_cannot_be_trained_again_contradicts_the_run_where_another_one_can(
+    another: bool, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Where none can, a lack of memory or space may be why."""
+    config, parts = load(Config, clean / "params.yaml"), [Segment(0, 3), Segment(5, 8)]
+    made = proof.Proof(project_in(clean), config, tmp_path, 1, parts, lambda: False)
+
+    def tried(segment: Segment, ways: list[choice.Choice], rows: object) -> Iterator[None]:
+        yield
+        if segment == parts[1] or not another:
+            raise RunError("FileNotFoundError: hard.npy")
+        made._done[segment] = ways[0]
+
+    monkeypatch.setattr(made, "_tried", tried)
+    for _ in made._trained([*enumerate(parts)]):
+        pass
+    if not another:
+        assert not made.found and made.make(8)["segments"] == []
+        return
+    with pytest.raises(proof.Contradiction, match="step 5: training: done in the run, FileNotFoundError"):
+        made.require()
 
 
 def test_run_that_contradicts_itself_early_ends_early(project: Path):

@@ -24,10 +24,10 @@ def test_segments_lie_within_the_run_and_none_twice(steps: int, first: int):
     assert all(one.first < other.first for one, other in pairwise(found))
 
 
-def test_one_begins_one_crosses_an_epochs_end_and_one_lies_in_the_last_third():
-    begin, end, late = of(600)
+def test_one_begins_one_crosses_an_epochs_end_and_one_is_the_end():
+    begin, end, last = of(600)
     assert begin == Segment(0, 3) and end.first <= 12 < end.stop - 1  # 13 steps, 0 to 12, make the first epoch
-    assert late.first >= 400 and late.stop <= 600
+    assert last == Segment(597, 600)
 
 
 def test_run_that_is_no_epoch_long_has_those_that_it_can():
@@ -42,8 +42,8 @@ def test_they_have_one_in_a_hundred_steps_or_nine_unless_a_key_says_how_many():
     assert count(of(600, steps=30)) == 30 and count(of(600, segments=1)) == 9
 
 
-def test_late_ones_are_drawn_from_the_address():
-    assert of(6000) == of(6000) and of(6000)[:2] == of(6000, address="b" * 64)[:2]
-    assert len({of(6000, address=f"{number}")[2] for number in range(20)}) > 10
+def test_more_are_drawn_from_the_address():
+    assert of(6000) == of(6000) == of(6000, address="b" * 64)
+    assert len({of(6000, address=f"{number}", segments=4)[2] for number in range(20)}) > 10
     more = of(6000, segments=20, steps=60)
     assert len(more) > 15 and min(each.first for each in more[2:]) < 1000
