@@ -10,150 +10,20 @@ on to do so; others are made.
 """
 
 import json
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from .digest import tensor_digest
 from .errors import UserError
-from .trees import FACTORIES, MAPPINGS, is_plain
+from .kinds import KINDS, VALUES
+from .walk import LARGEST, MOST, Look, Walk
 
-LARGEST, MOST = 64 << 20, 100_000  # bytes of a tensor or an array that is saved, and items of a container
 RECURRENT = {"_flat_weights", "_flat_weight_refs"}  # parameters once more, which torch's recurrent layers look after
 OF_MODULES = set(vars(nn.Module())) | RECURRENT
 OF_OPTIMIZERS = set(vars(torch.optim.Optimizer([torch.zeros(1)], {})))
 UNSAVED = "graph", "large", "opaque"  # kinds of objects that no checkpoint can hold
-
-
-class Kind(NamedTuple):
-    """A kind of object that can be filled anew.
-
-    Attributes:
-        types: exactly these.
-        take: what is in it; `refer` gives a reference in place of an object inside.
-        make: another one, of the same form and perhaps its tensor.
-        fill: the inverse of `take`, of an object, what was taken, what gives an object for a reference, and its tensor.
-    """
-
-    types: tuple[type, ...]
-    take: Callable[[Any, Callable[[Any, str], Any]], Any]
-    make: Callable[[Any, Any], Any]
-    fill: Callable[[Any, Any, Callable[[Any], Any], Any], object]
-
-
-def _items(held: Any, refer: Callable[[Any, str], Any]) -> list[Any]:
-    return [refer(each, f"[{place}]") for place, each in enumerate(held)]
-
-
-def _members(held: Any, refer: Callable[[Any, str], Any]) -> list[Any]:
-    return sorted(_items(held, refer), key=json.dumps)  # a set has no order
-
-
-def _pairs(held: Any, refer: Callable[[Any, str], Any]) -> list[Any]:
-    return [[refer(key, f".key({key!r})"), refer(value, f"[{key!r}]")] for key, value in held.items()]
-
-
-def _refill(held: Any, items: list[Any], resolve: Callable[[Any], Any], tensor: Any = None) -> None:
-    held.clear()
-    (held.update if isinstance(held, set) else held.extend)(map(resolve, items))
-
-
-def _refill_pairs(held: Any, pairs: list[Any], resolve: Callable[[Any], Any], tensor: Any = None) -> None:
-    held.clear()
-    for key, value in pairs:
-        held[resolve(key)] = resolve(value)
-
-
-def _refill_tensor(held: Tensor, form: Mapping[str, Any], resolve: Callable[[Any], Any], tensor: Tensor) -> None:
-    with torch.no_grad():
-        if (held.shape, held.dtype) == (tensor.shape, tensor.dtype):
-            held.copy_(tensor)
-        else:
-            held.data = tensor.to(held.device)
-    held.requires_grad_(form["grad"])
-
-
-def _refill_array(held: Any, form: Any, resolve: Callable[[Any], Any], tensor: Tensor) -> None:
-    held[...] = tensor.numpy()
-
-
-def _form(held: Any) -> dict[str, Any]:
-    return {"dtype": str(held.dtype), "shape": list(held.shape)}
-
-
-KINDS: dict[str, Kind] = {
-    "list": Kind((list,), _items, lambda form, tensor: [], _refill),
-    "set": Kind((set,), _members, lambda form, tensor: set(), _refill),
-    "deque": Kind(
-        (deque,),
-        lambda held, refer: [held.maxlen, _items(held, refer)],
-        lambda form, tensor: deque(maxlen=form[0]),
-        lambda held, form, resolve, tensor: _refill(held, form[1], resolve),
-    ),
-    **{
-        name: Kind((kind,), _pairs, lambda form, tensor, kind=kind: kind(), _refill_pairs)  # type: ignore[misc]
-        for name, kind in MAPPINGS.items()
-    },
-    "defaultdict": Kind(
-        (defaultdict,),
-        lambda held, refer: [held.default_factory.__name__, _pairs(held, refer)],
-        lambda form, tensor: defaultdict(FACTORIES[form[0]]),
-        lambda held, form, resolve, tensor: _refill_pairs(held, form[1], resolve),
-    ),
-    "tensor": Kind(
-        (Tensor, nn.Parameter),
-        lambda held, refer: (
-            _form(held)
-            | {"device": held.device.type, "grad": held.requires_grad, "parameter": type(held) is nn.Parameter}
-        ),
-        lambda form, tensor: (nn.Parameter if form["parameter"] else torch.as_tensor)(tensor.to(form["device"])),
-        _refill_tensor,
-    ),
-    "array": Kind(
-        (numpy.ndarray,),
-        lambda held, refer: _form(held),
-        lambda form, tensor: tensor.numpy(),
-        _refill_array,
-    ),
-}
-KIND_OF = {each: name for name, kind in KINDS.items() for each in kind.types}
-
-
-@dataclass
-class Look:
-    """Attributes as they are at a moment.
-
-    Attributes:
-        kinds: the class of each module, by name.
-        roots: what each attribute refers to, by name.
-        objects: kind and content of all that can be changed, each under the way to it.
-        tensors: what of it is a tensor.
-        held: the objects; so none is freed, and its id is nobody else's.
-        of: the attribute through which each was found.
-    """
-
-    kinds: dict[str, str] = field(default_factory=dict)
-    roots: dict[str, Any] = field(default_factory=dict)
-    objects: dict[str, list[Any]] = field(default_factory=dict)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    held: dict[str, Any] = field(default_factory=dict)
-    of: dict[str, str] = field(default_factory=dict)
-
-    def texts(self) -> dict[str, str]:
-        """All as text that can be compared, tensors by their digests; by the way, after an attribute's name."""
-        digests = {way: tensor_digest(tensor).item() for way, tensor in self.tensors.items()}
-        roots = {f"{name} =": json.dumps(reference) for name, reference in self.roots.items()}
-        return roots | {way: json.dumps([each, digests.get(way)]) for way, each in self.objects.items()}
-
-    def name_of(self, way: str) -> str:
-        """The attribute that a key of `texts` belongs to."""
-        return self.of.get(way, way.removesuffix(" ="))
 
 
 class Attributes:
@@ -182,6 +52,11 @@ class Attributes:
         self._born = {id(each): way for way, each in self._first.held.items()}
         self._texts = self._first.texts()
 
+    def leave_out(self, name: str) -> None:
+        """No bit depends on this attribute, as if `begin` had been given its name."""
+        self.unsaved = {*self.unsaved, name}
+        self._first.roots.pop(name, None)
+
     def aliases(self) -> dict[str, str]:
         """The attributes that are, or share memory with, a parameter or a buffer; whose name."""
         now = self.look()
@@ -191,7 +66,7 @@ class Attributes:
 
     def look(self) -> Look:
         """The attributes as they are now."""
-        walk = _Walk(self._weights(), self._born, self._later)
+        walk = Walk(self._weights(), self._born, self._later)
         for prefix, holder, own in self._holders():
             walk.look.kinds[prefix] = type(holder).__name__
             for key, held in sorted(vars(holder).items(), key=lambda each: str(each[0])):
@@ -313,109 +188,6 @@ def remedy(name: str) -> str:
         f"Keep it in a buffer (register_buffer), or compute it from step.number. If no bit depends on it: "
         f"run.steps(..., unsaved=({name.rpartition('.')[2]!r},))"
     )
-
-
-# Values that cannot change: their types, as JSON, and back.
-VALUES: dict[str, tuple[tuple[type, ...], Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "int": ((int,), hex, lambda text: int(text, 16)),
-    "float": ((float,), float.hex, float.fromhex),
-    "complex": (
-        (complex,),
-        lambda value: [value.real.hex(), value.imag.hex()],
-        lambda two: complex(*map(float.fromhex, two)),
-    ),
-    "bytes": ((bytes,), bytes.hex, bytes.fromhex),
-    "dtype": ((torch.dtype,), str, lambda text: getattr(torch, text.removeprefix("torch."))),
-    "device": ((torch.device,), str, torch.device),
-    "size": ((torch.Size,), list, torch.Size),
-    "range": ((range,), lambda value: [value.start, value.stop, value.step], lambda three: range(*three)),
-    "numpy": (
-        tuple({numpy.dtype(name).type for name in ("?", "b", "B", "h", "H", "i", "I", "q", "Q", "e", "f", "d")}),
-        lambda value: [value.dtype.name, value.tobytes().hex()],
-        lambda two: numpy.frombuffer(bytes.fromhex(two[1]), numpy.dtype(two[0]))[0],
-    ),
-}
-VALUE_OF = {kind: name for name, (types, _, _) in VALUES.items() for kind in types}
-
-
-class _Walk:
-    """Makes a `Look`, from one attribute to the next."""
-
-    def __init__(self, weights: Mapping[int, tuple[Tensor, str]], born: Mapping[int, str], later: bool) -> None:
-        self._weights, self._born, self._later = weights, born, later
-        self._ways: dict[int, str] = {}
-        self._storages = {
-            address: name
-            for tensor, name in weights.values()
-            if not isinstance(tensor, DTensor) and (address := _address(tensor))
-        }
-        self._seen: set[int] = set()
-        self.look, self.root = Look(), ""
-
-    def refer(self, held: Any, way: str) -> Any:
-        """A reference to an object, which is looked at once."""
-        kind = type(held)
-        if held is None or kind in (bool, str):
-            return held
-        if kind in VALUE_OF:
-            name = VALUE_OF[kind]
-            return {name: VALUES[name][1](held)}
-        if kind is tuple:
-            return {"tuple": [self.refer(each, f"{way}[{place}]") for place, each in enumerate(held)]}
-        if id(held) in self._weights:
-            return {"weight": self._weights[id(held)][1]}
-        if id(held) not in self._ways:
-            place = self._born.get(id(held)) or (f"{way} (new)" if self._later else way)
-            self._ways[id(held)] = place
-            self.look.held[place], self.look.of[place] = held, self.root
-            self.look.objects[place] = self._content(held, place)
-        return {"object": self._ways[id(held)]}
-
-    def _content(self, held: Any, way: str) -> list[Any]:
-        kind = KIND_OF.get(type(held), "opaque")
-        if kind == "defaultdict" and held.default_factory not in FACTORIES.values():
-            kind = "opaque"
-        if kind == "tensor":
-            return self._tensor(held, way)
-        if kind == "array":
-            return self._array(held, way)
-        if kind in KINDS and len(held) > MOST:
-            return ["large", len(held)]
-        if kind == "opaque":
-            return [kind, type(held).__name__]
-        return [kind, KINDS[kind].take(held, lambda inner, more: self.refer(inner, way + more))]
-
-    def _tensor(self, held: Tensor, way: str) -> list[Any]:
-        if not is_plain(held):
-            return ["opaque", type(held).__name__]
-        if held.numel() * held.element_size() > LARGEST:
-            return ["large", [*held.shape, 0 if held.is_inference() else held._version]]
-        if held.grad_fn is not None:
-            self.look.tensors[way] = held.detach()
-            return ["graph", ""]
-        address = _address(held)
-        if address in self._storages:
-            form = [*held.shape], [*held.stride()], held.storage_offset()
-            return ["view", [{"weight": self._storages[address]}, *form]]
-        if address in self._seen and way.endswith("(new)"):
-            return ["opaque", "view of another attribute"]
-        if address:
-            self._seen.add(address)
-        self.look.tensors[way] = held.detach()
-        return ["tensor", KINDS["tensor"].take(held, self.refer)]
-
-    def _array(self, held: Any, way: str) -> list[Any]:
-        if held.nbytes > LARGEST:
-            return ["large", [*held.shape]]
-        try:
-            self.look.tensors[way] = torch.from_numpy(held.copy())
-        except TypeError:  # such as an array of objects
-            return ["opaque", f"ndarray of {held.dtype}"]
-        return ["array", KINDS["array"].take(held, self.refer)]
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _references(form: Any) -> Iterator[dict[str, Any]]:

@@ -54,6 +54,6 @@ def refuse_reductions() -> Callable[[], None]:
 def _refuse(operation: Any, *call: Any) -> NoReturn:
     raise UserError(
         f"{operation.overloadpacket.__name__} of a weight that is sharded over the ranks adds in another order on "
-        f"another world size: for the norm of gradients call samebits.clip_grad_norm_; for weights set "
-        f"parallel.shard=optimizer, which keeps them whole"
+        f"another world size: for the norm of gradients call samebits.clip_grad_norm_; for a sum over weights set "
+        f"parallel.shard=optimizer, where each rank holds all weights"
     )

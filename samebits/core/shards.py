@@ -185,7 +185,7 @@ def of_mixture(error: BaseException | None) -> UserError | None:
         return None
     return UserError(
         f"{str(error).split()[0]}: of a weight that is sharded. With parallel.shard=full, call the model as a "
-        f"whole and leave its parameters to the optimizer; parallel.shard=optimizer keeps them whole"
+        f"whole and leave its parameters to the optimizer; with parallel.shard=optimizer each rank holds all of them"
     )
 
 

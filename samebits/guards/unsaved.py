@@ -63,9 +63,7 @@ class UnsavedState(Observer):
             if self._world.is_main:
                 line = f"step {step}: {name} is changed by each micro-batch, so no checkpoint holds it. {remedy(name)}"
                 print(line, file=sys.stderr, flush=True)
-            # as if run.steps(unsaved=...) had named it
-            self._attributes.unsaved = {*self._attributes.unsaved, name}
-            self._attributes._first.roots.pop(name, None)
+            self._attributes.leave_out(name)  # as if run.steps(unsaved=...) had named it
         self._left |= names
 
     def require(self) -> None:
