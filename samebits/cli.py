@@ -135,7 +135,7 @@ for stage in (front.prepare, front.train, front.evaluate):
 def config(ours: Ours, overrides: tuple[str, ...]) -> None:
     """Print the value of each key, and which ones enter the content address or choose the numeric environment."""
     settings = load(ours.schema, overrides=overrides)
-    _print({"config": settings.flat(), "addressed": settings.addressed(), "environment": settings.environment()})
+    _print({"config": settings.flat(), "addressed": settings.addressed(), "environment": settings.environmental()})
 
 
 @main.command()
@@ -165,7 +165,8 @@ def env(ours: Ours, overrides: tuple[str, ...]) -> None:
     from .core.ranks import device_of
     from .environment import environment  # imports torch, so only now
 
-    preimage = environment.numeric_environment(settings.options.determinism, device_of(settings.device))
+    own = settings.environment.variables
+    preimage = environment.numeric_environment(settings.options.determinism, device_of(settings.device), own)
     _print(environment.record(preimage, settings.compute))
 
 

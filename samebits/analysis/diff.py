@@ -157,6 +157,7 @@ CAUSES = (
     (ANY, r"cpu\.|cuda\.|device", "other hardware, or another instruction set, rounds in another order"),
     (ANY, r"torch\.|numpy|python|image|lock\.", "other libraries compute with other kernels"),
     (ANY, r"variables\..*", "libraries read this variable"),
+    (ANY, r"own_variables\..*", "environment.variables lists it, as what the code reads"),
     (ANY, r"(code|core)\..*", "the code differs"),
     (ANY, r"config\..*", "other numbers were asked for"),
 )

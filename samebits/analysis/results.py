@@ -126,8 +126,8 @@ def _stale(project: Project, config: Settings, out: Path, run: Receipt) -> list[
     there = run.stated["preimage"]
     data = manifest.require_sound(config.data)  # prepared with other keys: a difference to name
     here = content_address(project, config, data, there.get("world_size", 1)).preimage
-    environment = {key: run.stated.get("config", {}).get(key) for key in config.environment()}
-    found = differences(fields(there) | environment, fields(here) | config.environment())
+    environment = {key: run.stated.get("config", {}).get(key) for key in config.environmental()}
+    found = differences(fields(there) | environment, fields(here) | config.environmental())
     if not found:
         return []
     shown = some([f"{d.field}: {short(d.one, 24)} then, {short(d.other, 24)} now" for d in found], SHOWN)

@@ -62,7 +62,7 @@ class Wanted:
         except RunError:
             return False
         stated = receipt.stated
-        requested = self.config.environment().items()
+        requested = self.config.environmental().items()
         same = stated["address"] == self.address and all(stated["config"].get(key) == held for key, held in requested)
         return finished and same and is_stated(receipt, names.WEIGHTS) and is_stated(receipt, names.METRICS)
 

@@ -132,7 +132,7 @@ def shortened(schema: type[S], overrides: Sequence[str]) -> tuple[S, dict[str, A
             raise UserError(f"{PARAMS}: verify.{name} does not fit: {refused}") from None
     overrides = (*asks.shorten, *overrides)
     short, varied = load(schema, overrides=overrides), load(schema, overrides=(*overrides, *asks.vary))
-    before, after = ({"seed": each.seed, **each.addressed(), **each.environment()} for each in (short, varied))
+    before, after = ({"seed": each.seed, **each.addressed(), **each.environmental()} for each in (short, varied))
     if others := differences(before, after):
         field = others[0].field
         raise UserError(f"{PARAMS}: verify.vary: {field} is not neutral, so it asks for another run; leave it out")

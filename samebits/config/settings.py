@@ -26,6 +26,7 @@ from pydantic_core import PydanticCustomError, to_jsonable_python
 
 from ..base.redact import without_credentials
 from ..base.text import flatten
+from ..base.variables import unfit
 from ..core import options
 
 
@@ -238,6 +239,22 @@ class Tracking(Section):
         return self
 
 
+Variable = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class Variables(Section):
+    """Environment variables on which bits depend, by name: their values enter the numeric environment."""
+
+    variables: tuple[Variable, ...] = ()
+
+    @field_validator("variables")
+    @classmethod
+    def _of_the_run_alone(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if found := [f"{name} is of {kind}" for name in names if (kind := unfit(name))]:
+            raise ValueError(f"{found[0]}, on which no bit may depend, and records are no place for it; remove it")
+        return tuple(sorted({*names}))
+
+
 class Prove(Section):
     """Whether a run trains parts of itself again before its receipt is written: how many, and how many steps."""
 
@@ -263,6 +280,7 @@ class Settings(Section):
     compute: Compute
     unhashed: Unhashed
     determinism: Annotated[Determinism, ENVIRONMENT]
+    environment: Annotated[Variables, ENVIRONMENT] = Variables()
     start: Annotated[Start, NEUTRAL] = Start()  # what of it decides bits is a part of the address beside the config
     checkpoint: Annotated[Checkpoint, NEUTRAL] = Checkpoint()
     integrity: Annotated[Integrity, NEUTRAL] = Integrity()
@@ -308,7 +326,7 @@ class Settings(Section):
         """The numerics-relevant part, without the seed: nested and JSON-compatible."""
         return {key: value for key, value in addressed(self).items() if key != "seed"}
 
-    def environment(self) -> dict[str, Any]:
+    def environmental(self) -> dict[str, Any]:
         """The keys marked ENVIRONMENT as `section.key`, JSON-compatible."""
         return flatten(_marked(self, ENVIRONMENT))
 

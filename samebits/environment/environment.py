@@ -3,7 +3,7 @@
 import os
 import platform
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..base.redact import SECRET, without_credentials
 from ..config.settings import Compute
 from ..core.flags import effective, is_portable
 from ..core.options import Determinism
-from ..record.classes import described
+from ..record.classes import OWN, described
 from .canary import arithmetic_canary
 from .portable import COMPILED
 
@@ -39,34 +39,42 @@ def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
 
 
-def numeric_environment(determinism: Determinism, device: torch.device) -> dict[str, Any]:
-    """The preimage of the environment's digest; call it after the flags are applied."""
+def numeric_environment(determinism: Determinism, device: torch.device, own: Sequence[str] = ()) -> dict[str, Any]:
+    """The preimage of the environment's digest; call it after the flags are applied.
+
+    `own` names variables that the owner's code reads. That one is not set is a value, too.
+    """
     gpu = None
     if device.type == "cuda":
         from . import cuda
 
         gpu = cuda.found(device)
     relaxed = {"relaxed": sorted(determinism.relax)} if determinism.relax else {}
-    return relaxed | {
-        "torch": {"version": torch.__version__, "git": torch.version.git_version},
-        "cuda": gpu,
-        "numpy": numpy.__version__,
-        "python": platform.python_version(),
-        "libc": " ".join(platform.libc_ver()),  # the mathematics of Python, and NumPy's random numbers
-        "image": os.environ.get("REPRO_IMAGE"),
-        "device": device.type,
-        "cpu": {
-            "machine": platform.machine(),
-            "instruction_set": torch.backends.cpu.get_cpu_capability(),
-            "arithmetic": arithmetic_canary(),
-            # The portable pins make the model irrelevant for proven operations; without them it decides bits.
-            "model": None if is_portable(determinism) else _cpu_model(),
-            "non_portable": [],  # operations that the run calls; see `with_non_portable`
-        },
-        "threads": torch.get_num_threads(),
-        "flags": effective(),
-        "variables": variables(),
-    }
+    read = {name: without_credentials(value) if (value := os.environ.get(name)) is not None else None for name in own}
+    return (
+        relaxed
+        | ({OWN: read} if own else {})
+        | {
+            "torch": {"version": torch.__version__, "git": torch.version.git_version},
+            "cuda": gpu,
+            "numpy": numpy.__version__,
+            "python": platform.python_version(),
+            "libc": " ".join(platform.libc_ver()),  # the mathematics of Python, and NumPy's random numbers
+            "image": os.environ.get("REPRO_IMAGE"),
+            "device": device.type,
+            "cpu": {
+                "machine": platform.machine(),
+                "instruction_set": torch.backends.cpu.get_cpu_capability(),
+                "arithmetic": arithmetic_canary(),
+                # The portable pins make the model irrelevant for proven operations; without them it decides bits.
+                "model": None if is_portable(determinism) else _cpu_model(),
+                "non_portable": [],  # operations that the run calls; see `with_non_portable`
+            },
+            "threads": torch.get_num_threads(),
+            "flags": effective(),
+            "variables": variables(),
+        }
+    )
 
 
 def with_non_portable(environment: dict[str, Any], operations: Collection[str]) -> dict[str, Any]:

@@ -32,7 +32,9 @@ class Portability(Observer):
     def __init__(self, config: Settings, world: World, watch: Callable[[bool], Operations] = Operations) -> None:
         """`watch` makes what sees the operations, given whether they are wanted."""
         self._compute, self._world = config.compute, world
-        self.environment = environment.numeric_environment(config.options.determinism, world.device)
+        self.environment = environment.numeric_environment(
+            config.options.determinism, world.device, config.environment.variables
+        )
         self.portable = class_of(self.environment, config.compute.plain).startswith(PORTABLE)
         self.watch = watch(self.portable)
         self.non_portable: Mapping[str, str] = {}

@@ -7,7 +7,6 @@ nothing changed, and then with one circumstance after another.
 
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -21,6 +20,7 @@ from ..base.files import write_json
 from ..base.project import Project
 from ..base.shape import plain
 from ..base.text import some
+from ..base.variables import RANKED
 from ..checkpoint import checkpoint
 from ..config.settings import Settings
 from ..core.errors import Preempted, RunError
@@ -38,9 +38,9 @@ from .elsewhere import copied
 from .segments import Segment
 
 ELSEWHERE = "folder of the project"
+LISTED = "environment.variables lists it"
 PAUSE = 0.02  # seconds between two looks at a segment
 LINE = 200  # characters of what a segment said
-RANKED = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|GROUP_\w+|ROLE_\w+|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+")
 SILENT = {"WANDB_MODE": "disabled"}  # who follows the run is not to hear of parts that are trained again
 QUIET = {
     "tracking.enabled": False,
@@ -263,9 +263,12 @@ class Proof:
         if "OMP_NUM_THREADS" not in environ:  # then the number of threads, which decides bits, follows that of cores
             rows = [row for row in rows if row.name != setting.CORES]
             self._not_tried[setting.CORES] = "the number of threads follows it"
+        own = self._config.environment.variables
+        self._not_tried |= {row.name: LISTED for row in rows if row.name in own}
+        rows = [row for row in rows if row.name not in own]  # such as TZ
         self._process = ExitStack()
         folder = Path(self._process.enter_context(TemporaryDirectory()))
-        words, environ = setting.started(rows, environ, folder)
+        words, environ = setting.started(rows, environ, folder, own)
         # with all that a training wants: else it would start itself again, and load torch again
         environ |= SILENT | stated_variables(self._config.options.determinism, environ)
         self._warm = self._process.enter_context(Warm(copy, environ, words))

@@ -8,7 +8,7 @@ import ctypes
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,7 @@ def _listings() -> str:
 
 
 ROWS = (
-    Row(VARIABLES, "it reads a variable: make it a key of params.yaml", _recorded),
+    Row(VARIABLES, "it reads a variable: make it a key of params.yaml, or list it in environment.variables", _recorded),
     Row("HOME", "it reads a file there: let prepare.py write it", _place("HOME")),
     Row("TMPDIR", "it keeps something there: give it to run.steps(state=...)", _place("TMPDIR")),
     Row("TZ", "it reads the clock: make the time a key of params.yaml", _other("TZ", ZONES)),
@@ -140,14 +140,16 @@ ROWS = (
 )
 
 
-def started(rows: Sequence[Row], variables: Mapping[str, str], folder: Path) -> tuple[list[str], Variables]:
+def started(
+    rows: Sequence[Row], variables: Mapping[str, str], folder: Path, own: Collection[str] = ()
+) -> tuple[list[str], Variables]:
     """The command of a process that has these circumstances changed and forks trainings, and its variables.
 
-    `folder` is a new one; `missed` reads there which could not be had.
+    `folder` is a new one; `missed` reads there which could not be had. Variables named in `own` stay as they are.
     """
     found = dict(variables)
     for row in rows:
-        found = row.variables(found, folder)
+        found = row.variables(found, folder) | {name: value for name, value in variables.items() if name in own}
     return trainings.command(trainings.SETTING, {}, folder / NOTE, *(row.name for row in rows)), found
 
 

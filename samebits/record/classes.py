@@ -6,6 +6,7 @@ from typing import Any
 from ..address.address import digest
 
 PORTABLE = "cpu-portable"
+OWN = "own_variables"  # the field with the values of those that `environment.variables` lists
 RELAXED, MIXED = "relaxed", "mixed"  # in these, a run need not repeat
 TF32 = "backends.cudnn.allow_tf32"  # a flag that says whether a GPU rounds factors to TF32
 # Every x86-64 CPU with AVX2 gives this digest with torch 2.13.0, NumPy 2.4.6 and the mathematics of glibc, while all
@@ -51,8 +52,9 @@ def class_of(environment: Mapping[str, Any], plain: bool, arithmetic: str = RELE
         and not relaxed
     )
     if portable and isinstance(torch, Mapping):
-        version = str(torch.get("version"))
-        return f"{PORTABLE}/torch-{RELEASES.get(version, version)}"
+        version, own = str(torch.get("version")), environment.get(OWN)
+        values = f"/variables-{digest(own)[:16]}" if own else ""
+        return f"{PORTABLE}/torch-{RELEASES.get(version, version)}{values}"
     flags = environment.get("flags")
     rounded = device == "cuda" and isinstance(flags, Mapping) and flags.get(TF32)
     return f"{RELAXED if relaxed else device}{'-tf32' * bool(rounded and not relaxed)}/{digest(environment)[:16]}"

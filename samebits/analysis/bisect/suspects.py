@@ -120,7 +120,7 @@ def side(config: Settings, ranks: int, variables: Mapping[str, str]) -> Side:
         UserError: as `checked`.
     """
     flat = config.flat()
-    neutral = flat.keys() - flatten(config.addressed()).keys() - config.environment().keys() - {"seed"}
+    neutral = flat.keys() - flatten(config.addressed()).keys() - config.environmental().keys() - {"seed"}
     return checked(Side(flat, frozenset(neutral), ranks, variables))
 
 

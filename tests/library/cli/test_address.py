@@ -53,6 +53,7 @@ ADDRESSED = {
 }
 OUTSIDE = {
     "device": ("cpu", "cuda"),
+    "environment.variables": ("[ONE]", "[ANOTHER]"),
     "data.raw": ("elsewhere.csv.gz",),
     "data.check": ("every_byte",),
     "data.prepared": ("elsewhere",),

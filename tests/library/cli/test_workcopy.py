@@ -89,6 +89,6 @@ def test_config_is_read_by_the_commits_own_code(tmp_path: Path):
     config = load(Config, PROJECT / "params.yaml", ["seed=7"])
     read = trainings.config_of(project_in(tmp_path), ["seed=7"])
     assert read["config"] == config.flat() and read["config"]["seed"] == 7
-    assert read["addressed"] == config.addressed() and read["environment"] == config.environment()
+    assert read["addressed"] == config.addressed() and read["environment"] == config.environmental()
     with pytest.raises(trainings.Ended, match="unknown key"):
         trainings.config_of(project_in(tmp_path), ["sede=7"])

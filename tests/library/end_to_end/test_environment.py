@@ -83,6 +83,24 @@ def test_variable_changes_the_digest_where_it_may_change_bits(name: str, monkeyp
     assert (after != before) == (digest(after) != digest(before)) == (name in RELEVANT)
 
 
+def test_variable_that_the_owner_lists_is_another_environment_and_class_with_each_value(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Also where it is not set."""
+    flags.apply(STRICT)
+    seen = []
+    for value in (None, "", "one", "two", "https://user:word@host/two", "https://user:other@host/two"):
+        monkeypatch.delenv("PLANTED", raising=False)
+        if value is not None:
+            monkeypatch.setenv("PLANTED", value)
+        assert digest(numeric_environment(STRICT, CPU)) == digest(environment())
+        seen.append(numeric_environment(STRICT, CPU, ["PLANTED"]))
+        assert class_of(seen[-1], True).startswith("cpu-portable/") and promises(class_of(seen[-1], True))
+    assert [each["own_variables"]["PLANTED"] for each in seen[:4]] == [None, "", "one", "two"]
+    assert len({*map(digest, seen), digest(environment())}) == len({class_of(each, True) for each in seen}) + 1 == 6
+    assert "word" not in str(seen)
+
+
 def test_switch_left_off_changes_the_digest():
     before = environment()
     torch.backends.cudnn.benchmark = True

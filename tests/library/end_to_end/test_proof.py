@@ -215,6 +215,7 @@ def test_run_that_ends_early_has_its_end_trained_again(proved: tuple[Path, str],
     for every, last in (steps, Segment(0, steps)), (4, None):
         config = load(Config, clean / "params.yaml", [f"checkpoint.every={every}"])
         made = proof.Proof(project_in(clean), config, tmp_path, 1, segments, lambda: False)
+        made._recorded = steps
         possible = [(0, segments[0]), *([(1, last)] if last else [])]
         assert made._possible(steps) == possible and bool(made._not_tried) == (last is None)
 
@@ -241,6 +242,17 @@ def test_part_that_cannot_be_trained_again_contradicts_the_run_where_another_one
         return
     with pytest.raises(proof.Contradiction, match="step 5: training: done in the run, FileNotFoundError"):
         made.require()
+
+
+def test_variable_that_the_config_lists_is_the_same_in_each_part(project: Path):
+    """Also one that the proof would change otherwise."""
+    planted(project, VARIABLE)
+    listed = "environment.variables=[PLANTED,TZ,UNSET]"
+    assert "proof      EQUAL: " in ended(project, *words(project, listed), TZ="SBT-1")
+    stated = read(project / "made").stated
+    wanted = {"PLANTED": "by hand", "TZ": "SBT-1", "UNSET": None}
+    assert stated["environment"]["preimage"]["own_variables"] == wanted
+    assert stated["proof"]["not_tried"]["TZ"] == proof.LISTED and setting.VARIABLES in stated["proof"]["changed"]
 
 
 def test_run_that_contradicts_itself_early_ends_early(project: Path):

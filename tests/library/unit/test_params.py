@@ -98,6 +98,24 @@ WRONG = {
     "train.learning_rate='1'": "--set train.learning_rate: '1' given, a number wanted",
     "compute.compile=1": "--set compute.compile: 1 given, true or false wanted",
     "determinism.relax=[1]": "--set determinism.relax.0: 1 given, text wanted",
+    "environment.variables=[A B]": "--set environment.variables.0: 'A B' given, text of the form ",
+    **{
+        f"environment.variables=[ONE, {name}]": f"--set environment.variables: {name} is of {kind}, on which no bit"
+        for name, kind in {
+            "RANK": "a rank",
+            "LOCAL_WORLD_SIZE": "a rank",
+            "MASTER_PORT": "a rank",
+            "SLURM_JOB_ID": "a job",
+            "CUDA_VISIBLE_DEVICES": "a job",
+            "AWS_REGION": "credentials or an account",
+            "HF_TOKEN": "credentials or an account",
+            "client_secret": "credentials or an account",
+            "PGPASSWORD": "credentials or an account",
+            "API_KEY": "credentials or an account",
+            "WANDB_MODE": "how a run is recorded",
+            "PYTHONPATH": "where the code lies",
+        }.items()
+    },
     "seed=": "--set seed: '' given, a whole number wanted",
     "seed=null": "--set seed: None given, a whole number wanted",
     "seed=-1": "--set seed: -1 given, 0 or more wanted",
