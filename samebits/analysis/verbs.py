@@ -119,8 +119,9 @@ def check(ours: Ours, run: Path, overrides: tuple[str, ...]) -> None:
 @overriding
 @click.option("--ranks", type=click.IntRange(min=1), help="At most so many ranks; else one per GPU, or 4 on a CPU.")
 @click.option("--only", multiple=True, metavar="NAME", help="Compare this way alone with one process; repeatable.")
+@click.option("--full", is_flag=True, help="Train to the end, and not as `verify.shorten` in params.yaml says.")
 @click.pass_obj
-def verify(ours: Ours, overrides: tuple[str, ...], ranks: int | None, only: tuple[str, ...]) -> None:
+def verify(ours: Ours, overrides: tuple[str, ...], ranks: int | None, only: tuple[str, ...], full: bool) -> None:
     """Train in many ways that must give identical weights.
 
     It reports EQUAL or DIFFERS for each way, by its NAME, or why it was not tried. The trainings are shortened as
@@ -132,10 +133,10 @@ def verify(ours: Ours, overrides: tuple[str, ...], ranks: int | None, only: tupl
 
     controls, of_ways = chosen_controls(only)
     ways = chosen(of_ways) if of_ways or not only else ()
-    settings, requested, vary = shortened(ours.schema, overrides)
+    settings, requested, vary = shortened(ours.schema, overrides, full)
     prepared(ours.project, settings, click.echo)
     places, rows = ranks or places_here(settings.device), []
-    with starting(ours.project, settings.options.determinism) as start:
+    with starting(ours.project, settings, click.echo) as start:
         trained = train_in_all_ways(ours.project, settings, places, start, requested, click.echo, ways, vary)
         for row in chain(trained, try_controls(ours.project, settings.seed, start, requested, controls)):
             rows.append(row)

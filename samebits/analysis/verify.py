@@ -8,9 +8,9 @@ import signal
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from ..config.params import PARAMS, load
 from ..config.settings import Settings
 from ..core.errors import RunError, UserError
 from ..core.flags import stated_variables
-from ..core.options import Determinism
+from ..prove.fresh import Fresh
 from ..record.names import CHECKPOINTS, METRIC_ROWS
 from ..record.opening import non_portable, reported_of
 from ..record.receipt import read
@@ -33,6 +33,7 @@ S = TypeVar("S", bound=Settings)
 Start = Callable[["Way", Mapping[str, Any]], trainings.Process]  # of a training in this way, with these keys
 NOTHING: Mapping[str, Any] = {}
 FOLDER = Path("build", "verify")
+COPY = ".project"  # in which trainings in other circumstances lie; hidden, for it is removed
 SHARD = "parallel.shard"
 TRIES = 3  # to kill a training before it ends
 PAUSE = 0.005  # seconds between two looks at a training
@@ -51,6 +52,7 @@ class Way:
     instant: Callable[[int, float], int] = lambda steps, epochs: steps // 3  # after how many of its steps
     cold: bool = False  # whether it starts as a user starts it, by torchrun where it has several ranks
     module: str = ""  # of the analysis, that trains in place of `samebits train`
+    elsewhere: bool = False  # whether it starts in other circumstances, and in a copy of the project
     given: Sequence[str] = ()  # to that module, before the arguments of `train`
 
     @property
@@ -90,6 +92,7 @@ WAYS = (
     Way("stopped by SIGTERM and resumed", ended=signal.SIGTERM),
     Way("tracked, every tensor traced", {"trace.level": "tensor", **TRACKED}),
     Way("no trace", {"trace.level": "off"}),
+    Way("other circumstances", elsewhere=True),
     VARIED,
 )
 
@@ -118,8 +121,10 @@ def chosen(names: Sequence[str]) -> Sequence[Way]:
     return [way for way in WAYS if not names or way.name in names]
 
 
-def shortened(schema: type[S], overrides: Sequence[str]) -> tuple[S, dict[str, Any], dict[str, Any]]:
-    """The config of a short training, the keys that this overrides, and the neutral ones that are varied.
+def shortened(
+    schema: type[S], overrides: Sequence[str], full: bool = False
+) -> tuple[S, dict[str, Any], dict[str, Any]]:
+    """The config of a short training, or of a `full` one, the keys that this overrides, and neutral ones to vary.
 
     Raises:
         UserError: `verify` in params.yaml does not fit the other keys, or varies one that is not neutral.
@@ -130,7 +135,7 @@ def shortened(schema: type[S], overrides: Sequence[str]) -> tuple[S, dict[str, A
             load(schema, overrides=texts)
         except UserError as refused:
             raise UserError(f"{PARAMS}: verify.{name} does not fit: {refused}") from None
-    overrides = (*asks.shorten, *overrides)
+    overrides = overrides if full else (*asks.shorten, *overrides)
     short, varied = load(schema, overrides=overrides), load(schema, overrides=(*overrides, *asks.vary))
     before, after = ({"seed": each.seed, **each.addressed(), **each.environmental()} for each in (short, varied))
     if others := differences(before, after):
@@ -154,7 +159,7 @@ def _values(settings: Settings, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 @contextmanager
-def starting(project: Project, determinism: Determinism) -> Iterator[Start]:
+def starting(project: Project, config: Settings, report: Callable[[str], None]) -> Iterator[Start]:
     """Trainings in `project`: forks of a process that has torch loaded, or processes of their own where the way asks.
 
     What a training prints goes to a file beside its folder.
@@ -163,7 +168,7 @@ def starting(project: Project, determinism: Determinism) -> Iterator[Start]:
         UserError: a variable contradicts the flags.
     """
     environ = trainings.environment(project)
-    environ |= stated_variables(determinism, environ)
+    environ |= stated_variables(config.options.determinism, environ)
 
     def start(way: Way, settings: Mapping[str, Any]) -> trainings.Process:
         arguments = ["--out", str(project.root / way.folder), *trainings.overrides(settings)]
@@ -172,9 +177,20 @@ def starting(project: Project, determinism: Determinism) -> Iterator[Start]:
         if way.cold or (way.ranks > 1 and "OMP_NUM_THREADS" not in environ):
             return trainings.start(project, trainings.command("train", {}, *arguments, ranks=way.ranks), log)
         words = [way.module, *way.given] if way.module else [NAME, "train"]
-        return warm.start(words[0], [*words[1:], *arguments], log, way.ranks)
+        return (fresh() if way.elsewhere else warm).start(words[0], [*words[1:], *arguments], log, way.ranks)
 
-    with Warm(project, environ) as warm:
+    @cache
+    def fresh() -> Warm:
+        copy = project.root / FOLDER / COPY
+        stack.callback(shutil.rmtree, copy, ignore_errors=True)
+        other = stack.enter_context(Fresh(project, config, {}, copy))
+        while not other.has_begun:
+            time.sleep(PAUSE)
+        for name, why in other.not_tried.items():
+            report(f"{name}: not changed: {why}")
+        return other
+
+    with ExitStack() as stack, Warm(project, environ) as warm:
         yield start
 
 

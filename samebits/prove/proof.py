@@ -13,35 +13,28 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, astuple
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..base.files import write_json
 from ..base.project import Project
 from ..base.shape import plain
 from ..base.text import some
-from ..base.variables import RANKED
 from ..checkpoint import checkpoint
 from ..config.settings import Settings
 from ..core.errors import Preempted, RunError
-from ..core.flags import stated_variables
 from ..environment import variables
 from ..record import proved
 from ..record.names import CHECKPOINTS, CONTRADICTION, PROOF, RUN
 from ..record.reading import read_record
 from ..start import trainings
-from ..start.warm import Warm
 from . import again, setting
 from .again import Difference
 from .choice import Choice, choices, gpus, places
-from .elsewhere import copied
+from .fresh import ELSEWHERE, Fresh
 from .segments import Segment
 
-ELSEWHERE = "folder of the project"
-LISTED = "environment.variables lists it"
 PAUSE = 0.02  # seconds between two looks at a segment
 LINE = 200  # characters of what a segment said
-SILENT = {"WANDB_MODE": "disabled"}  # who follows the run is not to hear of parts that are trained again
 QUIET = {
     "tracking.enabled": False,
     "record.progress": False,
@@ -106,7 +99,8 @@ class Proof:
         self._own = Choice(ranks if fits else 1, config.loader.workers, config.parallel.shard if fits else "none")
         self._folder = self._out / PROOF
         self._attempts: list[Sequence[setting.Row]] = [setting.ROWS, [row for row in setting.ROWS if row.become], []]
-        self._process: ExitStack | None = None
+        self._stack = ExitStack()
+        self._process: Fresh | None = None
         self._recorded = 0  # steps of the run that its trace holds
         self._ended = False
         self._work = self._trained(self._beside())
@@ -174,9 +168,8 @@ class Proof:
 
     def close(self) -> None:
         """End the process that trains segments, and remove what it has written."""
-        if self._process:
-            self._process.close()
-            self._process = None
+        self._stack.close()
+        self._process = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _possible(self, steps: int) -> list[tuple[int, Segment]]:
@@ -244,7 +237,8 @@ class Proof:
         for choice in choices:
             if not self._process:
                 yield from self._start(rows)
-            refused, difference = yield from self._compared(segment, choice)
+            assert self._process
+            refused, difference = yield from self._compared(self._process, segment, choice)
             if not refused:
                 self._done[segment] = choice
                 self._changed = [ELSEWHERE, *(row.name for row in rows)]
@@ -257,26 +251,16 @@ class Proof:
     def _start(self, rows: Sequence[setting.Row]) -> Iterator[None]:
         """Start a fresh process in these circumstances that forks trainings, of the project elsewhere."""
         self.close()
-        copy = copied(self._project, self._config, QUIET | self._level, self._folder / "project")
-        environ = trainings.environment(copy)
-        environ = {name: value for name, value in environ.items() if not RANKED.fullmatch(name)}
-        if "OMP_NUM_THREADS" not in environ:  # then the number of threads, which decides bits, follows that of cores
-            rows = [row for row in rows if row.name != setting.CORES]
-            self._not_tried[setting.CORES] = "the number of threads follows it"
-        own = self._config.environment.variables
-        self._not_tried |= {row.name: LISTED for row in rows if row.name in own}
-        rows = [row for row in rows if row.name not in own]  # such as TZ
-        self._process = ExitStack()
-        folder = Path(self._process.enter_context(TemporaryDirectory()))
-        words, environ = setting.started(rows, environ, folder, own)
-        # with all that a training wants: else it would start itself again, and load torch again
-        environ |= SILENT | stated_variables(self._config.options.determinism, environ)
-        self._warm = self._process.enter_context(Warm(copy, environ, words))
-        while (missed := setting.missed(folder)) is None and self._warm.lives:
+        changed = QUIET | self._level
+        fresh = Fresh(self._project, self._config, changed, self._folder / "project", rows)
+        self._process = self._stack.enter_context(fresh)
+        while not fresh.has_begun:
             yield
-        self._not_tried |= missed or {}
+        self._not_tried |= fresh.not_tried
 
-    def _compared(self, segment: Segment, choice: Choice) -> Generator[None, None, tuple[str, Difference | None]]:
+    def _compared(
+        self, fresh: Fresh, segment: Segment, choice: Choice
+    ) -> Generator[None, None, tuple[str, Difference | None]]:
         """Train a segment. Returns why it did not come to its end, and what differs."""
         out, log = self._folder / "run", self._folder / "log"
         shutil.rmtree(out, ignore_errors=True)
@@ -286,7 +270,7 @@ class Proof:
             again.cut(self._out, out, segment)
         ends = self._ended and segment.stop == self._recorded
         words = [str(segment.stop + ends), "--out", str(out), *trainings.overrides(choice.keys())]
-        process = self._warm.start(trainings.REPEATED, words, log, choice.ranks)
+        process = fresh.start(trainings.REPEATED, words, log, choice.ranks)
         while process.poll() is None:
             yield
         if not again.is_done(out, segment):

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from clone import copied, project_in
+from project.config import Config
 from server import until, until_gone
 from support import OURS as PROJECT
 from support import PACKAGE
@@ -17,7 +19,7 @@ from support import PACKAGE
 from samebits.analysis import verify
 from samebits.analysis.verify import ONCE, WAYS, Way, starting
 from samebits.base.project import Project
-from samebits.config.settings import Determinism
+from samebits.config.params import load
 from samebits.core.errors import RunError
 from samebits.start import trainings
 from samebits.start.warm import Warm
@@ -182,6 +184,14 @@ def test_process_that_cannot_load_torch_is_told(tmp_path: Path, capfd: pytest.Ca
 
 # ---- which ways are forks
 
+
+class Begun(Warm):
+    """Stands in for a process in other circumstances."""
+
+    has_begun = True
+    not_tried: ClassVar[dict[str, str]] = {}
+
+
 FORKED = {way.name for way in WAYS} - {"2 ranks"}
 
 
@@ -198,7 +208,9 @@ def test_way_is_a_fork_unless_it_must_begin_as_users_begin(
     way: list[Way] = []
     monkeypatch.setattr(trainings, "start", lambda *given: seen.update({way[-1].name: "started"}))
     monkeypatch.setattr(Warm, "start", lambda *given: seen.update({way[-1].name: "forked"}))
-    with starting(PROJECT, Determinism(cpu=cpu, relax=())) as start:
+    monkeypatch.setattr(verify, "Fresh", lambda project, *given: Begun(project, {}, [sys.executable, "-c", ""]))
+    config = load(Config, PROJECT.root / "params.yaml", [f"determinism.cpu={cpu}"])
+    with starting(PROJECT, config, lambda line: None) as start:
         for each in (ONCE, *WAYS):
             way.append(each)
             start(each, {})

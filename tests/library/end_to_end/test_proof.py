@@ -14,11 +14,11 @@ from server import until
 from support import OURS, PACKAGE, training
 from warm import Warm
 
-from samebits.analysis import verify_receipt
+from samebits.analysis import verify, verify_receipt
 from samebits.base.files import read_json
 from samebits.config.params import load
 from samebits.core.errors import Preempted, RunError
-from samebits.prove import again, choice, elsewhere, proof, setting
+from samebits.prove import again, choice, elsewhere, fresh, proof, setting
 from samebits.prove.segments import Segment
 from samebits.record import names
 from samebits.record.receipt import read
@@ -121,7 +121,7 @@ def test_receipt_states_which_steps_were_trained_again_and_in_which_circumstance
     assert {each["ranks"] for each in stated["segments"]} == {1, 2, 3}
     assert {each["shard"] for each in stated["segments"]} > {"none"} and end["workers"] == 1
     missing = {row.name for row in setting.ROWS} - {*stated["changed"]}
-    assert missing == {*stated["not_tried"]} <= {setting.CORES, "host name"} and proof.ELSEWHERE in stated["changed"]
+    assert missing == {*stated["not_tried"]} <= {setting.CORES, "host name"} and fresh.ELSEWHERE in stated["changed"]
     assert read_json(out / names.RUN)["tags"]["repro.proof"].startswith("EQUAL: steps 0 to 2, ")
     assert f"EQUAL: steps 0 to 2, {end['first']} to {end['stop'] - 1}, " in printed
 
@@ -235,6 +235,8 @@ def test_part_that_cannot_be_trained_again_contradicts_the_run_where_another_one
         made._done[segment] = ways[0]
 
     monkeypatch.setattr(made, "_tried", tried)
+    monkeypatch.setattr(made, "_kept", lambda: {0, 5})
+    made._recorded = 8
     for _ in made._trained([*enumerate(parts)]):
         pass
     if not another:
@@ -252,7 +254,7 @@ def test_variable_that_the_config_lists_is_the_same_in_each_part(project: Path):
     stated = read(project / "made").stated
     wanted = {"PLANTED": "by hand", "TZ": "SBT-1", "UNSET": None}
     assert stated["environment"]["preimage"]["own_variables"] == wanted
-    assert stated["proof"]["not_tried"]["TZ"] == proof.LISTED and setting.VARIABLES in stated["proof"]["changed"]
+    assert stated["proof"]["not_tried"]["TZ"] == fresh.LISTED and setting.VARIABLES in stated["proof"]["changed"]
 
 
 def test_run_that_contradicts_itself_early_ends_early(project: Path):
@@ -349,6 +351,15 @@ def test_proof_that_was_interrupted_is_made_up(by: signal.Signals, project: Path
     code = process.wait()
     assert code == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143}[by] and not (out / names.RECEIPT).exists()
     assert "EQUAL: steps 0 to 2, " in ended(project, *words(project)) and read(out).stated["proof"]["segments"]
+
+
+def test_verify_finds_what_depends_on_circumstances(project: Path):
+    """In one way alone. The copy of the project in which it is trained is gone afterwards."""
+    planted(project, VARIABLE)
+    ways = "once more", "other circumstances"
+    printed = ended(project, "verify", *(word for way in ways for word in ("--only", way)), code=1)
+    assert re.findall("(?m)^(?:once more|other circumstances) .* (EQUAL|DIFFERS)$", printed) == ["EQUAL", "DIFFERS"]
+    assert not (project / verify.FOLDER / verify.COPY).exists()
 
 
 # ---- each circumstance alone
