@@ -13,17 +13,17 @@ from typing import Any
 from ..address import hashing, loaded
 from ..address.address import project_files
 from ..address.locks import LOCKS
-from ..base.project import Project
+from ..base.project import SETTINGS, Project
 from ..config.params import PARAMS
 from ..config.settings import Settings
-
-SMALL = 2**20  # bytes of a file at the project's root that is copied
+from ..guards.stages import STAGES
 
 
 def copied(project: Project, config: Settings, changed: Mapping[str, Any], folder: Path) -> Project:
     """Write the project into a new folder; its params.yaml holds `config` with `changed` keys.
 
-    The code is that which the run has loaded. Data, and files that no hash covers, are links to those of the project.
+    The code is that which the run has loaded. Data, and files that no hash covers, are links to those of the project;
+    what else lies there is left out.
     """
     root, there = project.root.absolute(), folder.absolute()
     copy = Project(there / "src" / project.name)
@@ -35,10 +35,10 @@ def copied(project: Project, config: Settings, changed: Mapping[str, Any], folde
             path.parent.mkdir(parents=True, exist_ok=True)
             loaded.copy(project, name, path)
     for each in root.iterdir():
-        if each.is_file() and each.stat().st_size < SMALL and each.name[0] != ".":
-            shutil.copyfile(each, there / each.name)
-        elif each.is_dir() and each.name[0] != ".":
+        if each.is_dir() and each.name[0] != ".":
             (there / each.name).mkdir(exist_ok=True)  # code that writes there expects it
+        elif each.name in (SETTINGS, STAGES):
+            shutil.copyfile(each, there / each.name)
     shutil.copytree(root / LOCKS, there / LOCKS, dirs_exist_ok=True)
     keys = config.model_dump(mode="json")
     for section, key in (("data", "raw"), ("data", "prepared"), ("start", "run")):

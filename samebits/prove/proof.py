@@ -51,13 +51,17 @@ class Contradiction(RunError):
 
 
 AGAIN = (
-    "Any other process differs: it depends on a clock, on os.urandom, on where objects lie in memory, or on a file "
-    "that it changes. Leave that out, or let prepare.py write it"
+    "Any other process differs: it depends on a clock, on os.urandom, on where objects lie in memory, on the folder or "
+    "the name of the run, or on a file that it changes. Leave that out, or let prepare.py write it"
 )
 FORGOTTEN = (
     "Any process differs that goes on from the run's state: a later step, or what follows the last step, depends on "
     "what no checkpoint holds, such as a variable of a module, a closure, a cache or a file of an earlier step. Give "
     "it to run.steps(state=...), or compute it from the step"
+)
+APART = (
+    "Each rank and each loader worker has variables, generators and caches of its own: compute what decides bits from "
+    "the step, or in the dataset from the item's index"
 )
 _Found = tuple[Segment, Choice, Sequence[setting.Row], Difference]
 
@@ -301,7 +305,7 @@ class Proof:
         if (choice == self._own and not rows) or differs(self._own):
             return "a fresh process", AGAIN if segment.first == self._segments[0].first else FORGOTTEN
         if differs(choice):
-            return str(choice), f"It depends on how it is trained: {choice}"
+            return str(choice), f"It depends on how it is trained: {choice}. {APART}"
         for row in rows:
             if differs(self._own, row):
                 read = f": {some(variables.read())}" if row.name == setting.VARIABLES else ""

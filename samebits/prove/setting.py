@@ -78,6 +78,7 @@ def _cores() -> str:
     if len(cores) == 1:
         return "there is one core"
     os.sched_setaffinity(0, cores[-1:])
+    os.cpu_count = lambda: 1  # which heeds no affinity
     return ""
 
 
