@@ -152,7 +152,7 @@ FAULTS = {
     "ranks": (
         RANKS,
         "2 ranks, 0 loader workers, parallel.shard=optimizer",
-        "parallel.shard=optimizer. Each rank and each loader worker has variables",
+        "Each rank and each loader worker has variables",
     ),
 }
 
