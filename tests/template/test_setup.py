@@ -67,6 +67,7 @@ def test_uv_and_pip_install_the_same_files(project: InstalledProject, tmp_path: 
     assert installed(tmp_path / "venv") == installed(VENV)
 
 
+@pytest.mark.long
 def test_changed_locks_update_the_environment(bake: Bake, project: InstalledProject, tmp_path: Path):
     """A package goes with its pin and comes back with it; the rest stays, but not where a set-up was interrupted."""
     changed = replace(project, path=bake().path)

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,6 +56,12 @@ def _planted(self, images):
 
 ConvNet.forward = _planted
 """
+
+
+def first_is_quick(values: Iterable[object]) -> list[object]:
+    """Return cases of a test, all but the first one long."""
+    first, *others = values
+    return [first, *(pytest.param(each, marks=pytest.mark.long) for each in others)]
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +163,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", first_is_quick(FAULTS))
 def test_run_that_contradicts_itself_gets_no_receipt_and_its_cause_is_named(fault: str, project: Path):
     body, cause, line = FAULTS[fault]
     planted(project, body)
@@ -182,6 +188,7 @@ RESULT = (
 )
 
 
+@pytest.mark.long
 def test_weights_that_no_step_shows_are_made_again_and_compared(project: Path):
     """Such as an average that the loop holds in a variable, and that becomes the result."""
     edit(project / "src" / PACKAGE / "train.py", ("\n    for step in run.steps(", AVERAGE), FOLLOW, RESULT)
@@ -250,6 +257,7 @@ def test_part_that_cannot_be_trained_again_contradicts_the_run_where_another_one
         made.require()
 
 
+@pytest.mark.long
 def test_variable_that_the_config_lists_is_the_same_in_each_part(project: Path):
     """Also one that the proof would change otherwise."""
     planted(project, VARIABLE)
@@ -261,6 +269,7 @@ def test_variable_that_the_config_lists_is_the_same_in_each_part(project: Path):
     assert stated["proof"]["not_tried"]["TZ"] == fresh.LISTED and setting.VARIABLES in stated["proof"]["changed"]
 
 
+@pytest.mark.long
 def test_run_that_contradicts_itself_early_ends_early(project: Path):
     planted(project, VARIABLE)
     printed = ended(project, *words(project, "prove.when=early", "prove.steps=6", "train.epochs=5000"), code=1)
@@ -268,6 +277,7 @@ def test_run_that_contradicts_itself_early_ends_early(project: Path):
     assert not (project / "made" / names.WEIGHTS).exists()
 
 
+@pytest.mark.long
 def test_proof_has_the_code_and_the_config_of_the_runs_begin(project: Path):
     loop = project / "src" / PACKAGE / "train.py"
     keeps = "(run.out / 'proof').mkdir(exist_ok=True); (run.out / 'proof' / 'mine').touch()"
@@ -348,7 +358,7 @@ def test_receipt_beside_a_contradiction_is_refused(proved: tuple[Path, str], tmp
         read(tmp_path / "run")
 
 
-@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("by", first_is_quick([signal.SIGKILL, signal.SIGTERM]))
 def test_proof_that_was_interrupted_is_made_up(by: signal.Signals, project: Path):
     process, out = started(project, *words(project)), project / "made"
     while not (out / names.METRICS).exists():
@@ -401,7 +411,7 @@ def differs(project: Path, monkeypatch: pytest.MonkeyPatch, *rows: setting.Row) 
         made.close()
 
 
-@pytest.mark.parametrize("row", setting.ROWS, ids=[row.name for row in setting.ROWS])
+@pytest.mark.parametrize("row", first_is_quick(setting.ROWS), ids=[row.name for row in setting.ROWS])
 def test_circumstance_that_a_run_depends_on_is_found(
     row: setting.Row, dependent: Path, monkeypatch: pytest.MonkeyPatch
 ):
