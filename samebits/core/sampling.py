@@ -1,10 +1,13 @@
 """Samples as pure functions of the seed, and a loader that gives the same ones on any ranks and workers."""
 
+import os
 import re
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import torch
@@ -220,7 +223,9 @@ def batches(loader: DataLoader[Any], world: World, settle: Callable[[], object] 
     if loader.num_workers:
         settle()  # a fork beside a thread that writes a checkpoint has crashed
     try:
-        yield from loader
+        with _blocked(signal.SIGTERM):  # in its workers, which are started here, it stays so
+            loaded = iter(loader)
+        yield from loaded
     except RunError as failure:  # of this rank's own samples
         message = str(failure).rpartition(f"{type(failure).__name__}: ")[2].strip()
         raise type(failure)(message, local=world.size > 1) from None
@@ -234,7 +239,27 @@ def batches(loader: DataLoader[Any], world: World, settle: Callable[[], object] 
         ) from None
 
 
+@contextmanager
+def _blocked(number: signal.Signals) -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with(parent: int) -> None:
+    """End this worker by SIGTERM from its parent, or from anybody once that is gone.
+
+    One that a scheduler sends to all processes must not end it: the parent has yet to save the state of the run.
+    """
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent == os.getppid():
+        pass
+    os._exit(0)
+
+
 def _begin_worker(determinism: Determinism, begin: Callable[[], object] | None, worker: int) -> None:
+    Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
     if begin:
         begin()
     flags.apply(determinism)

@@ -84,11 +84,11 @@ class Warm:
             wait([process.sentinel for process in self._processes if process.exitcode is None], 1)
         return code
 
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to those that have not ended."""
+    def send_signal(self, number: signal.Signals, group: bool = False) -> None:
+        """Send a signal to those that have not ended; with `group`, to the processes of each, too."""
         for process in self._processes:
             if process.exitcode is None and process.pid:
-                os.kill(process.pid, number)
+                (os.killpg if group else os.kill)(process.pid, number)
 
     def kill(self) -> None:
         """SIGKILL to the processes themselves."""

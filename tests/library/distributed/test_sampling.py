@@ -3,9 +3,12 @@
 import copy
 import os
 import random
+import signal
+import subprocess
 import tracemalloc
 from collections import namedtuple
 from functools import lru_cache
+from multiprocessing import active_children
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -307,6 +310,23 @@ def test_worker_that_hangs_is_told_in_a_line(config: Config):
     said = "^a loader worker gave nothing for 1 s; the same command goes on from the last"
     with pytest.raises(RunError, match=said):
         next(sampling.batches(hanging, world(0, 1)))
+
+
+def test_worker_heeds_sigterm_of_its_parent_alone(config: Config):
+    """Also where it hangs, or a process that ends would wait for it."""
+    settings = with_workers(config, 1)
+    batches = sampling.batches(loader(Lengths(), settings, world(0, 1), stop=3, collate=padded), world(0, 1))
+    next(batches)
+    (worker,) = active_children()
+    subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)
+    assert len([*batches]) == 3 * MICRO_BATCHES - 1
+    with sampling._blocked(signal.SIGTERM):
+        iterator = iter(loader(Hanging(), settings, world(0, 1)))
+    (worker,) = active_children()
+    worker.terminate()
+    worker.join()
+    assert worker.exitcode == 0
+    del iterator
 
 
 @pytest.mark.long

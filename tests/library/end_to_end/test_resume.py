@@ -87,13 +87,15 @@ def query(database: Path, text: str) -> list[tuple[Any, ...]]:
 # ---- SIGTERM
 
 
+@pytest.mark.parametrize(("workers", "ranks"), [(0, None), (2, None), (2, 2)])
 def test_sigterm_saves_that_very_step_and_ends_with_143(
-    start: Start, finish: Finish, capsys: pytest.CaptureFixture[str]
+    workers: int, ranks: int | None, start: Start, finish: Finish, capsys: pytest.CaptureFixture[str]
 ):
-    victim = start("checkpoint.every=1000")
+    """Also one to all processes, as Slurm sends it: the loader's workers do not end before the state is saved."""
+    victim = start("checkpoint.every=1000", f"loader.workers={workers}", ranks=ranks)
     assert victim.until(lambda: victim.rows() >= 5)
-    victim.process.send_signal(signal.SIGTERM)
-    assert victim.end() == 143
+    victim.process.send_signal(signal.SIGTERM, group=workers > 0)
+    assert victim.end() == (1 if ranks else 143), victim.log.read_text()  # as torchrun's
     (saved,) = victim.checkpoints()
     done = int(saved.name[:9])
     assert 5 <= done < STEPS and victim.rows() in (done, done + 1)  # without one more step on a machine that is slow
