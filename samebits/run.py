@@ -214,7 +214,7 @@ class Run(Stage[C]):
         `default_collate` does.
 
         `unsaved` are local variables of the loop, and attributes of modules and optimizers, that change and on which no
-        bit depends, such as the time of the last step. Other variables are refused; attributes are saved, or refused
+        bit depends, such as the time of the last step. Other variables are refused; attributes are saved, or named
         where no checkpoint can hold them.
 
         The run has as many steps as `epochs` epochs of `dataset` take, or `steps`. After each one the ranks compare
@@ -338,7 +338,7 @@ class Run(Stage[C]):
         if (self.world.is_main or sharded) and not loop.tamper:
             writers = self.world if sharded else ranks.ALONE
             saver = Saver(folder, self._origin(), self.config.checkpoint, self._sync, writers, shared, held)
-        self._unsaved = UnsavedState(loop, done, self.config.checkpoint.every)
+        self._unsaved = UnsavedState(loop, done, self.config.checkpoint.every, self._note_unsaved)
         # before a checkpoint holds what came of it
         before: list[Callable[[], None]] = [
             partial(flags.require_held, local=self.world.size > 1),
@@ -381,6 +381,11 @@ class Run(Stage[C]):
         if self._folder:
             record = self._folder.record
             record.describe(states=record.facts.get("states", {}) | {str(step): digest})
+
+    def _note_unsaved(self, named: Mapping[str, str]) -> None:
+        if self._folder:
+            record = self._folder.record
+            record.describe(unsaved=record.facts.get("unsaved", {}) | named)
 
     def _prove(self) -> dict[str, Any]:
         assert self._loop

@@ -1,19 +1,24 @@
 """Attributes as they are at a moment: references to objects, and objects as what they hold."""
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
+import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from .digest import tensor_digest
+from .generators import OWN
 from .kinds import KIND_OF, KINDS, VALUE_OF, VALUES
 from .trees import FACTORIES, is_plain
 
 LARGEST, MOST = 64 << 20, 100_000  # bytes of a tensor or an array that is saved, and items of a container
+STATEFUL = *OWN, nn.Module, torch.optim.Optimizer
 
 
 @dataclass
@@ -50,13 +55,14 @@ class Look:
 class Walk:
     """Makes a `Look`, from one attribute to the next."""
 
-    def __init__(self, weights: Mapping[int, tuple[Tensor, str]], born: Mapping[int, str], later: bool) -> None:
-        self._weights, self._born, self._later = weights, born, later
+    def __init__(self, parts: Mapping[int, tuple[Any, str]], born: Mapping[int, str], later: bool) -> None:
+        """`parts` are modules, parameters and buffers with their names, `born` what attributes held, by id."""
+        self._parts, self._born, self._later = parts, born, later
         self._ways: dict[int, str] = {}
         self._storages = {
             address: name
-            for tensor, name in weights.values()
-            if not isinstance(tensor, DTensor) and (address := _address(tensor))
+            for held, name in parts.values()
+            if isinstance(held, Tensor) and not isinstance(held, DTensor) and (address := _address(held))
         }
         self._seen: set[int] = set()
         self.look, self.root = Look(), ""
@@ -71,8 +77,8 @@ class Walk:
             return {name: VALUES[name][1](held)}
         if kind is tuple:
             return {"tuple": [self.refer(each, f"{way}[{place}]") for place, each in enumerate(held)]}
-        if id(held) in self._weights:
-            return {"weight": self._weights[id(held)][1]}
+        if id(held) in self._parts:
+            return {"part": self._parts[id(held)][1]}
         if id(held) not in self._ways:
             place = self._born.get(id(held)) or (f"{way} (new)" if self._later else way)
             self._ways[id(held)] = place
@@ -89,23 +95,24 @@ class Walk:
         if kind == "array":
             return self._array(held, way)
         if kind in KINDS and len(held) > MOST:
-            return ["large", len(held)]
+            some = islice(held.values() if isinstance(held, dict) else held, 0, None, 1 + len(held) // MOST)
+            return ["large", f"{kind} of {len(held)} items, more than {MOST}", hash((*map(id, some),))]
         if kind == "opaque":
-            return [kind, type(held).__name__]
+            return ["stateful" if isinstance(held, STATEFUL) else kind, type(held).__name__]
         return [kind, KINDS[kind].take(held, lambda inner, more: self.refer(inner, way + more))]
 
     def _tensor(self, held: Tensor, way: str) -> list[Any]:
         if not is_plain(held):
             return ["opaque", type(held).__name__]
-        if held.numel() * held.element_size() > LARGEST:
-            return ["large", [*held.shape, 0 if held.is_inference() else held._version]]
+        if held.nbytes > LARGEST:
+            return ["large", _size(held), 0 if held.is_inference() else held._version]
         if held.grad_fn is not None:
             self.look.tensors[way] = held.detach()
-            return ["graph", ""]
+            return ["graph", "tensor with a graph"]
         address = _address(held)
         if address in self._storages:
             form = [*held.shape], [*held.stride()], held.storage_offset()
-            return ["view", [{"weight": self._storages[address]}, *form]]
+            return ["view", [{"part": self._storages[address]}, *form]]
         if address in self._seen and way.endswith("(new)"):
             return ["opaque", "view of another attribute"]
         if address:
@@ -114,13 +121,20 @@ class Walk:
         return ["tensor", KINDS["tensor"].take(held, self.refer)]
 
     def _array(self, held: Any, way: str) -> list[Any]:
+        if held.dtype.hasobject:
+            return ["opaque", f"ndarray of {held.dtype}"]
         if held.nbytes > LARGEST:
-            return ["large", [*held.shape]]
+            some = numpy.ascontiguousarray(held.reshape(-1)[:: 1 + held.nbytes // LARGEST])
+            return ["large", _size(held), zlib.crc32(some.view(numpy.uint8).data)]
         try:
             self.look.tensors[way] = torch.from_numpy(held.copy())
-        except TypeError:  # such as an array of objects
+        except TypeError:  # such as an array of text
             return ["opaque", f"ndarray of {held.dtype}"]
         return ["array", KINDS["array"].take(held, self.refer)]
+
+
+def _size(held: Any) -> str:
+    return f"{type(held).__name__} of {held.nbytes >> 20} MiB, more than {LARGEST >> 20}"
 
 
 def _address(tensor: Tensor) -> int:

@@ -2,12 +2,16 @@
 
 import copy
 import inspect
+import os
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
-from loops import Loop, Parts, each_step, good, loss_of
+from loops import Loop, Parts, good, loss_of
 from slips import SLIPS as SLIPS
 from slips import kept, slip
 from torch import Tensor, nn
@@ -283,15 +287,27 @@ def keep_values(module: Noting, outputs: Tensor) -> None:
 NOTES = {"calls": count, "noted": keep, "noted ": keep_values}
 
 
-@slip("model.activation has changed, and no checkpoint can hold it: a builtin_function_or_method. Keep it in a buffer")
-@each_step
-def attribute_of_another_kind(step: Step, parts: Parts) -> None:
-    good(step, parts)
-    parts.model.activation = torch.relu
+def once(made: Callable[[], Any]) -> Callable[[Noting, Tensor], None]:
+    """Has the model make something at its first call."""
+
+    def note(module: Noting, outputs: Tensor) -> None:
+        if module.noted is None:
+            module.noted = made()
+
+    return note
 
 
-@slip("model.samples has changed, and no checkpoint can hold it: it has more than 64 MiB, or 100000 items. Keep")
-@each_step
-def large_attribute(step: Step, parts: Parts) -> None:
-    good(step, parts)
-    parts.model.samples = torch.zeros((1 << 24) + 1)
+def grow(module: Noting, outputs: Tensor) -> None:
+    module.noted = lambda: module.calls
+
+
+# What ordinary code keeps that no checkpoint holds, and what is said of it.
+LOST = {
+    "lock": (once(threading.Lock), "has changed, and is a lock"),
+    "file": (once(Path(os.devnull).open), "has changed, and is a TextIOWrapper"),
+    "function": (once(lambda: torch.relu), "has changed, and is a builtin_function_or_method"),
+    "lambda": (grow, "has changed, and is a function"),
+    "cache": (once(lambda: numpy.zeros(9 << 20)), "has changed, and is a ndarray of 72 MiB, more than 64"),
+    "items": (once(lambda: [0] * 200_000), "has changed, and is a list of 200000 items, more than 100000"),
+    "inside": (once(lambda: {"lock": threading.Lock()}), "has changed, and is a lock (model.noted['lock'])"),
+}

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from attempt import inside
 from loops import STEPS, WHOLE, Loop, Parts, broken, draws, each_step, good, loss_of, plain, summed, trained_with
-from misuse import NOTES, SLIPS, Noting, noting
+from misuse import LOST, NOTES, SLIPS, Noting, noting
 from project.config import Config
 from slips import GAVE_NONE, backward_twice, second_optimizer
 from states import parallel_of, state_of
@@ -557,9 +557,7 @@ def test_attribute_survives_a_stop(forgets: bool, attempt: Callable[..., Ended],
 @pytest.mark.parametrize("name", NOTES)
 def test_attribute_that_each_call_changes_is_named_and_left_out(name: str, attempt: Callable[..., Ended]):
     """Once, and a resumed run begins with that of the beginning; not where the loop has named it."""
-    line = (
-        f"step 0: model.{name.strip()} is changed by each micro-batch, so no checkpoint holds it. Keep it in a buffer"
-    )
+    line = f"step 0: model.{name.strip()} is changed by each micro-batch, so no checkpoint holds it. If no bit depends"
     alone = attempt(noting(NOTES[name]), out="alone")
     assert alone.code == 0 and alone.message.startswith(line) and alone.message.count("\n") == 1, alone.message
     quiet = attempt(noting(NOTES[name], unsaved=(name.strip(),)), out="quiet")
@@ -573,6 +571,32 @@ def test_attribute_that_each_call_changes_is_named_and_left_out(name: str, attem
     resumed = attempt(noting(NOTES[name]))
     assert resumed.code == 0 and resumed.message.startswith("step 2: model."), resumed.message
     assert (alone.out / names.WEIGHTS).read_bytes() == (resumed.out / names.WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize(("note", "said"), LOST.values(), ids=LOST)
+def test_attribute_that_no_checkpoint_holds_is_named_once_and_the_run_goes_on(
+    note: Any, said: str, attempt: Callable[..., Ended]
+):
+    ended = attempt(noting(note))
+    harmless = "If no bit depends on it: run.steps(..., unsaved=('noted',)); else keep it in a buffer"
+    line = f"model.noted {said}, so no checkpoint holds it. {harmless}"
+    assert ended.code == 0 and ended.message.count("\n") == 1 and line in ended.message, ended.message
+    assert read_json(ended.out / names.RUN)["unsaved"] == {"model.noted": said}
+    quiet = attempt(noting(note, unsaved=("noted",)), out="quiet")
+    assert (quiet.code, quiet.message) == (0, "") and "unsaved" not in read_json(quiet.out / names.RUN)
+
+
+def with_a_function(step: Step, parts: Parts) -> None:
+    """One that the loop changes; it decides bits."""
+    factor = getattr(parts.model, "factor", lambda: 1.0)
+    good(step, parts, lambda model, batch: loss_of(model, batch) * factor())
+    parts.model.factor = lambda number=step.number: 2.0 + number
+
+
+def test_bit_that_depends_on_such_an_attribute_is_found_by_the_step_that_is_made_again(attempt: Callable[..., Ended]):
+    assert attempt(stopped(with_a_function)).code == 143
+    resumed = attempt(each_step(with_a_function))
+    assert resumed.code == 1 and "loss has other bits than before the interruption" in resumed.message
 
 
 @pytest.mark.parametrize("state", [{}, {"average": None}, {"averages": torch.optim.SGD([torch.ones(1)])}])
