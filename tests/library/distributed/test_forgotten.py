@@ -16,7 +16,21 @@ import pytest
 import torch
 import torch.distributed as dist
 from attempt import inside
-from loops import STEPS, WHOLE, Loop, Parts, broken, draws, each_step, good, loss_of, plain, summed, trained_with
+from loops import (
+    STEPS,
+    WHOLE,
+    Loop,
+    Numbers,
+    Parts,
+    broken,
+    draws,
+    each_step,
+    good,
+    loss_of,
+    plain,
+    summed,
+    trained_with,
+)
 from misuse import LOST, NOTES, SLIPS, Noting, noting
 from project.config import Config
 from slips import GAVE_NONE, backward_twice, second_optimizer
@@ -31,6 +45,7 @@ from samebits.address.manifest import sha256_file
 from samebits.base.files import read_json
 from samebits.checkpoint.final import load_weights
 from samebits.core import accumulate, flags
+from samebits.core import state as core_state
 from samebits.core.accumulate import Accumulation
 from samebits.core.attributes import Attributes
 from samebits.core.buffers import Buffers
@@ -597,6 +612,113 @@ def test_bit_that_depends_on_such_an_attribute_is_found_by_the_step_that_is_made
     assert attempt(stopped(with_a_function)).code == 143
     resumed = attempt(each_step(with_a_function))
     assert resumed.code == 1 and "loss has other bits than before the interruption" in resumed.message
+
+
+# ---- the step that is made again finds what a guard would have prevented
+
+
+def with_a_mode(run: Run, parts: Parts) -> Iterator[Step]:
+    for step in parts.steps(run):
+        yield step
+        parts.model[2].eval()
+
+
+def with_a_variable(run: Run, parts: Parts) -> Iterator[Step]:
+    factor = 1.0
+    for step in parts.steps(run):
+        parts.factor = factor
+        yield step
+        factor *= 0.5
+
+
+def with_a_schedule(run: Run, parts: Parts) -> Iterator[Step]:
+    schedule = torch.optim.lr_scheduler.StepLR(parts.optimizer, 3, gamma=0.5)
+    for step in parts.steps(run):
+        yield step
+        schedule.step()
+
+
+def with_a_generator(run: Run, parts: Parts) -> Iterator[Step]:
+    parts.model.noise = torch.Generator()
+    for step in parts.steps(run):
+        parts.factor = torch.rand((), generator=parts.model.noise)
+        yield step
+
+
+class Counting(Numbers):
+    """Its items depend on how many were made before."""
+
+    made = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.made += 1
+        return super().__getitem__(index) | {"x": torch.full((4,), float(self.made))}
+
+
+def with_items_that_count(run: Run, parts: Parts) -> Iterator[Step]:
+    parts.dataset = Counting()
+    yield from parts.steps(run)
+
+
+class Lossy:
+    """An object of the loop's own that forgets what it is given."""
+
+    factor = 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"factor": self.factor}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
+def with_a_lossy_object(run: Run, parts: Parts) -> Iterator[Step]:
+    lossy = Lossy()
+    for step in parts.steps(run, state={"lossy": lossy}):
+        parts.factor = lossy.factor
+        yield step
+        lossy.factor *= 0.5
+
+
+def nothing(*given: Any, **more: Any) -> None:
+    """What is left of a guard that is off."""
+
+
+beside = core_state._beside
+# The loop, and its guard switched off.
+FAULTS: dict[str, tuple[Callable[[Run, Parts], Iterator[Step]], str, Any]] = {
+    "modes": (
+        with_a_mode,
+        "samebits.core.state._beside",
+        lambda held: beside(held) and beside(held) | {"evaluating": []},
+    ),
+    "generators": (with_a_generator, "samebits.core.loop.own_generators", lambda roots: []),
+    "variables": (with_a_variable, "samebits.run.Carried", lambda unsaved: SimpleNamespace(require=nothing)),
+    "schedule": (with_a_schedule, "samebits.guards.updates.require_saved", nothing),
+    "items": (with_items_that_count, "samebits.core.sampling.require_repeated", nothing),
+    "load_state_dict": (with_a_lossy_object, "samebits.core.state._require_restored", nothing),
+}
+
+
+@pytest.mark.parametrize(("steps", "guard", "off"), FAULTS.values(), ids=FAULTS)
+def test_fault_is_found_by_the_step_that_is_made_again_where_its_guard_is_off(
+    steps: Callable[[Run, Parts], Iterator[Step]],
+    guard: str,
+    off: Any,
+    attempt: Callable[..., Ended],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def loop(run: Run, parts: Parts, stop: bool) -> None:
+        parts.factor = 1.0
+        for step in steps(run, parts):
+            good(step, parts, lambda model, batch: loss_of(model, batch) * parts.factor)
+            run._stop.came = stop and step.number == 1
+        run.finish()
+
+    monkeypatch.setattr(guard, off)
+    assert attempt(partial(loop, stop=True)).code == 143
+    resumed = attempt(partial(loop, stop=False))
+    assert resumed.code == 1 and "other bits than before the interruption" in resumed.message, resumed
 
 
 @pytest.mark.parametrize("state", [{}, {"average": None}, {"averages": torch.optim.SGD([torch.ones(1)])}])
