@@ -28,7 +28,7 @@ from .checkpoint.repeated import Repeated
 from .checkpoint.saver import Saver, seen_by_all
 from .checkpoint.stop import Stop
 from .core import flags, plan, ranks, sampling, shards, weights
-from .core.alike import once_per_host, together
+from .core.alike import fail_alike, once_per_host, together
 from .core.errors import Preempted, RunError, UserError
 from .core.loop import Loop, Tamper
 from .core.objects import Best
@@ -52,7 +52,7 @@ from .guards.observers import Opened, Replicas
 from .guards.still import Still
 from .guards.unsaved import UnsavedState
 from .guards.updates import Updates
-from .prove import proof
+from .prove import hosts, proof
 from .prove.beside import Beside
 from .prove.segments import Segment, chosen
 from .record import names, proved, started
@@ -132,6 +132,8 @@ class Run(Stage[C]):
 
     def _agree(self) -> None:
         """Compare all that could make ranks compute different numbers, before they compute any."""
+        main = self.world.is_main
+        fail_alike(self.world, proof.again_in_vain(self.out) if main else None, main)
         data = once_per_host(self.world, self._data, self.config.data.model_dump_json())
         let_read(data, self.config)
         self._require_start()
@@ -528,6 +530,10 @@ class Run(Stage[C]):
         self._metrics.write()
         unsharded = weights.gathered(loop.state, self.out, self.world) if loop.gradients.sharded else loop.model
         together(self.world, self._finish_saving)
+        with hosts.together(self.world, lambda: self._stop.came):
+            self._end(loop, numbers, unsharded)
+
+    def _end(self, loop: Loop, numbers: Mapping[str, float], unsharded: nn.Module) -> None:
         if self._folder:
             ended = self._ended(loop)
             self._folder.record.describe(**ended, variables=variables.read())

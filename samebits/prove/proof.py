@@ -33,6 +33,7 @@ from .choice import Choice, choices, gpus, places
 from .fresh import ELSEWHERE, Fresh
 from .segments import Segment
 
+RANKS = "number of ranks"
 PAUSE = 0.02  # seconds between two looks at a segment
 LINE = 200  # characters of what a segment said
 QUIET = {
@@ -79,6 +80,13 @@ def unwanted(config: Settings, ranks: int) -> str:
     return ""
 
 
+def again_in_vain(out: Path) -> Contradiction | None:
+    """What the run ends with where torchrun starts it again although its proof has failed: it would fail again."""
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" or not (out / CONTRADICTION).is_file():
+        return None
+    return Contradiction(f"{out / CONTRADICTION}: the run contradicts itself, so torchrun starts it again in vain")
+
+
 class Proof:
     """The proof of the run in `out`, on so many `ranks`, by these segments of it.
 
@@ -98,7 +106,7 @@ class Proof:
         stopped: Callable[[], bool],
     ) -> None:
         self._project, self._config, self._out, self._stopped = project, config, out.absolute(), stopped
-        self._segments = segments
+        self._segments, self._ranks = segments, ranks
         fits = ranks <= places(config.device)  # ranks of other hosts may have no room on this one
         self._own = Choice(ranks if fits else 1, config.loader.workers, config.parallel.shard if fits else "none")
         self._folder = self._out / PROOF
@@ -146,6 +154,9 @@ class Proof:
         (self._out / CONTRADICTION).unlink(missing_ok=True)
         if not self._done:
             return proved.none(f"no segment could be trained: {[*self._not_tried.values()][-1]}")
+        if {choice.ranks for choice in self._done.values()} == {self._ranks}:
+            is_fixed = self._config.parallel.reduce == "ddp"
+            self._not_tried[RANKS] = "parallel.reduce=ddp" if is_fixed else "there is room for no other"
         return {
             "segments": [asdict(segment) | asdict(self._done[segment]) for segment in sorted(self._done, key=astuple)],
             "changed": [name for name in self._changed if name not in self._not_tried],

@@ -162,6 +162,7 @@ def missed(folder: Path) -> dict[str, str] | None:
 
 def _begin(note: str, *names: str) -> None:
     """Change this process, and only then load torch: threads would have the old circumstances."""
+    Path("/proc/self/oom_score_adj").write_text("1000")  # where memory ends, the run is not what the kernel ends
     missed = {row.name: why for row in ROWS if row.become and row.name in names and (why := row.become())}
     from ..start import warm
 

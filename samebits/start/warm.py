@@ -170,6 +170,10 @@ def _become(
     """Run a module in this fork, as `python -m` would; say in `reports` by which variables ranks meet."""
     end_with_launcher()
     os.setpgid(0, *first or [0])
+    for target, file in enumerate((os.devnull, log, log)):  # standard input, output and error
+        opened = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        os.dup2(opened, target)
+        os.close(opened)
     if place and not meeting:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -179,10 +183,6 @@ def _become(
     os.environ.update(place | meeting)
     with os.fdopen(reports, "w") as said:
         json.dump(meeting, said)
-    for target, file in enumerate((os.devnull, log, log)):  # standard input, output and error
-        opened = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        os.dup2(opened, target)
-        os.close(opened)
     ours = words[0].partition(".")[0], NAME, "__mp_main__"  # which is multiprocessing's name for this file
     for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
         del sys.modules[name]

@@ -1,11 +1,13 @@
 """Which parts of a run are trained again."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from samebits.config.settings import Prove
 from samebits.core.plan import Plan
+from samebits.prove import choice
 from samebits.prove.segments import Segment, chosen
 
 ADDRESS = "a" * 64
@@ -47,3 +49,32 @@ def test_more_are_drawn_from_the_address():
     assert len({of(6000, address=f"{number}", segments=4)[2] for number in range(20)}) > 10
     more = of(6000, segments=20, steps=60)
     assert len(more) > 15 and min(each.first for each in more[2:]) < 1000
+
+
+V1 = "4:memory:/job/step\n1:cpu:/job\n0::/\n"
+V2 = "0::/job/step\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "left"),
+    [
+        (V2, {"job": ("max", 70, 5), "job/step": ("100", 60, 10)}, [50]),
+        (V2, {"job": ("90", 70, 5), "job/step": ("100", 60, 10)}, [50, 25]),
+        (V2, {"": ("100", 60, 10)}, [50]),  # of a container, which sees its own group as the root
+        (V1, {"memory/job": ("90", 70, 5), "memory": ("200", 90, 0)}, [25, 110]),
+        (V1, {"job": ("90", 70, 5)}, []),
+    ],
+)
+def test_memory_that_a_job_or_a_container_has_left_is_known(
+    own: str, files: dict[str, tuple[str, int, int]], left: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(choice, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(choice, "OWN", tmp_path / "own")
+    (tmp_path / "own").write_text(own)
+    _, limit, used, cached = choice.MEMORY["memory" if own == V1 else ""]
+    for name, (most, now, back) in files.items():
+        group = tmp_path / "groups" / name
+        group.mkdir(parents=True, exist_ok=True)
+        for file, text in ((limit, most), (used, str(now)), ("memory.stat", f"anon 1\n{cached} {back}\n")):
+            (group / file).write_text(text + "\n" * (file == "memory.stat"))
+    assert choice.left() == left

@@ -1,0 +1,79 @@
+"""Where ranks lie on several hosts, rank 0's ends the run and proves it, and those of the others wait for that.
+
+Else torchrun would end on the others, some minutes after their ranks; nor could it start those of all hosts again.
+"""
+
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch.distributed as dist
+
+from ..core import ranks
+from ..core.errors import Preempted, RunError, of_system
+from ..core.lost import contacting
+from ..core.ranks import World
+
+KEY = "the run has ended"
+PAUSE = 0.5  # seconds between two looks
+
+
+@contextmanager
+def together(world: World, stopped: Callable[[], bool]) -> Iterator[None]:
+    """Leave the process group, and have rank 0 alone do what follows: no collective takes so long.
+
+    Ranks of its host go on. Those of other hosts wait, and fail alike. `stopped` says whether SIGTERM came to this one.
+
+    Raises:
+        RunError: that of rank 0; or it is gone.
+        Preempted: SIGTERM came.
+    """
+    if not dist.is_initialized():
+        yield
+        return
+    store = dist.distributed_c10d._get_default_store()
+    ranks.leave()  # now, for NCCL wants all to leave at a time
+    if world.is_main:
+        failure: RunError | None = None
+        try:
+            yield
+        except BaseException as error:
+            failure = _alike(error)
+            raise
+        finally:
+            with suppress(RuntimeError):  # nobody is left to be told
+                store.set(KEY, pickle.dumps(failure).hex())
+    else:
+        yield
+        if os.environ.get("GROUP_RANK", "0") != "0":  # torchrun's number of a host
+            _wait(store, stopped)
+
+
+@contacting
+def _ended(store: Any) -> bool:
+    return bool(store.check([KEY]))
+
+
+@contacting
+def _failure(store: Any) -> RunError | None:
+    failure: RunError | None = pickle.loads(bytes.fromhex(store.get(KEY).decode()))
+    return failure
+
+
+def _wait(store: Any, stopped: Callable[[], bool]) -> None:
+    while not _ended(store):
+        if stopped():
+            raise Preempted("stopped by SIGTERM while rank 0 proves the run; the same command goes on from there")
+        time.sleep(PAUSE)
+    if failure := _failure(store):
+        raise failure
+
+
+def _alike(failure: BaseException) -> RunError:
+    """What ranks of other hosts end with where rank 0 fails so."""
+    if isinstance(failure, RunError):
+        return failure
+    return (of_system(failure) if isinstance(failure, OSError) else None) or RunError(f"rank 0 failed: {failure!r}")

@@ -1,0 +1,93 @@
+"""Ranks of other hosts wait until rank 0's has proved the run, and end as rank 0 does."""
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from samebits.core import ranks
+from samebits.core.errors import Preempted, RunError
+from samebits.core.ranks import World
+from samebits.prove import hosts
+from samebits.prove.proof import Contradiction
+
+HostsEnd = Callable[..., tuple[str | None, bool]]
+
+
+@pytest.fixture
+def other(monkeypatch: pytest.MonkeyPatch) -> HostsEnd:
+    """A function: how rank 1 of another host ends while rank 0 does `work`, and whether it waited for rank 0."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(ranks, "leave", lambda: None)
+    monkeypatch.setattr(hosts, "PAUSE", 0.001)
+    monkeypatch.setenv("GROUP_RANK", "1")
+
+    def ends(work: Callable[[], None], stopped: Callable[[], bool] = lambda: False) -> tuple[str | None, bool]:
+        began, worked = threading.Event(), threading.Event()
+
+        def main() -> None:
+            try:
+                with hosts.together(World(0, 2, torch.device("cpu")), lambda: False):
+                    assert began.wait(60)
+                    worked.set()
+                    work()
+            except BaseException:  # it is what the other one is to hear of
+                pass
+
+        thread = threading.Thread(target=main)
+        thread.start()
+        try:
+            with hosts.together(World(1, 2, torch.device("cpu")), lambda: began.set() or stopped()):
+                pass
+            return None, worked.is_set()
+        except RunError as failure:
+            return f"{type(failure).__name__}: {failure}", worked.is_set()
+        finally:
+            began.set()
+            thread.join()
+
+    return ends
+
+
+def fails(error: BaseException) -> Callable[[], None]:
+    """Work that raises it."""
+
+    def work() -> None:
+        raise error
+
+    return work
+
+
+def test_rank_of_another_host_ends_well_once_rank_0_has(other: HostsEnd):
+    assert other(lambda: None) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Contradiction("step 0: loss"), "Contradiction: step 0: loss"),
+        (Preempted("stopped"), "Preempted: stopped"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "RunError: [Errno 28] No space left on device: free some"),
+        (ValueError("unforeseen"), "RunError: rank 0 failed: ValueError('unforeseen')"),
+    ],
+)
+def test_rank_of_another_host_fails_as_rank_0_does(error: BaseException, said: str, other: HostsEnd):
+    ended, waited = other(fails(error))
+    assert ended and ended.startswith(said) and waited
+
+
+def test_rank_of_another_host_heeds_sigterm_while_it_waits(other: HostsEnd):
+    ended, _ = other(lambda: None, stopped=lambda: True)
+    assert ended and ended.startswith("Preempted: stopped by SIGTERM while rank 0")
+
+
+def test_rank_of_rank_0s_host_does_not_wait(other: HostsEnd, monkeypatch: pytest.MonkeyPatch):
+    """It leaves its memory, and its GPU, to what is trained again there."""
+    monkeypatch.setenv("GROUP_RANK", "0")
+    assert other(lambda: None) == (None, False)
