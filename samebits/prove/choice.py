@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config.settings import Settings
 
-SIZES = 2, 1, 3  # numbers of ranks
+SIZES = 1, 3, 2  # numbers of ranks; the last part, which the end of the run waits for, has fewer than the one before
 SHARDS = "none", "optimizer", "full"
 GROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # control groups, and those of this process
 # What holds their memory: folder, files of limit and use, and, of memory.stat, what can be had back; now, and before.
@@ -44,7 +44,8 @@ def choices(number: int, config: Settings, own: Choice) -> list[Choice]:
     ranks = own.ranks if parallel.reduce == "ddp" else sizes[number % len(sizes)]
     shards = [*(shard for shard in SHARDS if shard != own.shard), own.shard]
     shard = shards[number % len(SHARDS)] if ranks > 1 and parallel.reduce == "tree" else "none"
-    workers = own.workers + 1 if number % len(SHARDS) == 1 else 0  # each of them loads torch
+    others = 2 if own.workers == 1 else 1  # few, for each of them loads torch
+    workers = others if number % len(SIZES) == 0 else 0
     choice = Choice(ranks, workers, shard)
     return [*dict.fromkeys([choice, replace(choice, shard="none"), own])]
 
