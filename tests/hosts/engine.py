@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ def engine(folder: Path) -> Iterator[Engine]:
             subprocess.Popen(["rm", "--recursive", "--force", folder / "data-root"], start_new_session=True)
 
 
+@cache
 def mirror() -> str:
     """Return the URL of a Debian archive: the one that apt takes packages from here, or DEBIAN_MIRROR."""
     used = sh("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages").stdout.split()

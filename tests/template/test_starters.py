@@ -104,6 +104,12 @@ def test_no_other_file_speaks_of_the_example(fresh: BakedProject) -> None:
     assert {name for name, words in found.items() if words} == set()
 
 
+@pytest.fixture(scope="module")
+def language(bake: Bake) -> BakedProject:
+    """A project whose files tests change, one at a time, and put back."""
+    return bake(starter="language")
+
+
 @pytest.mark.parametrize(("name", "old", "new", "left"), [
     ("params.yaml", "train:\n", "train:\n  shift: 1  # pixels\n", "key train.shift"),
     ("dvc.yaml", "plots:\n", "plots:\n  - Classes:\n      x: actual\n      y: {artifacts/confusion.csv: predicted}\n",
@@ -114,12 +120,13 @@ def test_no_other_file_speaks_of_the_example(fresh: BakedProject) -> None:
      "result artifacts/confusion.csv"),
     ("data/raw/.gitignore", "/topics.txt.gz\n", "/topics.txt.gz\n/digits.csv.gz\n", "data data/raw/digits.csv.gz"),
 ])  # fmt: skip
-def test_planted_leftover_is_found(bake: Bake, name: str, old: str, new: str, left: str) -> None:
+def test_planted_leftover_is_found(language: BakedProject, name: str, old: str, new: str, left: str) -> None:
     """The control is the project before."""
-    baked = bake(starter="language")
-    before = [*leftovers(baked)]
-    replaced(baked.path / name, re.escape(old), new.replace("\\", r"\\"))
-    assert before == [] and [*leftovers(baked)] == [left]
+    before, whole = [*leftovers(language)], language.text(name)
+    replaced(language.path / name, re.escape(old), new.replace("\\", r"\\"))
+    found = [*leftovers(language)]
+    (language.path / name).write_text(whole)
+    assert before == [] and found == [left]
 
 
 def test_released_row_is_shown(fresh: BakedProject) -> None:
@@ -191,7 +198,8 @@ def test_kill_and_other_ranks_change_no_bit(laid: InstalledProject) -> None:
     assert FIRST.search(laid.text("README.md")).groups() == FIRST.search(printed).groups(), printed
 
 
-@only([each for each in FURTHER if each.values[0] not in (SMALLEST, PRETRAINED)])
+@pytest.mark.long
+@only([name for name in OTHERS if name not in (SMALLEST, PRETRAINED)])
 def test_weights_are_evaluated_as_at_the_end_of_the_run(laid: InstalledProject) -> None:
     """The stage that reads them back finds the same metrics."""
     verify(laid, "once more") if not (laid.path / ONCE).is_dir() else None

@@ -114,6 +114,7 @@ def test_generation_takes_less_than_a_second_and_no_network(
     assert min(seconds) < 1
 
 
+@pytest.mark.long
 def test_any_form_of_the_template_gives_the_same(bake: Bake, template: Path, tmp_path: Path) -> None:
     """A folder, a git URL; a zip and a clone without symbolic links, where the link to the library is a text file."""
     archive = tmp_path / "template.zip"
@@ -142,6 +143,7 @@ def test_questions_are_sentences_and_their_defaults_work(
     assert BakedProject(tmp_path / "repro-project", printed, env).files() == bake().files()
 
 
+@pytest.mark.long
 def test_cruft_creates_the_same_and_updates_it(bake: Bake, env: Environment, tmp_path: Path) -> None:
     """An update brings the template's change and nothing else."""
     template = copy_template(tmp_path / "repro-template", env)

@@ -90,6 +90,7 @@ def test_page_shows_this_loop() -> None:
     assert len(lines) > 10 and [line for line in lines if line not in rest] == []
 
 
+@pytest.mark.long
 def test_own_tests_pass(yours: InstalledProject) -> None:
     """None of them asks for digits; one of them is a short `samebits verify`."""
     printed = yours.make("test")

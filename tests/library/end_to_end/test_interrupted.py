@@ -209,34 +209,49 @@ def stopping(run: Run) -> None:
         train.train(run)
 
 
-@pytest.mark.parametrize("crash", ["before", "in the end", "in the end, and damaged"])
+def stopped(settings: Config, out: Path) -> dict[str, Any]:
+    """The result of a run that its owner ends."""
+    STAGES["train"](OURS, stopping)(settings, out)
+    return result(out) | {"stopped": read(out).stated["stopped"]}
+
+
+@pytest.fixture(scope="module")
+def ended(config: Config, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What that run gives where nobody interrupts it."""
+    return stopped(inside(config, prepared, every=5, keep=2), tmp_path_factory.mktemp("stopped") / "run")
+
+
+ENDS = "before", *(pytest.param(end, marks=pytest.mark.long) for end in ("in the end", "in the end, and damaged"))
+
+
+@pytest.mark.parametrize("crash", ENDS)
 def test_run_that_its_owner_has_stopped_stays_stopped(
-    crash: str, config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    crash: str,
+    ended: dict[str, Any],
+    config: Config,
+    prepared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    settings = inside(config, prepared, every=5, keep=2)
+    settings, out = inside(config, prepared, every=5, keep=2), tmp_path / "run"
 
     def ending(run: Run, **metrics: Any) -> None:
         run._keeper.finish()  # for the last checkpoint
         raise Crash
 
-    def trained(out: Path) -> dict[str, Any]:
-        STAGES["train"](OURS, stopping)(settings, out)
-        return result(out) | {"stopped": read(out).stated["stopped"]}
-
-    whole, out = trained(tmp_path / "whole"), tmp_path / "run"
-    assert whole["rows"][-1][0] == 11 and whole["stopped"] == {"reason": "it is enough", "planned": STEPS}
+    assert ended["rows"][-1][0] == 11 and ended["stopped"] == {"reason": "it is enough", "planned": STEPS}
     if crash == "before":
         with crash_after(10):
-            trained(out)
+            stopped(settings, out)
     else:
         with monkeypatch.context() as patch, pytest.raises(Crash):
             patch.setattr(Run, "finish", ending)
-            trained(out)
+            stopped(settings, out)
         assert checkpoint.found(out / "checkpoints")[-1].name.startswith("000000012-")
         if "damaged" in crash:
             (checkpoint.found(out / "checkpoints")[-1] / "state.json").write_text("{}")
     write_json(out / "run.json", read_json(out / "run.json") | {"status": "RUNNING"})
-    assert trained(out) == whole
+    assert stopped(settings, out) == ended
 
 
 def opened(run: Run) -> Record:
