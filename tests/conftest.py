@@ -17,17 +17,11 @@ from xdist.scheduler import LoadScopeScheduling
 
 # What takes longest begins first.
 FIRST = (
-    *("test_image", "test_starters", "test_portable", "test_nodes", "test_project", "test_slurm"),
-    *("test_verify", "test_stale", "test_training", "test_yours", "test_setup", "test_brought", "test_sharded"),
-    *(
-        "test_measure",
-        "test_forgotten",
-        "test_generation",
-        "test_front",
-        "test_stored",
-        "test_worlds",
-        "test_benchmarks",
-    ),
+    *("test_image", "test_starters", "test_portable", "test_proof", "test_slurm", "test_nodes"),
+    *("test_logged", "test_sync", "test_tracking", "test_project", "test_front", "test_verify", "test_setup"),
+    *("test_measure", "test_generation", "test_bisected", "test_team", "test_training", "test_resume", "test_brought"),
+    *("test_stored", "test_stale", "test_forgotten", "test_yours", "test_started", "test_sharded", "test_worlds"),
+    "test_benchmarks",
 )
 # Files that share what is slow to make, which one worker does: a server of MLflow.
 TOGETHER = {"server": ("test_logged", "test_sync", "test_tracking")}
