@@ -278,7 +278,6 @@ def crashing(instant: int, folder: Path) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.long
 def test_crash_at_any_instant_leaves_a_whole_checkpoint(tmp_path: Path):
     torch.set_num_threads(1)
     older, newer = snapshot(1), snapshot(2)
