@@ -33,7 +33,7 @@ from .choice import Choice, choices, gpus, places
 from .fresh import ELSEWHERE, Fresh
 from .segments import Segment
 
-RANKS = "number of ranks"
+RANKS, FRESH = "number of ranks", "a fresh process"  # what a run may depend on, beside `setting.ROWS`
 PAUSE = 0.02  # seconds between two looks at a segment
 LINE = 200  # characters of what a segment said
 QUIET = {
@@ -314,7 +314,7 @@ class Proof:
             return self.found is not None
 
         if (choice == self._own and not rows) or differs(self._own):
-            return "a fresh process", AGAIN if segment.first == self._segments[0].first else FORGOTTEN
+            return FRESH, AGAIN if segment.first == self._segments[0].first else FORGOTTEN
         if differs(choice):
             return str(choice), f"It depends on how it is trained: {choice}. {APART}"
         for row in rows:
