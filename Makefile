@@ -53,7 +53,7 @@ released: $(TOOLS)/.locked  ## make the released runs again (STARTERS=series) an
 chaos: $(TOOLS)/.locked  ## kill a training at 100 instants and at each system call, compare the bits (KILLS=100 SEED=0); half an hour
 	@$(IN_TOOLS) python tools/chaos.py --kills $(or $(KILLS),100) --seed $(or $(SEED),0)
 
-step-cost: $(TOOLS)/.locked  ## measure what agreement and the trace cost per step, on CPU; five minutes
+step-cost: $(TOOLS)/.locked  ## measure what agreement, the trace and the look at attributes cost per step, on CPU; five minutes
 	@$(IN_TOOLS) python tools/step_cost.py
 
 order: $(TOOLS)/.locked  ## measure time and memory to enter an epoch of up to 10^10 samples; five minutes

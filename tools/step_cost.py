@@ -1,4 +1,4 @@
-"""What agreement between ranks and the trace cost per step: a table in docs/cost.md.
+"""What agreement between ranks, the trace and the look at attributes cost per step: a table in docs/cost.md.
 
     python tools/step_cost.py
 
@@ -23,10 +23,11 @@ from harness import about, arguments, configured, in_turn, prepared, printed, sp
 
 RESULT = ROOT / "docs" / "cost.md"
 SIZES = (1, 2, 4)
-# (settings of the model, settings of the batch): the project's own, and one of some million parameters
+# (settings of the model, settings of the batch): the project's own, one of some million parameters, and a deep one
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ConvNet": ({}, {}),
     "transformer": ({"name": "transformer", "width": 384, "depth": 3}, {"global_batch": 8}),
+    "deep transformer": ({"name": "transformer", "width": 64, "depth": 20}, {"global_batch": 8}),
 }
 SECONDS = 25.0  # per model and world size
 # What is added, and to which other variant; the trace's share of a step travels with the flag.
@@ -35,9 +36,12 @@ VARIANTS = {
     "flag": ("flag of SIGTERM, every step", "plain"),
     "compare": ("`integrity.compare_every`", "plain"),
     "recompute": ("`integrity.recompute_every`", "plain"),
+    "attributes": ("attributes, in a step that is saved", "plain"),
     "step": ("`trace.level: step`", "flag"),
     "tensor": ("`trace.level: tensor`", "flag"),
 }
+
+RARE = "compare", "recompute", "attributes"  # not in every step
 
 
 # ---- on each rank, under torchrun
@@ -57,6 +61,7 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     from samebits.core.seeds import derive, seed_everything
     from samebits.core.state import State
     from samebits.guards import agreement
+    from samebits.guards.unsaved import UnsavedState
     from samebits.trace.trace import Trace
 
     of_model, of_batch = MODELS[name]
@@ -82,7 +87,11 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     for trace in traces.values():
         trace.begin(state, 0, outputs=True)
     # what a view asks of a loop
-    loop: Any = SimpleNamespace(model=model, optimizers=state.optimizers, state=state, world=ranks, stop=sys.maxsize)
+    plan = SimpleNamespace(micro_batches=settings.micro_batches)
+    loop: Any = SimpleNamespace(
+        model=model, optimizers=state.optimizers, state=state, world=ranks, stop=sys.maxsize, plan=plan
+    )
+    unsaved = UnsavedState(loop, 0, 1, print)  # in each step of its turn
     size = settings.global_batch // settings.micro_batches
     batch = images, labels = torch.rand(size, 1, 8, 8), torch.arange(size) % 10
 
@@ -101,17 +110,27 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
         view = partial(View, loop, step)
         meet()
         start = time.perf_counter()
+        looks = variant == "attributes"
         trace.begin_step(view())
+        if looks:
+            unsaved.begin_step(view())
         for micro_batch in gradients.micro_batches(step % settings.micro_batches if variant == "recompute" else None):
             trace.batch(view(micro_batch, batch))
+            if looks:
+                unsaved.batch(view(micro_batch, batch))
             gradients.add(loss_of(step, micro_batch))
         trace.gradients(view(loss=gradients.reduce()))
+        if looks:
+            unsaved.gradients(view())
         clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if VARIANTS[variant][1] == "flag" or variant == "flag":
             terms = trace.ballot(view()).sums
             (_, *shares), _ = ranks.totals([0], torch.zeros(0, dtype=torch.int64) if terms is None else terms, [])
             trace.end_step(view(), shares, [])
+        if looks:
+            unsaved.require()
+            state.attributes.saved()  # which the checkpoint holds
         if variant == "compare":
             agreement.require_same_weights(model.state_dict(), step, ranks)
         meet()  # the recomputing rank is waited for, as it is in the next reduce of a training
@@ -121,7 +140,8 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     end = time.monotonic() + seconds
     found = in_turn(VARIANTS, run, iter(lambda: ranks.total(time.monotonic() > end) == [0], False))
     world.leave()
-    return {"steps": found, "parameters": sum(p.numel() for p in model.parameters())}
+    parameters, modules = sum(p.numel() for p in model.parameters()), len([*model.modules()])
+    return {"steps": found, "parameters": parameters, "modules": modules}
 
 
 def thousand_ranks() -> tuple[float, int, str]:
@@ -150,14 +170,15 @@ def thousand_ranks() -> tuple[float, int, str]:
 
 def rows(model: str, ranks: int, measured: dict[str, Any]) -> Iterator[tuple[object, ...]]:
     """The lines of the table on one model and world size."""
-    steps, title = measured["steps"], f"{model}, {measured['parameters'] / 1e6:.2g} M"
+    title = f"{model}, {measured['parameters'] / 1e6:.2g} M, {measured['modules']} modules"
+    steps = measured["steps"]
     for variant, (added, base) in VARIANTS.items():
         if not base or (ranks == 1 and variant == "compare"):  # one rank has nobody to compare with
             continue
         plain = statistics.median(steps[base])
         extra = [other - one for one, other in zip(steps[base], steps[variant], strict=True)]
         low, middle, high = statistics.quantiles(extra, n=4)
-        rarely = f"{2 * middle / plain:+.2f} %" if added.startswith("`integrity") else ""
+        rarely = f"{2 * middle / plain:+.2f} %" if variant in RARE else ""
         every, more = f"{100 * middle / plain:+.1f} %", spread(low, middle, high, "+.1f")
         yield title, ranks, f"{plain:.0f}", added, more, every, rarely, len(extra)
 
