@@ -18,7 +18,7 @@ from ..core.lost import contacting
 from ..core.ranks import World
 
 KEY = "the run has ended"
-PAUSE = 0.5  # seconds between two looks
+PAUSE, LAST = 0.2, 1.5  # seconds between two looks; by which torchrun on rank 0's host, where the store is, ends last
 
 
 @contextmanager
@@ -46,6 +46,8 @@ def together(world: World, stopped: Callable[[], bool]) -> Iterator[None]:
         finally:
             with suppress(RuntimeError):  # nobody is left to be told
                 store.set(KEY, pickle.dumps(failure).hex())
+                if not failure and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+                    time.sleep(LAST)
     else:
         yield
         if os.environ.get("GROUP_RANK", "0") != "0":  # torchrun's number of a host

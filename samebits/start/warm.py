@@ -170,7 +170,7 @@ def _become(
     """Run a module in this fork, as `python -m` would; say in `reports` by which variables ranks meet."""
     end_with_launcher()
     os.setpgid(0, *first or [0])
-    for target, file in enumerate((os.devnull, log, log)):  # standard input, output and error
+    for target, file in enumerate((os.devnull, log, log)):  # standard input, output and error: now, for a store warns
         opened = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         os.dup2(opened, target)
         os.close(opened)

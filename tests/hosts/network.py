@@ -124,11 +124,11 @@ class Hosts:
         """Return what a host printed in its last training."""
         return (self.folder / f"host{host}.log").read_text()
 
-    def start(self, meeting: str, *words: str) -> None:
+    def start(self, meeting: str, *words: str, **variables: str) -> None:
         """Start the same training on all hosts; `{host}` in `meeting` stands for their number."""
-        self.processes = [self._start(host, meeting, *words) for host in range(self.count)]
+        self.processes = [self._start(host, meeting, *words, **variables) for host in range(self.count)]
 
-    def _start(self, host: int, meeting: str, *words: str) -> "subprocess.Popen[bytes]":
+    def _start(self, host: int, meeting: str, *words: str, **variables: str) -> "subprocess.Popen[bytes]":
         known = {f"host{other}": f"10.77.0.{other + 1}" for other in range(self.count)}
         known |= {"localhost": "127.0.0.1", f"host{host}": "127.0.1.1"}
         hosts = self.folder / f"host{host}.hosts"
@@ -137,7 +137,7 @@ class Hosts:
         nodes = [f"--nnodes={self.count}", "--nproc-per-node=1", *meeting.format(host=host).split()]
         torchrun = [str(self.project.python), "-m", "torch.distributed.run", *nodes]
         command = [*enter, str(hosts), *torchrun, "-m", "samebits", "train", *words, "--out", RUN]
-        env = {**self.project.env, "PYTHONPATH": python_path(self.path(host)), "GLOO_SOCKET_IFNAME": "eth0"}
+        env = {**self.project.env, "PYTHONPATH": python_path(self.path(host)), "GLOO_SOCKET_IFNAME": "eth0"} | variables
         with (self.folder / f"host{host}.log").open("w") as log:
             return subprocess.Popen(command, cwd=self.path(host), env=env, stdout=log, stderr=log)
 

@@ -16,6 +16,14 @@ ELASTIC = "--rdzv-backend c10d --rdzv-endpoint host0:29500 --rdzv-id any"  # the
 LONGER = {"train.epochs": 2, "checkpoint.every": 5, "parallel.timeout_seconds": 20}  # 45 steps
 MARGIN = 300  # seconds that processes may take to end, once they know that they must
 DELAY, LOSS = 0.1, 0.01  # seconds each way, share of frames
+# Code of the owner's that differs in each process
+PLANTED = """
+
+import os
+
+_forward = ConvNet.forward
+ConvNet.forward = lambda self, images: _forward(self, images) * (1 + os.getpid() / 2**24)
+"""
 SMALL = {"train.epochs": 1, "parallel.global_batch": 240, "model.width": 8, "model.depth": 1}  # 6 steps
 
 Settings = Mapping[str, int | str]
@@ -57,19 +65,36 @@ def require_same(project: InstalledProject, one: Path, other: Path) -> None:
     assert message.startswith("EQUAL") and f"{steps} steps" in message, message
 
 
-@pytest.mark.parametrize(("count", "meeting"), [(2, ELASTIC), (4, NUMBERED)], ids=["2-c10d", "4-numbered"])
+@pytest.mark.parametrize(
+    ("count", "meeting", "prove"), [(2, ELASTIC, "end"), (4, NUMBERED, "never")], ids=["2-c10d", "4-numbered"]
+)
 def test_number_of_hosts_changes_no_bit(
-    project: InstalledProject, alone: Alone, hosts: Hosts, count: int, meeting: str
+    project: InstalledProject, alone: Alone, hosts: Hosts, count: int, meeting: str, prove: str
 ) -> None:
-    """Only rank 0 writes a run directory; the others need neither see nor share it."""
+    """Only rank 0 writes a run directory, and proves the run; the others need neither see nor share it."""
     for _ in range(count):
         hosts.add()
-    hosts.start(meeting, *words(SMALL))
+    hosts.start(meeting, *words(SMALL), SAMEBITS_PROVE=prove)
     assert hosts.ended(PATIENCE) == [0] * count, hosts.log(0)
     require_same(project, alone(SMALL), hosts.path(0) / RUN)
+    proof = json.loads((hosts.path(0) / RUN / "receipt.json").read_text())["predicate"]["proof"]
+    assert {each["ranks"] for each in proof["segments"]} == ({1, 2, 3} if prove == "end" else set())
     for host in range(1, count):
         assert [path.name for path in (hosts.path(host) / RUN).iterdir()] == ["trace"]
         assert "weights" not in hosts.log(host)
+
+
+def test_run_on_hosts_that_contradicts_itself_fails_on_all_of_them(hosts: Hosts) -> None:
+    """They wait for rank 0's, which proves it; what torchrun then starts again ends at once."""
+    for host in range(2):
+        hosts.add()
+        with (hosts.path(host) / "src" / hosts.project.package / "model.py").open("a") as source:
+            source.write(PLANTED)
+    hosts.start(f"{NUMBERED} --max-restarts 1", *words(SMALL), SAMEBITS_PROVE="")
+    assert hosts.ended(PATIENCE) == [1, 1], hosts.log(0)
+    for host in range(2):
+        assert hosts.log(host).count("The run contradicts itself, so it gets no receipt") == 1, hosts.log(host)
+        assert hosts.log(host).count("so torchrun starts it again in vain\n") == 1, hosts.log(host)
 
 
 def test_hosts_that_are_lost_stop_the_others_and_change_no_bit(

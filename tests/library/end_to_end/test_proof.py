@@ -337,6 +337,24 @@ def test_segments_beside_the_run_keep_their_numbers(
     assert [each["ranks"] for each in stated] == [1, 3, 2] and len(seen) == 3
 
 
+@pytest.mark.parametrize(("ranks", "missed"), [(1, {proof.RANKS: "there is room for no other"}), (2, {})])
+def test_number_of_ranks_that_is_not_changed_is_named(
+    ranks: int, missed: dict[str, str], clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    segment, config = Segment(0, 2), load(Config, clean / "params.yaml")
+    made = proof.Proof(project_in(clean), config, tmp_path, 1, [segment], lambda: False)
+    monkeypatch.setattr(made, "_possible", lambda steps: [])
+    made._done[segment] = choice.Choice(ranks, 0, "none")
+    assert made.make(2)["not_tried"] == missed
+
+
+@pytest.mark.long
+def test_run_of_ranks_that_shard_its_state_proves_itself(clean: Path):
+    ended(clean, *words(clean, "parallel.shard=full", out="made-sharded"), "--ranks", "3")
+    stated = read(clean / "made-sharded").stated["proof"]
+    assert {each["ranks"] for each in stated["segments"]} == {1, 2, 3} and proof.RANKS not in stated["not_tried"]
+
+
 def test_copy_of_a_project_links_nothing_outside_of_itself(clean: Path, tmp_path: Path):
     """Data that lie outside the project are the same for both."""
     config = load(Config, clean / "params.yaml")

@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from samebits.core import ranks
 from samebits.core.errors import Preempted, RunError
 from samebits.core.ranks import World
 from samebits.prove import hosts
-from samebits.prove.proof import Contradiction
+from samebits.prove.proof import Contradiction, again_in_vain
+from samebits.record import names
 
 HostsEnd = Callable[..., tuple[str | None, bool]]
 
@@ -91,3 +93,15 @@ def test_rank_of_rank_0s_host_does_not_wait(other: HostsEnd, monkeypatch: pytest
     """It leaves its memory, and its GPU, to what is trained again there."""
     monkeypatch.setenv("GROUP_RANK", "0")
     assert other(lambda: None) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("count", "contradicts", "refused"), [("0", True, False), ("1", False, False), ("1", True, True)]
+)
+def test_run_that_contradicts_itself_is_not_started_again_by_torchrun(
+    count: str, contradicts: bool, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+    if contradicts:
+        (tmp_path / names.CONTRADICTION).touch()
+    assert (again_in_vain(tmp_path) is not None) == refused
