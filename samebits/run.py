@@ -259,7 +259,10 @@ class Run(Stage[C]):
         loop.batches = sampling.batches(loading(self, collate).loader(samples, keys), self.world)
         loop.observe([updates, *self._observers(loop, start), *self._added.observers])
         yield from loop.steps(start)
-        together(self.world, self._proof.require if self._proof else lambda: None)
+        if self.world.broadcast_object(bool(self._proof and self._proof.found)):
+            with hosts.together(self.world, lambda: self._stop.came, everywhere=True):
+                if self._proof:  # it looks for the cause
+                    self._proof.require()
         if self._stop.saved is not None:
             together(self.world, self._finish_saving)  # launchers kill the others soon after one has ended
             raise self._preempted()

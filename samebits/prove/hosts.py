@@ -22,10 +22,10 @@ PAUSE, LAST = 0.2, 1.5  # seconds between two looks; by which torchrun on rank 0
 
 
 @contextmanager
-def together(world: World, stopped: Callable[[], bool]) -> Iterator[None]:
+def together(world: World, stopped: Callable[[], bool], everywhere: bool = False) -> Iterator[None]:
     """Leave the process group, and have rank 0 alone do what follows: no collective takes so long.
 
-    Ranks of its host go on. Those of other hosts wait, and fail alike. `stopped` says whether SIGTERM came to this one.
+    Ranks of other hosts, or those `everywhere`, wait, and fail alike. `stopped` says whether SIGTERM came to this one.
 
     Raises:
         RunError: that of rank 0; or it is gone.
@@ -50,7 +50,7 @@ def together(world: World, stopped: Callable[[], bool]) -> Iterator[None]:
                     time.sleep(LAST)
     else:
         yield
-        if os.environ.get("GROUP_RANK", "0") != "0":  # torchrun's number of a host
+        if everywhere or os.environ.get("GROUP_RANK", "0") != "0":  # torchrun's number of a host
             _wait(store, stopped)
 
 

@@ -30,7 +30,9 @@ def other(monkeypatch: pytest.MonkeyPatch) -> HostsEnd:
     monkeypatch.setattr(hosts, "PAUSE", 0.001)
     monkeypatch.setenv("GROUP_RANK", "1")
 
-    def ends(work: Callable[[], None], stopped: Callable[[], bool] = lambda: False) -> tuple[str | None, bool]:
+    def ends(
+        work: Callable[[], None], stopped: Callable[[], bool] = lambda: False, everywhere: bool = False
+    ) -> tuple[str | None, bool]:
         began, worked = threading.Event(), threading.Event()
 
         def main() -> None:
@@ -45,7 +47,7 @@ def other(monkeypatch: pytest.MonkeyPatch) -> HostsEnd:
         thread = threading.Thread(target=main)
         thread.start()
         try:
-            with hosts.together(World(1, 2, torch.device("cpu")), lambda: began.set() or stopped()):
+            with hosts.together(World(1, 2, torch.device("cpu")), lambda: began.set() or stopped(), everywhere):
                 pass
             return None, worked.is_set()
         except RunError as failure:
@@ -89,10 +91,11 @@ def test_rank_of_another_host_heeds_sigterm_while_it_waits(other: HostsEnd):
     assert ended and ended.startswith("Preempted: stopped by SIGTERM while rank 0")
 
 
-def test_rank_of_rank_0s_host_does_not_wait(other: HostsEnd, monkeypatch: pytest.MonkeyPatch):
-    """It leaves its memory, and its GPU, to what is trained again there."""
+def test_rank_of_rank_0s_host_waits_where_all_do(other: HostsEnd, monkeypatch: pytest.MonkeyPatch):
+    """It leaves its memory, and its GPU, to what is trained again there; but torchrun would end rank 0 if it failed."""
     monkeypatch.setenv("GROUP_RANK", "0")
     assert other(lambda: None) == (None, False)
+    assert other(fails(Contradiction("step 0")), everywhere=True) == ("Contradiction: step 0", True)
 
 
 @pytest.mark.parametrize(
