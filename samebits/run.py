@@ -75,12 +75,14 @@ class Added:
     Attributes:
         watch: makes what sees the operations of the first step.
         dataset: what takes the place of the dataset, given it and the seed.
+        finished: is called at the end of `Run.finish`.
     """
 
     observers: Sequence[Observer] = ()
     tamper: Tamper | None = None
     watch: Callable[[bool], Operations] = Operations
     dataset: Callable[[Indexed, int], Indexed] = lambda dataset, seed: dataset
+    finished: Callable[[], object] = lambda: None
 
 
 Show = TypeVar("Show", bound=Callable[[int, dict[str, float]], object])
@@ -556,6 +558,7 @@ class Run(Stage[C]):
             self._numbers = {name: progress.number(value) for name, value in numbers.items()}
             for each in self._live:
                 each.end(_report)  # the loop, which closes observers, has ended before
+        self._added.finished()
 
     def _ended(self, loop: Loop) -> dict[str, dict[str, Any]]:
         """What the record says of weights that are not those after the last planned step."""

@@ -1,4 +1,6 @@
-"""A training that ends after some of its steps: a part of another one, made again.
+"""A training that ends after some of its steps, or when it is finished: a part of another one, made again.
+
+What its owner does after `run.finish()`, such as an upload, is not done again.
 
 python -m samebits.analysis.repeated STEPS ARGUMENTS      of `samebits train`; the proof of a run starts it
 """
@@ -25,4 +27,4 @@ class Until(Observer):
 
 
 if __name__ == "__main__":
-    child.train(Added(observers=[Until(int(sys.argv[1]))]), *sys.argv[2:])
+    child.train(Added(observers=[Until(int(sys.argv[1]))], finished=sys.exit), *sys.argv[2:])

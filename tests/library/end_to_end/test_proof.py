@@ -26,6 +26,7 @@ from samebits.start import trainings
 
 FILES = "params.yaml", "results.lock", "dvc.yaml", "dvc.lock", "pyproject.toml", ".gitignore"
 ELSEWHERE = Path(__file__).parents[1] / "elsewhere.py"
+FINISH = "    run.finish(**metrics(model, test_set, run)[0])\n"
 SHORT = "tracking.enabled=false", "loader.workers=0", "train.warmup=0", "train.decay=0"
 # Code that a researcher writes, after which `scale` is a factor of the network's outputs.
 CLEAN = "scale = 1.0"
@@ -74,6 +75,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
         loop,
         ("import samebits as sb", "import time\nimport samebits as sb"),
         ("step.log(", "step.log(clock=time.time(), "),
+        (FINISH, f"{FINISH}    with open({str(folder / 'uploads.txt')!r}, 'a') as file:\n        file.write('once')\n"),
     )
     commit(folder)
     ended(folder, "prepare")
@@ -116,7 +118,10 @@ def project(clean: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def proved(clean: Path) -> tuple[Path, str]:
     """A run that has proved itself, and what it printed."""
-    return clean / "made", ended(clean, *words(clean, "train.epochs=2"))
+    (clean / "uploads.txt").unlink(missing_ok=True)
+    printed = ended(clean, *words(clean, "train.epochs=2"))
+    (clean / "uploads.txt").rename(clean / "uploaded.txt")
+    return clean / "made", printed
 
 
 def test_receipt_states_which_steps_were_trained_again_and_in_which_circumstances(proved: tuple[Path, str]):
@@ -134,6 +139,10 @@ def test_receipt_states_which_steps_were_trained_again_and_in_which_circumstance
 
 def test_logged_numbers_that_do_not_repeat_are_named(proved: tuple[Path, str]):
     assert read(proved[0]).stated["proof"]["varying"] == ["clock"]
+
+
+def test_what_follows_the_end_of_a_run_is_done_once(proved: tuple[Path, str]):
+    assert (proved[0].parent / "uploaded.txt").read_text() == "once"
 
 
 def test_check_of_a_receipt_says_what_was_proved(proved: tuple[Path, str], clean: Path):
