@@ -537,6 +537,7 @@ class Run(Stage[C]):
         together(self.world, self._finish_saving)
         with hosts.together(self.world, lambda: self._stop.came):
             self._end(loop, numbers, unsharded)
+        self._added.finished()
 
     def _end(self, loop: Loop, numbers: Mapping[str, float], unsharded: nn.Module) -> None:
         if self._folder:
@@ -558,7 +559,6 @@ class Run(Stage[C]):
             self._numbers = {name: progress.number(value) for name, value in numbers.items()}
             for each in self._live:
                 each.end(_report)  # the loop, which closes observers, has ended before
-        self._added.finished()
 
     def _ended(self, loop: Loop) -> dict[str, dict[str, Any]]:
         """What the record says of weights that are not those after the last planned step."""
