@@ -319,6 +319,7 @@ class Proof:
             return str(choice), f"It depends on how it is trained: {choice}. {APART}"
         for row in rows:
             if differs(self._own, row):
-                read = f": {some(variables.read())}" if row.name == setting.VARIABLES else ""
+                names = variables.read() if row.name == setting.VARIABLES else []
+                read = f": {some(names)}" if names else ""
                 return row.name, f"It depends on its surroundings ({row.name}{read}): {row.means}"
         return "several circumstances", "It depends on several of its circumstances together"

@@ -18,6 +18,7 @@ from ..start import trainings
 
 Variables = dict[str, str]
 KEPT = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "REPRO_IMAGE", "CUDA_VISIBLE_DEVICES", "SAMEBITS_", "LD_", "NVIDIA_")
+OWN_ROWS = "HOME", "TMPDIR", "TZ", "LANG", "LC_ALL"  # variables that other rows change
 ZONES = "SBT-13:45", "SBT+9:30"
 LANGUAGES = "C", "C.UTF-8"
 HOST = "another-host"
@@ -44,10 +45,10 @@ class Row:
 
 
 def _recorded(variables: Variables, folder: Path) -> Variables:
-    """Those alone that the record of a run holds, and that lead to programs and libraries."""
+    """Those alone that the record of a run holds, that lead to programs and libraries, or that other rows change."""
     from ..environment.environment import NAMES, PREFIXES  # which loads torch
 
-    return {name: value for name, value in variables.items() if name.startswith((*PREFIXES, *NAMES, *KEPT))}
+    return {name: value for name, value in variables.items() if name.startswith((*PREFIXES, *NAMES, *KEPT, *OWN_ROWS))}
 
 
 def _place(name: str) -> Callable[[Variables, Path], Variables]:

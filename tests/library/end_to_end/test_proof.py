@@ -448,6 +448,12 @@ def test_circumstance_that_a_run_depends_on_is_found(
     assert found and (found.step, found.phase) == (0, "loss")
 
 
+def test_variables_with_circumstances_of_their_own_are_named_by_these(tmp_path: Path):
+    """Else what depends on HOME would be said to depend on environment variables."""
+    own = dict.fromkeys([row.name for row in setting.ROWS if row.name.isupper()], "as it is")
+    assert len(own) == 4 and setting.ROWS[0].variables(own | {"PLANTED": "by hand"}, tmp_path) == own
+
+
 def test_run_that_depends_on_circumstances_is_equal_where_none_changes(
     dependent: Path, monkeypatch: pytest.MonkeyPatch
 ):
