@@ -52,8 +52,9 @@ class Contradiction(RunError):
 
 
 AGAIN = (
-    "Any other process differs: it depends on a clock, on os.urandom, on where objects lie in memory, on the folder or "
-    "the name of the run, or on a file that it changes. Leave that out, or let prepare.py write it"
+    "Any other process differs: it depends on a clock, on os.urandom, on which thread is first, on where objects lie "
+    "in memory, on the folder or the name of the run, or on a file that it changes. Leave that out, or let prepare.py "
+    "write it"
 )
 FORGOTTEN = (
     "Any process differs that goes on from the run's state: a later step, or what follows the last step, depends on "
