@@ -55,6 +55,10 @@ class Fresh(Warm):
         super().__exit__(kind, error, at)
         self._place.cleanup()
 
+    def without_place(self, text: str) -> str:
+        """A text without the name of the folder that its HOME lies in, which is another one each time."""
+        return text.replace(self._place.name, "")
+
     @property
     def has_begun(self) -> bool:
         """Whether it forks trainings, or has ended."""

@@ -291,7 +291,7 @@ class Proof:
             yield
         if not again.is_done(out, segment):
             said = log.read_text(errors="replace").splitlines() if log.is_file() else []
-            return plain(said[-1])[:LINE] if said else "it ended without a word", None
+            return fresh.without_place(plain(said[-1]))[:LINE] if said else "it ended without a word", None
         self._varying |= again.varying(self._out, out, segment)
         states = read_record(self._out, RUN).get("states", {})
         return "", again.difference(self._out, out, segment, states, ends)
