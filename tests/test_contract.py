@@ -17,7 +17,6 @@ LINES = [
     if line.startswith("| ") and not line.startswith("| channel")
 ]
 ROWS = [row for row in LINES if not row[0].startswith("**")]
-TESTS = ROOT / "tests"
 NOTHING = "\N{EN DASH}"
 FINDERS = {
     *(row.name for row in setting.ROWS),
@@ -27,8 +26,9 @@ FINDERS = {
 
 
 def test_each_guard_has_its_test() -> None:
-    """The function stands in that file of the library's tests, or of those on several hosts."""
-    paths = {path.name: path for path in [*TESTS.glob("library/*/test_*.py"), *TESTS.glob("hosts/test_*.py")]}
+    """The function stands in that file of the library's tests, or of those of hosts."""
+    places = "library/*/test_*.py", "hosts/test_*.py"
+    paths = {path.name: path for place in places for path in (ROOT / "tests").glob(place)}
     missing = []
     for channel, _, _, test in ROWS:
         if not test:

@@ -309,7 +309,7 @@ def test_sigterm_is_heeded_while_the_cause_is_looked_for(clean: Path, tmp_path: 
     made = proof.Proof(project_in(clean), config, tmp_path, 1, [Segment(0, 2)], lambda: True)
     monkeypatch.setattr(made, "_tried", lambda *given: iter([None]))
     with pytest.raises(Preempted):
-        made._cause(Segment(0, 2), made._own, [])
+        made._cause(Segment(0, 2), made._own, setting.ROWS)
 
 
 @pytest.mark.parametrize(
