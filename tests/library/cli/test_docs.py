@@ -33,7 +33,7 @@ CONTEXT = click.Context(main)
 VERBS = {name: command for name in main.list_commands(CONTEXT) if (command := main.get_command(CONTEXT, name))}
 STAGES = "prepare", "train", "evaluate"
 # Options that pages name of other programs: torchrun, DVC.
-OTHERS = {"--node-rank", "--rdzv-backend", "--temp", "--queue", "--pull"}
+OTHERS = {"--node-rank", "--rdzv-backend", "--max-restarts", "--temp", "--queue", "--pull"}
 
 
 def docs(*words: str) -> subprocess.CompletedProcess[str]:
