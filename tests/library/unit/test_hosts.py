@@ -23,9 +23,7 @@ HostsEnd = Callable[..., tuple[str | None, bool]]
 @pytest.fixture
 def other(monkeypatch: pytest.MonkeyPatch) -> HostsEnd:
     """A function: how rank 1 of another host ends while rank 0 does `work`, and whether it waited for rank 0."""
-    store = dist.HashStore()  # type: ignore[attr-defined]
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
     monkeypatch.setattr(ranks, "leave", lambda: None)
     monkeypatch.setattr(hosts, "PAUSE", 0.001)
     monkeypatch.setenv("GROUP_RANK", "1")
@@ -34,6 +32,8 @@ def other(monkeypatch: pytest.MonkeyPatch) -> HostsEnd:
         work: Callable[[], None], stopped: Callable[[], bool] = lambda: False, everywhere: bool = False
     ) -> tuple[str | None, bool]:
         began, worked = threading.Event(), threading.Event()
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
 
         def main() -> None:
             try:
