@@ -361,9 +361,9 @@ def call(project: Project, stage: Work, config: Settings, out: Path, only: str =
 
 
 def _sections(config: Settings) -> list[str]:
-    """The keys of params.yaml whose change asks for another run."""
-    started = config.start.addressed and "start" in read_yaml(PARAMS, dict, "Restore it from git")
-    return [*type(config).sections(), *["start"] * bool(started)]
+    """The keys of params.yaml whose change asks for another run. Some need not stand there."""
+    stated = read_yaml(PARAMS, dict, "Restore it from git")
+    return [name for name in (*type(config).sections(), *["start"] * bool(config.start.addressed)) if name in stated]
 
 
 def _emptied(given: Section) -> AbstractContextManager[None]:

@@ -349,12 +349,16 @@ def test_run_that_starts_from_another_one_is_replayed(project: Path, tmp_path: P
     assert done.returncode == 2 and f"artifacts/{names.WEIGHTS}: missing; wanted SHA-256" in done.stderr
 
 
-def test_start_in_params_yaml_is_to_be_listed_in_the_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_section_that_need_not_stand_in_params_yaml_is_to_be_listed_in_the_pipeline_where_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """So that a change of it trains again; what a command line asks for stands in no file."""
     begun = load(Config, OURS.root / "params.yaml", [f"start.weights={'0' * 64}", "start.run=runs/a"])
-    plain = load(Config, OURS.root / "params.yaml")
+    plain, text = load(Config, OURS.root / "params.yaml"), (OURS.root / "params.yaml").read_text()
     monkeypatch.chdir(tmp_path)
-    for text, sections in (("seed: 0\n", []), ("start: {run: runs/a}\n", ["start"])):
-        (tmp_path / "params.yaml").write_text(text)
-        assert front._sections(begun) == [*Config.sections(), *sections]
-        assert front._sections(plain) == Config.sections()
+    (tmp_path / "params.yaml").write_text(text)
+    always = front._sections(plain)
+    assert {"seed", "train", "determinism"} < {*always} and front._sections(begun) == always
+    (tmp_path / "params.yaml").write_text(text + "start: {run: runs/a}\nenvironment: {variables: [A]}\n")
+    assert {*front._sections(plain)} - {*always} == {"environment"}
+    assert {*front._sections(begun)} - {*always} == {"environment", "start"}
