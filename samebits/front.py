@@ -362,7 +362,7 @@ def call(project: Project, stage: Work, config: Settings, out: Path, only: str =
 
 def _sections(config: Settings) -> list[str]:
     """The keys of params.yaml whose change asks for another run. Some need not stand there."""
-    stated = read_yaml(PARAMS, dict, "Restore it from git")
+    stated = read_yaml(PARAMS, dict, "Restore it from git") if Path(PARAMS).is_file() else {}
     return [name for name in (*type(config).sections(), *["start"] * bool(config.start.addressed)) if name in stated]
 
 

@@ -28,8 +28,8 @@ from .trust import Trust, require_trusted
 from .workcopy import require_command, work_copy
 
 Report = Callable[[str], None]
-ENVIRONMENT_KEYS = ("device", "determinism.cpu", "determinism.tf32", "determinism.relax")
-LATER_KEYS = ("determinism.tf32",)  # which records of earlier releases lack
+ENVIRONMENT_KEYS = ("device", "determinism.cpu", "determinism.tf32", "determinism.relax", "environment.variables")
+LATER_KEYS = ("determinism.tf32", "environment.variables")  # which records of earlier releases lack
 
 
 def replay(project: Project, source: Path, out: Path, ranks: int | None, report: Report, trust: Trust) -> bool:

@@ -273,7 +273,7 @@ def test_variable_that_the_config_lists_is_the_same_in_each_part(project: Path):
     """Also one that the proof would change otherwise."""
     planted(project, VARIABLE)
     listed = "environment.variables=[PLANTED,TZ,UNSET]"
-    assert "proof      EQUAL: " in ended(project, *words(project, listed), TZ="SBT-1")
+    assert "proof      EQUAL: " in ended(project, *words(project, listed, "prove.segments=1"), TZ="SBT-1")
     stated = read(project / "made").stated
     wanted = {"PLANTED": "by hand", "TZ": "SBT-1", "UNSET": None}
     assert stated["environment"]["preimage"]["own_variables"] == wanted
@@ -294,7 +294,7 @@ def test_proof_has_the_code_and_the_config_of_the_runs_begin(project: Path):
     keeps = "(run.out / 'proof').mkdir(exist_ok=True); (run.out / 'proof' / 'mine').touch()"
     edit(loop, ("step.log(", f"Path('last.txt').write_text(str(step.number)); {keeps}; step.log("))
     edit(loop, ("import time", "import time\nfrom pathlib import Path"))
-    process = started(project, *words(project))
+    process = started(project, *words(project, "prove.segments=1"))
     until(lambda: (project / "last.txt").exists() or process.poll() is not None)
     planted(project, "scale = 2.0")
     edit(project / "params.yaml", ("learning_rate: ", "learning_rate: 9"))
