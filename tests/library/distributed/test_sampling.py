@@ -314,15 +314,15 @@ def test_worker_that_hangs_is_told_in_a_line(config: Config):
 
 def test_worker_heeds_sigterm_of_its_parent_alone(config: Config):
     """Also where it hangs, or a process that ends would wait for it."""
-    settings = with_workers(config, 1)
+    settings, before = with_workers(config, 1), {*active_children()}
     batches = sampling.batches(loader(Lengths(), settings, world(0, 1), stop=3, collate=padded), world(0, 1))
     next(batches)
-    (worker,) = active_children()
+    (worker,) = {*active_children()} - before
     subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)
     assert len([*batches]) == 3 * MICRO_BATCHES - 1
     with sampling._blocked(signal.SIGTERM):
         iterator = iter(loader(Hanging(), settings, world(0, 1)))
-    (worker,) = active_children()
+    (worker,) = {*active_children()} - before
     worker.terminate()
     worker.join()
     assert worker.exitcode == 0
