@@ -39,9 +39,7 @@ class Fresh(Warm):
         """It trains a copy of `project` in the new `folder`, with the keys of `config` and some `changed` ones."""
         copy, own = copied(project, config, changed, folder), config.environment.variables
         environ = {name: text for name, text in trainings.environment(copy).items() if not RANKED.fullmatch(name)}
-        # without all that a training wants, it would start itself again, and load torch again
-        stated = stated_variables(config.options.determinism, environ)
-        environ |= stated
+        environ |= stated_variables(config.options.determinism, environ)
         kept = dict.fromkeys(own, LISTED)  # such as TZ
         if "OMP_NUM_THREADS" not in environ:  # then the number of threads, which decides bits, follows that of cores
             kept[setting.CORES] = FOLLOWED
@@ -49,7 +47,9 @@ class Fresh(Warm):
         self._place = TemporaryDirectory()
         self._note = Path(self._place.name)
         words, environ = setting.started([row for row in rows if row.name not in kept], environ, self._note, own)
-        super().__init__(copy, environ | SILENT | stated, words)
+        # without all that a training wants, its forks would start themselves again, and load torch again
+        environ |= SILENT | stated_variables(config.options.determinism, environ)
+        super().__init__(copy, environ, words)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         super().__exit__(kind, error, at)

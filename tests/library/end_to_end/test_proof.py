@@ -18,6 +18,7 @@ from samebits.analysis import verify, verify_receipt
 from samebits.base.files import read_json
 from samebits.config.params import load
 from samebits.core.errors import Preempted, RunError
+from samebits.core.flags import stated_variables
 from samebits.prove import again, choice, elsewhere, fresh, proof, setting
 from samebits.prove.segments import Segment
 from samebits.record import names
@@ -362,6 +363,13 @@ def test_run_of_ranks_that_shard_its_state_proves_itself(clean: Path):
     ended(clean, *words(clean, "parallel.shard=full", out="made-sharded"), "--ranks", "3")
     stated = read(clean / "made-sharded").stated["proof"]
     assert {each["ranks"] for each in stated["segments"]} == {1, 2, 3} and proof.RANKS not in stated["not_tried"]
+
+
+def test_fresh_process_has_all_that_a_training_wants(clean: Path, tmp_path: Path):
+    """Else each of its forks would start itself again, as a process that has to load torch."""
+    config = load(Config, clean / "params.yaml")
+    made = fresh.Fresh(project_in(clean), config, {}, tmp_path / "copy")
+    assert made._environ | stated_variables(config.options.determinism, made._environ) == made._environ
 
 
 def test_copy_of_a_project_links_nothing_outside_of_itself(clean: Path, tmp_path: Path):
