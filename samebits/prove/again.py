@@ -108,11 +108,12 @@ def difference(
                     return Difference(int(one["step"]), phase, f"{one[phase]:016x}", f"{other[phase]:016x}")
         if len(there) != len(here):
             return Difference(segment.stop - 1, SUMS, str(len(there)), str(len(here)))
-    here = segment.stop - 1, END, _weights(run), _weights(out)
+    last = segment.stop - 1
+    end = Difference(last, END, _weights(run), _weights(out))
     wanted, seen = states.get(str(segment.stop)) or _state(run, segment.stop), _state(out, segment.stop)
-    if wanted and seen != wanted and not (ends and here[3] == NONE):
-        return Difference(segment.stop - 1, STATE, wanted[:16], str(seen)[:16])
-    return Difference(*here) if ends and here[2] != here[3] else None
+    if wanted and seen != wanted and not (ends and end.here == NONE):
+        return Difference(last, STATE, wanted[:16], str(seen)[:16])
+    return end if ends and end.there != end.here else None
 
 
 def _weights(out: Path) -> str:

@@ -1,22 +1,13 @@
 """How a part of a run is trained again: on other ranks, with other loader workers, sharded in another way."""
 
-import re
-import resource
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ..config.settings import Settings
+from .room import places
 
 SIZES = 1, 3, 2  # numbers of ranks; the last part, which the end of the run waits for, has fewer than the one before
 SHARDS = "none", "optimizer", "full"
-GROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # control groups, and those of this process
-# What holds their memory: folder, files of limit and use, and, of memory.stat, what can be had back; now, and before.
-MEMORY = {
-    "": ("", "memory.max", "memory.current", "inactive_file"),
-    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-}
 
 
 @dataclass(frozen=True)
@@ -48,41 +39,3 @@ def choices(number: int, config: Settings, own: Choice) -> list[Choice]:
     workers = others if number % len(SIZES) == 0 else 0
     choice = Choice(ranks, workers, shard)
     return [*dict.fromkeys([choice, replace(choice, shard="none"), own])]
-
-
-def gpus(device: str) -> int:
-    """How many GPUs a run has here whose key `device` is this; 0 on a CPU."""
-    if device == "cpu":
-        return 0
-    import torch
-
-    return torch.cuda.device_count()
-
-
-def places(device: str) -> int:
-    """How many ranks that hold as much memory as this process has held have room beside it; of GPUs, how many see it.
-
-    At least one: where that is too many, the segment ends and says so.
-    """
-    if count := gpus(device):
-        return count
-    available = re.findall(r"^MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    free = [int(kilobytes) * 1024 for kilobytes in available] + left()
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return max(1, min(free) // held)
-
-
-def left() -> list[int]:
-    """The bytes that each control group has left that this process is in, such as a container or a job of Slurm."""
-    found = []
-    for line in OWN.read_text().splitlines() if OWN.exists() else []:
-        _, controllers, path = line.split(":", 2)
-        for name in MEMORY.keys() & {*controllers.split(",")}:
-            folder, *files, cached = MEMORY[name]
-            for group in (Path(path), *Path(path).parents):
-                place = GROUPS / folder / group.relative_to("/")
-                with suppress(OSError, ValueError):  # none, or no limit
-                    most, used = (int((place / file).read_text()) for file in files)
-                    (back,) = re.findall(rf"^{cached} (\d+)", (place / "memory.stat").read_text(), re.MULTILINE)
-                    found.append(most - used + int(back))
-    return found

@@ -17,7 +17,8 @@ from ..base.files import read_json, write_json
 from ..start import trainings
 
 Variables = dict[str, str]
-KEPT = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "REPRO_IMAGE", "CUDA_VISIBLE_DEVICES", "SAMEBITS_", "LD_", "NVIDIA_")
+KEPT = "PATH", "PYTHONPATH", "VIRTUAL_ENV", "REPRO_IMAGE", "CUDA_VISIBLE_DEVICES"  # lead to programs and libraries
+KEPT_PREFIXES = "SAMEBITS_", "LD_", "NVIDIA_"  # so do these
 OWN_ROWS = "HOME", "TMPDIR", "TZ", "LANG", "LC_ALL"  # variables that other rows change
 ZONES = "SBT-13:45", "SBT+9:30"
 LANGUAGES = "C", "C.UTF-8"
@@ -48,7 +49,8 @@ def _recorded(variables: Variables, folder: Path) -> Variables:
     """Those alone that the record of a run holds, that lead to programs and libraries, or that other rows change."""
     from ..environment.environment import NAMES, PREFIXES  # which loads torch
 
-    return {name: value for name, value in variables.items() if name.startswith((*PREFIXES, *NAMES, *KEPT, *OWN_ROWS))}
+    exact, prefixes = {*NAMES, *KEPT, *OWN_ROWS}, (*PREFIXES, *KEPT_PREFIXES)
+    return {name: value for name, value in variables.items() if name in exact or name.startswith(prefixes)}
 
 
 def _place(name: str) -> Callable[[Variables, Path], Variables]:

@@ -1,5 +1,6 @@
 """A run proves itself: it is trained again in part, with all changed that must not matter, before its receipt."""
 
+import json
 import os
 import re
 import shutil
@@ -241,6 +242,18 @@ def test_run_that_ends_early_has_its_end_trained_again(proved: tuple[Path, str],
         made._recorded = steps
         possible = [(0, segments[0]), *([(1, last)] if last else [])]
         assert made._possible(steps) == possible and bool(made._not_tried) == (last is None)
+
+
+@pytest.mark.parametrize(("states", "possible"), [({}, 0), ({"3": "0" * 64}, 1)])
+def test_segment_that_nothing_is_compared_with_is_not_tried(
+    states: dict[str, str], possible: int, proved: tuple[Path, str], clean: Path, tmp_path: Path
+):
+    """A run without a trace has its states alone, and these stand in its record."""
+    (tmp_path / names.RUN).write_text(json.dumps(read_json(proved[0] / names.RUN) | {"states": states}))
+    config = load(Config, clean / "params.yaml", ["trace.level=off"])
+    made = proof.Proof(project_in(clean), config, tmp_path, 1, [Segment(0, 3)], lambda: False)
+    made._recorded = 9
+    assert len(made._possible(9)) == possible and len(made._not_tried) == 1 - possible
 
 
 @pytest.mark.parametrize("another", [True, False])

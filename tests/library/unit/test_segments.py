@@ -7,7 +7,7 @@ import pytest
 
 from samebits.config.settings import Prove
 from samebits.core.plan import Plan
-from samebits.prove import choice
+from samebits.prove import room, setting
 from samebits.prove.segments import Segment, chosen
 
 ADDRESS = "a" * 64
@@ -68,13 +68,23 @@ V2 = "0::/job/step\n"
 def test_memory_that_a_job_or_a_container_has_left_is_known(
     own: str, files: dict[str, tuple[str, int, int]], left: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(choice, "GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(choice, "OWN", tmp_path / "own")
+    monkeypatch.setattr(room, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(room, "OWN", tmp_path / "own")
     (tmp_path / "own").write_text(own)
-    _, limit, used, cached = choice.MEMORY["memory" if own == V1 else ""]
+    _, limit, used, cached = room.MEMORY["memory" if own == V1 else ""]
     for name, (most, now, back) in files.items():
         group = tmp_path / "groups" / name
         group.mkdir(parents=True, exist_ok=True)
         for file, text in ((limit, most), (used, str(now)), ("memory.stat", f"anon 1\n{cached} {back}\n")):
             (group / file).write_text(text + "\n" * (file == "memory.stat"))
-    assert choice.left() == left
+    assert room.left() == left
+
+
+def test_variable_whose_name_only_begins_like_one_that_is_kept_is_taken_away(tmp_path: Path):
+    """Such as an owner's path to data, which a run could read."""
+    kept = dict.fromkeys(
+        ["PATH", "HOME", "OMP_NUM_THREADS", "PYTHONHASHSEED", "SAMEBITS_PROVE", "LD_LIBRARY_PATH"], "1"
+    )
+    others = dict.fromkeys(["PATH_TO_DATA", "HOME_OF_DATA", "LANGUAGE_MODEL", "TZ_OF_DATA", "DATA"], "1")
+    row = next(row for row in setting.ROWS if row.name == setting.VARIABLES)
+    assert row.variables(kept | others, tmp_path) == kept
