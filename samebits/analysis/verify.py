@@ -52,8 +52,8 @@ class Way:
     instant: Callable[[int, float], int] = lambda steps, epochs: steps // 3  # after how many of its steps
     cold: bool = False  # whether it starts as a user starts it, by torchrun where it has several ranks
     module: str = ""  # of the analysis, that trains in place of `samebits train`
-    elsewhere: bool = False  # whether it starts in other circumstances, and in a copy of the project
     given: Sequence[str] = ()  # to that module, before the arguments of `train`
+    elsewhere: bool = False  # whether it starts in other circumstances, and in a copy of the project
 
     @property
     def folder(self) -> Path:

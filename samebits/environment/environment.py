@@ -51,30 +51,27 @@ def numeric_environment(determinism: Determinism, device: torch.device, own: Seq
         gpu = cuda.found(device)
     relaxed = {"relaxed": sorted(determinism.relax)} if determinism.relax else {}
     read = {name: without_credentials(value) if (value := os.environ.get(name)) is not None else None for name in own}
-    return (
-        relaxed
-        | ({OWN: read} if own else {})
-        | {
-            "torch": {"version": torch.__version__, "git": torch.version.git_version},
-            "cuda": gpu,
-            "numpy": numpy.__version__,
-            "python": platform.python_version(),
-            "libc": " ".join(platform.libc_ver()),  # the mathematics of Python, and NumPy's random numbers
-            "image": os.environ.get("REPRO_IMAGE"),
-            "device": device.type,
-            "cpu": {
-                "machine": platform.machine(),
-                "instruction_set": torch.backends.cpu.get_cpu_capability(),
-                "arithmetic": arithmetic_canary(),
-                # The portable pins make the model irrelevant for proven operations; without them it decides bits.
-                "model": None if is_portable(determinism) else _cpu_model(),
-                "non_portable": [],  # operations that the run calls; see `with_non_portable`
-            },
-            "threads": torch.get_num_threads(),
-            "flags": effective(),
-            "variables": variables(),
-        }
-    )
+    stated = relaxed | ({OWN: read} if own else {})
+    return stated | {
+        "torch": {"version": torch.__version__, "git": torch.version.git_version},
+        "cuda": gpu,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+        "libc": " ".join(platform.libc_ver()),  # the mathematics of Python, and NumPy's random numbers
+        "image": os.environ.get("REPRO_IMAGE"),
+        "device": device.type,
+        "cpu": {
+            "machine": platform.machine(),
+            "instruction_set": torch.backends.cpu.get_cpu_capability(),
+            "arithmetic": arithmetic_canary(),
+            # The portable pins make the model irrelevant for proven operations; without them it decides bits.
+            "model": None if is_portable(determinism) else _cpu_model(),
+            "non_portable": [],  # operations that the run calls; see `with_non_portable`
+        },
+        "threads": torch.get_num_threads(),
+        "flags": effective(),
+        "variables": variables(),
+    }
 
 
 def with_non_portable(environment: dict[str, Any], operations: Collection[str]) -> dict[str, Any]:
