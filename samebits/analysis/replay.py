@@ -21,7 +21,7 @@ from ..record import started
 from ..record.classes import promises
 from ..record.names import RUN, TRACE
 from ..record.receipt import Receipt, read
-from ..record.view import other_metrics
+from ..record.view import LATER, other_metrics
 from ..start import trainings
 from . import diff, results
 from .trust import Trust, require_trusted
@@ -29,7 +29,6 @@ from .workcopy import require_command, work_copy
 
 Report = Callable[[str], None]
 ENVIRONMENT_KEYS = ("device", "determinism.cpu", "determinism.tf32", "determinism.relax", "environment.variables")
-LATER_KEYS = ("determinism.tf32", "environment.variables")  # which records of earlier releases lack
 
 
 def replay(project: Project, source: Path, out: Path, ranks: int | None, report: Report, trust: Trust) -> bool:
@@ -130,7 +129,7 @@ def _keys(tree: Project, run: Mapping[str, Any]) -> dict[str, Any]:
 
 def lacking(config: Mapping[str, Any]) -> list[str]:
     """The keys of the environment that the config of a record has to hold, and does not."""
-    return [key for key in ENVIRONMENT_KEYS if key not in config and key not in LATER_KEYS]
+    return [key for key in ENVIRONMENT_KEYS if key not in config and key not in LATER]
 
 
 def start_of(project: Project, run: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from ..record.classes import promises
 from ..record.names import ADDRESS, METRICS, WEIGHTS
 from ..record.reading import Number
 from ..record.receipt import Receipt, read
-from ..record.view import is_stated, other_metrics
+from ..record.view import LATER, is_stated, other_metrics
 from . import outputs
 from .outputs import OUTPUTS
 
@@ -126,7 +126,8 @@ def _stale(project: Project, config: Settings, out: Path, run: Receipt) -> list[
     there = run.stated["preimage"]
     data = manifest.require_sound(config.data)  # prepared with other keys: a difference to name
     here = content_address(project, config, data, there.get("world_size", 1)).preimage
-    environment = {key: run.stated.get("config", {}).get(key) for key in config.environmental()}
+    recorded = run.stated.get("config", {})
+    environment = {key: recorded.get(key, LATER.get(key)) for key in config.environmental()}
     found = differences(fields(there) | environment, fields(here) | config.environmental())
     if not found:
         return []

@@ -47,6 +47,8 @@ def other_metrics(one: Mapping[str, Any], other: Mapping[str, Any], here: str, t
     return some([named([each], here, there) for each in differences(comparable(one), comparable(other))])
 
 
+# Keys of the environment that records of earlier releases lack, with the values that their runs had.
+LATER: dict[str, Any] = {"determinism.tf32": False, "environment.variables": []}
 PARTS = "address", "parts", "preimage"  # of address.json, and of a receipt
 # A file -> whether it is the one of which the receipt states something.
 FILES: dict[str, Callable[[Path, Receipt], bool]] = {

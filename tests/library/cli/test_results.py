@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from samebits.base.project import Project
 from samebits.config.params import load
 from samebits.core.errors import RunError, UserError
 from samebits.record import proved, statement
+from samebits.record.view import LATER
 
 CLASS, OTHER_CLASS = "cpu-portable/torch-1.2.3", f"cuda/{digest({'device': 'cuda'})[:16]}"
 LEFT_OFF = {"device": "cpu", "relaxed": ["PYTHONHASHSEED"]}
@@ -66,8 +67,10 @@ class Case:
         """What the run's address.json holds."""
         return read_json(self.run / "address.json")
 
-    def finished(self, metrics: dict[str, float], environment: str = CLASS, world_size: int = 1) -> None:
-        """Write the records of a run of the project as it stands."""
+    def finished(
+        self, metrics: dict[str, float], environment: str = CLASS, world_size: int = 1, lacks: Iterable[str] = ()
+    ) -> None:
+        """Write the records of a run of the project as it stands, by a release whose config lacks keys."""
         data = manifest.read(Path(self.config.data.prepared))
         address = content_address(self.project, self.config, data, world_size)
         preimage = MACHINES[environment]
@@ -76,7 +79,7 @@ class Case:
             "id": "1",
             "status": "FINISHED",
             "started": 0,
-            "config": self.config.flat(),
+            "config": {key: value for key, value in self.config.flat().items() if key not in lacks},
             "code": {"commit": None, "patch": None},
             "tags": {"repro.address": address.digest},
             "tracking": self.config.tracking.model_dump(),
@@ -292,6 +295,13 @@ KEYS = {
 def test_another_value_of_a_key_makes_a_run_stale_and_is_named(case: Case, keys: str):
     holds, text = case.check(requested(*keys.split()))
     assert holds == [False] and KEYS[keys] in text and text.count(" then, ") == min(4, len(keys.split()))
+
+
+def test_key_that_the_record_of_an_earlier_release_lacks_has_the_value_that_its_runs_had(case: Case):
+    case.finished(METRICS, lacks=LATER)
+    assert case.check()[0] == [True, True]
+    holds, text = case.check(requested("environment.variables=[SIZE]"))
+    assert holds == [False] and "(environment.variables: [] then, ['SIZE'] now)" in text
 
 
 def test_neutral_key_and_the_world_size_of_stock_ddp_make_no_run_stale(case: Case):
