@@ -3,8 +3,8 @@
 Else torchrun would end on the others, some minutes after their ranks; nor could it start those of all hosts again.
 """
 
+import json
 import os
-import pickle
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,11 +13,12 @@ from typing import Any
 import torch.distributed as dist
 
 from ..core import ranks
-from ..core.errors import Preempted, RunError, of_system
+from ..core.errors import Disagreement, NonFinite, Preempted, RunError, UserError, of_system
 from ..core.lost import contacting
 from ..core.ranks import World
 
 KEY = "the run has ended"
+KINDS = {kind.exit_code: kind for kind in (RunError, UserError, NonFinite, Disagreement, Preempted)}
 PAUSE, LAST = 0.2, 1.5  # seconds between two looks; by which torchrun on rank 0's host, where the store is, ends last
 
 
@@ -45,7 +46,7 @@ def together(world: World, stopped: Callable[[], bool], everywhere: bool = False
             raise
         finally:
             with suppress(RuntimeError):  # nobody is left to be told
-                store.set(KEY, pickle.dumps(failure).hex())
+                store.set(KEY, json.dumps(failure and [failure.exit_code, str(failure)]))
                 if not failure and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
                     time.sleep(LAST)
     else:
@@ -61,8 +62,8 @@ def _ended(store: Any) -> bool:
 
 @contacting
 def _failure(store: Any) -> RunError | None:
-    failure: RunError | None = pickle.loads(bytes.fromhex(store.get(KEY).decode()))
-    return failure
+    failed = json.loads(store.get(KEY))
+    return KINDS[failed[0]](failed[1]) if failed else None
 
 
 def _wait(store: Any, stopped: Callable[[], bool]) -> None:

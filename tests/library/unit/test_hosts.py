@@ -16,6 +16,7 @@ from samebits.core.ranks import World
 from samebits.prove import hosts
 from samebits.prove.proof import Contradiction, again_in_vain
 from samebits.record import names
+from samebits.start.trainings import Ended
 
 HostsEnd = Callable[..., tuple[str | None, bool]]
 
@@ -75,7 +76,8 @@ def test_rank_of_another_host_ends_well_once_rank_0_has(other: HostsEnd):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (Contradiction("step 0: loss"), "Contradiction: step 0: loss"),
+        (Contradiction("step 0: loss"), "RunError: step 0: loss"),
+        (Ended(["dvc", "repro"], 2, ["no"]), "RunError: dvc repro\nended with 2:\nno"),
         (Preempted("stopped"), "Preempted: stopped"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "RunError: [Errno 28] No space left on device: free some"),
         (ValueError("unforeseen"), "RunError: rank 0 failed: ValueError('unforeseen')"),
@@ -95,7 +97,7 @@ def test_rank_of_rank_0s_host_waits_where_all_do(other: HostsEnd, monkeypatch: p
     """It leaves its memory, and its GPU, to what is trained again there; but torchrun would end rank 0 if it failed."""
     monkeypatch.setenv("GROUP_RANK", "0")
     assert other(lambda: None) == (None, False)
-    assert other(fails(Contradiction("step 0")), everywhere=True) == ("Contradiction: step 0", True)
+    assert other(fails(Contradiction("step 0")), everywhere=True) == ("RunError: step 0", True)
 
 
 @pytest.mark.parametrize(
