@@ -21,7 +21,7 @@ from ..base.shape import plain
 from ..base.text import some
 from ..checkpoint import checkpoint
 from ..config.settings import Settings
-from ..core.errors import Preempted, RunError
+from ..core.errors import FULL, Preempted, RunError
 from ..environment import variables
 from ..record import proved
 from ..record.names import CHECKPOINTS, CONTRADICTION, PROOF, RUN
@@ -242,6 +242,10 @@ class Proof:
                         yield from self._tried(segment, ways, rows)
                 return
             except (RunError, OSError) as failed:
+                if any(f"[Errno {number}]" in str(failed) for number in FULL):  # no circumstance mends that
+                    if self._ended:
+                        raise
+                    return  # at the end it is tried again
                 if not rows and self._done and isinstance(failed, RunError):  # where another one was trained
                     self.found = segment, self._own, rows, again.failure(segment, str(failed))
                     return

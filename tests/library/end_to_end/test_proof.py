@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Iterable, Iterator
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
@@ -280,6 +281,28 @@ def test_part_that_cannot_be_trained_again_contradicts_the_run_where_another_one
         return
     with pytest.raises(proof.Contradiction, match="step 5: training: done in the run, FileNotFoundError"):
         made.require()
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(ENOSPC, os.strerror(ENOSPC)), RunError(f"[Errno {ENOSPC}] No space: free some")]
+)
+def test_full_disk_leaves_the_proof_to_the_next_command(
+    error: Exception, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A run beside which it is full goes on; at its end there is no receipt without a proof for that reason."""
+    made = proof.Proof(
+        project_in(clean), load(Config, clean / "params.yaml"), tmp_path, 1, [Segment(0, 3)], lambda: False
+    )
+
+    def tried(*given: object) -> Iterator[None]:
+        yield
+        raise error
+
+    monkeypatch.setattr(made, "_tried", tried)
+    monkeypatch.setattr(made, "_possible", lambda steps: [(0, Segment(0, 3))])
+    assert [made.look(3) for _ in range(9)] == [False] * 9
+    with pytest.raises(type(error), match="No space"):
+        made.make(3)
 
 
 @pytest.mark.long
