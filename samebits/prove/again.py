@@ -68,9 +68,9 @@ def _link(source: str, target: str) -> None:
 
 
 def cut(run: Path, out: Path, segment: Segment) -> None:
-    """Write the trace of the run as far as the segment's first step."""
+    """Write the trace of the run as far as the segment's first step; one that goes on from another run has no more."""
     (out / STEP_ROWS).parent.mkdir()
-    rows = rows_of(run / STEP_ROWS, segment.first)
+    rows = rows_of(run / STEP_ROWS, segment.first, segment.first)
     with (run / STEP_ROWS).open("rb") as file:
         (out / STEP_ROWS).write_bytes(file.read(rows * (STEP.itemsize + LINK)))
 

@@ -27,6 +27,7 @@ from ..record import proved
 from ..record.names import CHECKPOINTS, CONTRADICTION, PROOF, RUN
 from ..record.reading import read_record
 from ..start import trainings
+from ..start.ranks import STOPPED
 from . import again, setting
 from .again import Difference
 from .choice import Choice, choices
@@ -53,9 +54,9 @@ class Contradiction(RunError):
 
 
 AGAIN = (
-    "Any other process differs: it depends on a clock, on os.urandom, on which thread is first, on where objects lie "
-    "in memory, on the folder or the name of the run, or on a file that it changes. Leave that out, or let prepare.py "
-    "write it"
+    "Any other process differs: it depends on a clock, on os.urandom, on a generator made without a seed, on which "
+    "thread is first, on where objects lie in memory, on the folder or the name of the run, or on a file that it "
+    "changes. Leave that out, or let prepare.py write it"
 )
 FORGOTTEN = (
     "Any process differs that goes on from the run's state: a later step, or what follows the last step, depends on "
@@ -297,14 +298,18 @@ class Proof:
         ends = self._ended and segment.stop == self._recorded
         words = [str(segment.stop + ends), "--out", str(out), *trainings.overrides(choice.keys())]
         process = fresh.start(trainings.REPEATED, words, log, choice.ranks)
-        while process.poll() is None:
+        while (code := process.poll()) is None:
             yield
+        lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+        said = fresh.without_place(plain(lines[-1]))[:LINE] if lines else ""
         if not again.is_done(out, segment):
-            said = log.read_text(errors="replace").splitlines() if log.is_file() else []
-            return fresh.without_place(plain(said[-1]))[:LINE] if said else "it ended without a word", None
-        self._varying |= again.varying(self._out, out, segment)
+            return said or "it ended without a word", None
         states = read_record(self._out, RUN).get("states", {})
-        return "", again.difference(self._out, out, segment, states, ends)
+        difference = again.difference(self._out, out, segment, states, ends)
+        if difference and difference.here == again.NONE and code not in (0, STOPPED):  # what follows the loop failed
+            return said or f"it ended with {code}", None
+        self._varying |= again.varying(self._out, out, segment)
+        return "", difference
 
     @property
     def _level(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from errno import ENOSPC
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from clone import commit, copied, edit, project_in
@@ -245,6 +246,14 @@ def test_run_that_ends_early_has_its_end_trained_again(proved: tuple[Path, str],
         assert made._possible(steps) == possible and bool(made._not_tried) == (last is None)
 
 
+def test_run_that_goes_on_from_anothers_state_is_trained_again_from_there(proved: tuple[Path, str], clean: Path):
+    """Its trace has no rows of the steps before."""
+    longer = words(clean, "train.epochs=3", "prove.segments=1", out="made-longer")
+    ended(clean, *longer, "--from", str(proved[0]), "--state")
+    (segment,) = read(clean / "made-longer").stated["proof"]["segments"]
+    assert segment["first"] == read_json(proved[0] / names.METRICS)["steps"]
+
+
 @pytest.mark.parametrize(("states", "possible"), [({}, 0), ({"3": "0" * 64}, 1)])
 def test_segment_that_nothing_is_compared_with_is_not_tried(
     states: dict[str, str], possible: int, proved: tuple[Path, str], clean: Path, tmp_path: Path
@@ -303,6 +312,29 @@ def test_full_disk_leaves_the_proof_to_the_next_command(
     assert [made.look(3) for _ in range(9)] == [False] * 9
     with pytest.raises(type(error), match="No space"):
         made.make(3)
+
+
+@pytest.mark.parametrize(("code", "refused"), [(1, "KeyError: 'TOKEN'"), (143, "")])
+def test_part_in_which_what_follows_the_loop_fails_cannot_be_trained(
+    code: int, refused: str, proved: tuple[Path, str], clean: Path, tmp_path: Path
+):
+    """So it is trained with less changed. One that does not end where the run did differs."""
+    run, steps = Path(shutil.copytree(proved[0], tmp_path / "run")), read_json(proved[0] / names.METRICS)["steps"]
+    made = proof.Proof(project_in(clean), load(Config, clean / "params.yaml"), run, 1, [], lambda: False)
+    made._recorded, made._ended = steps, True
+
+    def start(module: str, words: list[str], log: Path, ranks: int) -> SimpleNamespace:
+        again_in = Path(shutil.copytree(proved[0], words[2], dirs_exist_ok=True))
+        (again_in / names.METRICS).unlink()
+        log.write_text("Traceback ...\nKeyError: 'TOKEN'\n")
+        return SimpleNamespace(poll=lambda: code)
+
+    process = SimpleNamespace(start=start, without_place=str)
+    work = made._compared(process, Segment(steps - 3, steps), made._own)
+    with pytest.raises(StopIteration) as ended:
+        next(work)
+    said, difference = ended.value.value
+    assert said == refused and (difference and difference.phase) == (None if refused else again.END)
 
 
 @pytest.mark.long
