@@ -30,6 +30,7 @@ from .checkpoint.stop import Stop
 from .core import flags, plan, ranks, sampling, shards, weights
 from .core.alike import fail_alike, once_per_host, together
 from .core.errors import Preempted, RunError, UserError
+from .core.generators import own_generators
 from .core.loop import Loop, Tamper
 from .core.objects import Best
 from .core.observer import Observer
@@ -46,8 +47,9 @@ from .environment.watch import Operations
 from .finish import finish
 from .folder import Folder
 from .guards import agreement, opened, stages
-from .guards.carried import Carried
+from .guards.carried import Carried, owners_frames
 from .guards.fit import require_fit
+from .guards.moved import Moved
 from .guards.observers import Opened, Replicas
 from .guards.still import Still
 from .guards.unsaved import UnsavedState
@@ -243,10 +245,10 @@ class Run(Stage[C]):
         self._updates = updates = Updates(held)
         tamper = self._added.tamper
         self._carried = together(self.world, partial(Carried, unsaved))
-        self._planned = stop
+        self._planned, self._drawing = stop, [dataset, collate]
         self._stop.ends_epoch = planned.ends_epoch
         self._loop = loop = Loop(
-            options, self.world, planned, stop, held, units, self.log, tamper, unsaved, [dataset, collate]
+            options, self.world, planned, stop, held, units, self.log, tamper, unsaved, self._drawing
         )
         loop.observe([updates])  # it is closed whatever comes next
         self._portability.begin(model, self._judged)
@@ -381,7 +383,9 @@ class Run(Stage[C]):
                 found = chosen(self.address.digest, first, loop.stop, ends, self.config.prove)
                 record.describe(segments=[[each.first, each.stop] for each in found])
             given = self.project, self.config, self.out, self.world.size, found
-            self._proof = proof.Proof(*given, lambda: self._stop.came)
+            seeded = own_generators([*loop.state.attributes.roots, *self._drawing])
+            moved = Moved(owners_frames(), loop.state, seeded)
+            self._proof = proof.Proof(*given, lambda: self._stop.came, moved.names)
         return found
 
     def _note(self, step: int, digest: str) -> None:

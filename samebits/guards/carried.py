@@ -50,7 +50,7 @@ class Carried:
             UserError: the loop carries a number from step to step.
         """
         self._before: dict[str, tuple[Any, str]] = {}
-        for frame in _frames():
+        for frame in owners_frames():
             held = {name: value for name, value in frame.f_locals.items() if name not in unsaved}
             for name, line in carried(frame.f_code, frame.f_lasti).items():
                 if isinstance(held.get(name, self), VALUES):
@@ -79,7 +79,7 @@ def _remedy(name: str) -> str:
     return f"{REMEDY}: run.steps(..., unsaved=({name!r},))"
 
 
-def _frames() -> Iterator[FrameType]:
+def owners_frames() -> Iterator[FrameType]:
     """The owner's function that iterates, and those that iterate over generators of the owner's."""
     library, frame = __name__.split(".")[0], sys._getframe(1)
     while (frame := frame.f_back) is not None:  # type: ignore[assignment]

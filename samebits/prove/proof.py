@@ -93,7 +93,8 @@ def again_in_vain(out: Path) -> Contradiction | None:
 class Proof:
     """The proof of the run in `out`, on so many `ranks`, by these segments of it.
 
-    It is made beside the run, a look at a time, and at its end. `stopped` says whether SIGTERM came.
+    It is made beside the run, a look at a time, and at its end. `stopped` says whether SIGTERM came, `moved` what the
+    owner's code holds that has changed and that no checkpoint holds.
 
     Attributes:
         found: what differs, if anything does.
@@ -107,7 +108,9 @@ class Proof:
         ranks: int,
         segments: Sequence[Segment],
         stopped: Callable[[], bool],
+        moved: Callable[[], Sequence[str]] = list,
     ) -> None:
+        self._moved = moved
         self._project, self._config, self._out, self._stopped = project, config, out.absolute(), stopped
         self._segments, self._ranks = segments, ranks
         fits = ranks <= places(config.device)  # ranks of other hosts may have no room on this one
@@ -315,6 +318,10 @@ class Proof:
     def _level(self) -> dict[str, str]:
         return {"trace.level": "off" if self._config.trace.level == "off" else "step"}
 
+    def _changes(self) -> str:
+        names = self._moved()
+        return f". Changed since the run began, and saved in no checkpoint: {some(names)}" if names else ""
+
     def _cause(self, segment: Segment, choice: Choice, rows: Sequence[setting.Row]) -> tuple[str, str]:
         """By what a segment differs, and what to do: the first circumstance that does it alone."""
 
@@ -330,9 +337,9 @@ class Proof:
             return self.found is not None
 
         if (choice == self._own and not rows) or differs(self._own):
-            return FRESH, AGAIN if segment.first == self._segments[0].first else FORGOTTEN
+            return FRESH, AGAIN if segment.first == self._segments[0].first else FORGOTTEN + self._changes()
         if differs(choice):
-            return str(choice), f"It depends on how it is trained: {choice}. {APART}"
+            return str(choice), f"It depends on how it is trained: {choice}. {APART}{self._changes()}"
         for row in rows:
             if differs(self._own, row):
                 names = variables.read() if row.name == setting.VARIABLES else []

@@ -166,7 +166,7 @@ def test_proof_leaves_nothing_but_what_a_run_without_it_leaves(proved: tuple[Pat
 
 
 FAULTS = {
-    "state": (STATE, "a fresh process", "no checkpoint holds"),
+    "state": (STATE, "a fresh process", "saved in no checkpoint: model.MEMORY['calls']\n"),
     "variable": (VARIABLE, "environment variables", "it reads a variable"),
     "ranks": (
         RANKS,
