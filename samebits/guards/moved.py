@@ -85,7 +85,7 @@ def _value(held: Any) -> object:
     if isinstance(held, torch.Tensor):
         return tuple(held.shape), 0 if held.is_inference() else held._version
     if isinstance(held, numpy.ndarray):
-        return held.shape, 0 if held.dtype.hasobject else zlib.crc32(held.reshape(-1)[:NUMBERS].tobytes())
+        return held.shape, 0 if held.dtype.hasobject else zlib.crc32(held.flat[:NUMBERS].tobytes())
     return len(held) if _is_container(held) else None
 
 
