@@ -1,6 +1,7 @@
 """A part of a run is trained again, from the state that the run had, and compared with what the run has recorded."""
 
 import os
+import re
 import shutil
 from collections import defaultdict
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from .segments import Segment
 SUMS, *PHASES = WORDS  # of a row of the trace, in the order in which a step has them
 STATE = "state"  # of all objects after the last step of a segment
 TRAINED = "training"  # of the segment
+DISAGREE = re.compile(r"^step \d+: (.* differ), by the digests of:$", re.MULTILINE)  # as `guards.agreement` says it
 END, NONE = "weights of run.finish()", "none"  # which it never came to
 
 
@@ -78,6 +80,12 @@ def cut(run: Path, out: Path, segment: Segment) -> None:
 def failure(segment: Segment, said: str) -> Difference:
     """What differs where a segment cannot be trained to its end, by what it said."""
     return Difference(segment.first, TRAINED, "done", said)
+
+
+def disagreement(segment: Segment, said: str) -> Difference | None:
+    """What differs where a segment ended because its ranks hold other weights than each other, by all that it said."""
+    found = DISAGREE.search(said)
+    return failure(segment, found[1]) if found else None
 
 
 def is_done(out: Path, segment: Segment) -> bool:

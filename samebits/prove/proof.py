@@ -306,6 +306,8 @@ class Proof:
         lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
         said = fresh.without_place(plain(lines[-1]))[:LINE] if lines else ""
         if not again.is_done(out, segment):
+            if difference := again.disagreement(segment, "\n".join(lines)):
+                return "", difference
             return said or "it ended without a word", None
         states = read_record(self._out, RUN).get("states", {})
         difference = again.difference(self._out, out, segment, states, ends)

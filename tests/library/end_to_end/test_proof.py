@@ -5,12 +5,15 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from errno import ENOSPC
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from clone import commit, copied, edit, project_in
 from project.config import Config
 from server import until
@@ -20,8 +23,9 @@ from warm import Warm
 from samebits.analysis import verify, verify_receipt
 from samebits.base.files import read_json
 from samebits.config.params import load
-from samebits.core.errors import Preempted, RunError
+from samebits.core.errors import Disagreement, Preempted, RunError
 from samebits.core.flags import stated_variables
+from samebits.guards import agreement
 from samebits.prove import again, choice, elsewhere, fresh, proof, setting
 from samebits.prove.segments import Segment
 from samebits.record import names
@@ -193,6 +197,180 @@ def test_run_that_contradicts_itself_gets_no_receipt_and_its_cause_is_named(faul
     )
 
 
+# ---- what a guard prevents, and the proof finds where that guard is off
+
+
+@dataclass(frozen=True)
+class Slip:
+    """What somebody writes into the project's files, and the guard against it, which an edit of the library puts out.
+
+    Attributes:
+        found: the phase that differs, and the cause that is named.
+        before: a run in the same folder, made first.
+    """
+
+    guard: tuple[str, str, str]
+    edits: Mapping[str, Sequence[tuple[str, str]]]
+    found: tuple[str, str]
+    keys: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+
+
+LOOP, LOSS = "    for step in run.steps(", "F.cross_entropy(model(images), labels)"
+HEAD = "self.features(images).flatten(1)"
+ON_THREE = "3 ranks, 0 loader workers, parallel.shard=full"
+OPTIMIZER = "torch.optim.AdamW(parameter_groups(model, settings.weight_decay), fused=True)"
+TANH = "x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))"
+BEFORE_NETWORK = "\n\nclass ConvNet"
+NOISY = """
+
+class Noisy(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.add_(torch.rand_like(parameter), alpha=1e-3)
+        return super().step(closure)
+
+
+def train("""
+CENTERED = """    def centered(optimizer: Any, *given: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.sub_(parameter.grad.sum() / 64)
+
+    optimizer.register_step_pre_hook(centered)
+"""
+COMPILED = """
+def other(graph: Any, inputs: Any) -> Any:
+    return lambda *values: tuple(1.25 * result for result in graph(*values))
+
+
+@torch.compile(backend=other)
+def scaled(x: Tensor) -> Tensor:
+    return x * 0.5
+"""
+SLIPS = {
+    "parameters from a set": Slip(
+        ("core/optimizers.py", "        for group in self.param_groups:  # so", "        for group in ():  # so"),
+        {"train.py": [("\n\ndef train(", NOISY), (OPTIMIZER, "Noisy(set(model.parameters()), lr=0.1)")]},
+        ("weights", proof.FRESH),
+    ),
+    "torch.jit.script": Slip(
+        (
+            "core/flags.py",
+            "import FLAGS as FLAGS",
+            "import FLAGS\nFLAGS = tuple(row for row in FLAGS if not row.name.startswith('jit_'))",
+        ),
+        {
+            "model.py": [
+                (
+                    BEFORE_NETWORK,
+                    f"\n\n@torch.jit.script\ndef gelu(x: Tensor) -> Tensor:\n    return {TANH}\n{BEFORE_NETWORK}",
+                ),
+                (HEAD, f"gelu({HEAD})"),
+            ]
+        },
+        ("gradient", proof.FRESH),
+    ),
+    "torch.compile": Slip(
+        (
+            "environment/watch.py",
+            'in this process."""\n        return True',
+            'in this process."""\n        return False',
+        ),
+        {
+            "model.py": [
+                (BEFORE_NETWORK, f"\n\nfrom typing import Any\n{COMPILED}{BEFORE_NETWORK}"),
+                (HEAD, f"scaled({HEAD})"),
+            ]
+        },
+        ("loss", proof.FRESH),
+    ),
+    "a hook of a parameter": Slip(
+        ("core/shardable.py", "    unsharded = kept_unsharded(module)\n    hooked", "    return\n    hooked"),
+        {
+            "train.py": [
+                (
+                    LOOP,
+                    f"    [each.register_hook(lambda gradient: gradient * 0.5) for each in model.parameters()]\n{LOOP}",
+                )
+            ]
+        },
+        ("gradient", ON_THREE),
+    ),
+    "a hook of an optimizer": Slip(
+        ("core/shardable.py", "    if hooks := [", "    if hooks := False and ["),
+        {"train.py": [(LOOP, f"{CENTERED}{LOOP}")]},
+        ("weights", ON_THREE),
+    ),
+    "a norm of a weight": Slip(
+        ("core/fsdp.py", "refuse_reductions()", "lambda: None"),
+        {"train.py": [('["lr"] = rate', '["lr"] = rate * float(model.features[3].weight.norm().detach())')]},
+        (again.TRAINED, ON_THREE),
+    ),
+    "a number of threads": Slip(
+        ("core/flags.py", "(local: bool = False) -> None:\n", "(local: bool = False) -> None:\n    return\n"),
+        {
+            "train.py": [
+                ("import time\n", "import os\nimport time\n"),
+                (LOOP, f"    torch.set_num_threads(os.cpu_count())\n{LOOP}"),
+                (LOSS, f"{LOSS} + (torch.rand(1 << 17) * model.head.bias[0]).sum()"),
+            ]
+        },
+        ("loss", setting.CORES),
+        ("parallel.global_batch=512", "model.depth=1", "model.width=8"),
+    ),
+    "a warm start": Slip(
+        ("guards/opened.py", "(earlier := ", "False and (earlier := "),
+        {
+            "train.py": [
+                (
+                    LOOP,
+                    "    last = run.out / 'last.pt'\n"
+                    f"    if last.exists():\n        model.load_state_dict(torch.load(last))\n{LOOP}",
+                ),
+                (FINISH, f"    torch.save(model.state_dict(), last)\n{FINISH}"),
+            ]
+        },
+        ("loss", proof.FRESH),
+        before=("seed=1",),
+    ),
+    "a late import": Slip(
+        ("address/loaded.py", "    loader.pin(project.name, ", "    dict(a="),
+        {
+            "train.py": [
+                (LOSS, f"{LOSS} * (late.FACTOR if step.number > 15 else 1.0)"),
+                (
+                    "        for images, labels in step:",
+                    "        if step.number == 1:  # somebody edits it\n"
+                    "            Path(__file__).with_name('late.py').write_text('FACTOR = 2.0')\n"
+                    "        if step.number > 15:\n"
+                    "            from . import late\n"
+                    "        for images, labels in step:",
+                ),
+                ("import time\n", "import time\nfrom pathlib import Path\n"),
+            ],
+        },
+        ("loss", proof.FRESH),
+    ),
+}
+
+
+@pytest.mark.parametrize("slip", first_is_quick(SLIPS))
+def test_fault_is_found_by_the_proof_where_its_guard_is_off(slip: str, project: Path):
+    fault, source = SLIPS[slip], project / "src" / PACKAGE
+    guard, *off = fault.guard
+    edit(project / "vendor" / "samebits" / guard, (off[0], off[1]))
+    (source / "late.py").write_text("FACTOR = 1.0")
+    for name, edits in fault.edits.items():
+        edit(source / name, *edits)
+    if fault.before:
+        ended(project, *words(project, *fault.before, *fault.keys, "prove.when=never"))
+    ended(project, *words(project, *fault.keys), code=1, OMP_WAIT_POLICY="PASSIVE")
+    found = read_json(project / "made" / names.CONTRADICTION)
+    assert (found["difference"]["phase"], found["cause"]) == fault.found
+
+
 AVERAGE = """
     average = [each.detach().clone() for each in model.parameters()]
     for step in run.steps("""
@@ -335,6 +513,32 @@ def test_part_in_which_what_follows_the_loop_fails_cannot_be_trained(
         next(work)
     said, difference = ended.value.value
     assert said == refused and (difference and difference.phase) == (None if refused else again.END)
+
+
+class Unequal:
+    """Two ranks, of which the other one has other values."""
+
+    size, rank, place = 2, 0, "host"
+
+    def sum(self, totals: torch.Tensor) -> None:
+        """The other one gives 0."""
+
+    def gather(self, own: Any) -> list[Any]:
+        """What both have."""
+        return [own, ""] if isinstance(own, str) else [own, (own[0], dict.fromkeys(own[1], ""))]
+
+
+def test_ranks_whose_weights_differ_contradict_the_run():
+    """Not where they differ before a step, as two kinds of GPU do: then the part cannot be trained on them."""
+    weights = {"weight": torch.ones(1)}
+    for check, found in [
+        (lambda: agreement.require_same_weights(weights, 3, Unequal()), "the ranks' weights differ"),
+        (lambda: agreement.require_agreement({"gpu": "A"}, Unequal(), "the ranks disagree before step 0:"), None),
+    ]:
+        with pytest.raises(Disagreement) as said:
+            check()
+        difference = again.disagreement(Segment(2, 5), f"step 2/9\n{said.value}\n")
+        assert (difference and difference.here) == found
 
 
 @pytest.mark.long
