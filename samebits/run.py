@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -610,8 +610,8 @@ class Run(Stage[C]):
                 self._summarise(tracked)
             self._folder.release()
         self._stop.restore()
-        if self._loop and not error:
-            self._loop.batches = iter(())  # its workers end now; of a loader that is found as garbage they never hear
+        if self._loop and isinstance(self._loop.batches, Generator):
+            self._loop.batches.close()  # its workers end now; of a loader that is found as garbage they never hear
         if refused:
             raise refused
 

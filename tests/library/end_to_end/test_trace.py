@@ -19,7 +19,7 @@ from support import OURS, PACKAGE, train_here
 from samebits import front
 from samebits.analysis import diff
 from samebits.base.files import read_json
-from samebits.core.errors import RunError, UserError
+from samebits.core.errors import Preempted, RunError, UserError
 from samebits.core.observer import View
 from samebits.core.ranks import World
 from samebits.core.state import State
@@ -69,6 +69,15 @@ def test_workers_and_recomputing_do_not_change_the_trace(
     before = active_children()
     assert bits(traced(config, prepared, tmp_path, "tensor", workers=2, recompute_every=1)) == bits(reference)
     assert [*{*active_children()} - {*before}] == []  # the workers have ended with the run
+
+
+def test_workers_end_with_a_run_that_is_stopped(config: Config, prepared: Path, tmp_path: Path):
+    """At once: else the process waits 5 s for each, as it ends."""
+    before, settings = active_children(), inside(config, prepared, 1)
+    stops = {"trace": settings.trace.model_copy(update={"values": 2})}
+    with pytest.raises(Preempted) as stopped:
+        train_here(settings.model_copy(update=stops), tmp_path)
+    assert stopped.tb and [*{*active_children()} - {*before}] == []
 
 
 @pytest.mark.parametrize("level", ["step", "off"])
