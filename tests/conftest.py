@@ -43,11 +43,14 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.path.insert(0, f"{os.environ['REPRO_PROJECT']}/vendor")
         from samebits.config.settings import Determinism
         from samebits.core.errors import UserError
-        from samebits.core.flags import set_environment, stated_variables
+        from samebits.core.flags import applicable, set_environment, stated_variables
 
         strict = Determinism(cpu="portable", relax=())
         try:
-            os.environ.setdefault(STRICT, json.dumps(stated_variables(strict)))
+            if STRICT not in os.environ:
+                for flag in applicable(strict):  # a variable that is set on this machine would stay set in each test
+                    os.environ.pop(flag.name, None)
+                os.environ[STRICT] = json.dumps(stated_variables(strict))
             set_environment(strict)
         except UserError as refused:
             pytest.exit(f"the tests want the strict environment:\n{refused}", returncode=2)
