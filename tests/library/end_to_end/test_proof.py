@@ -200,25 +200,33 @@ def test_run_that_contradicts_itself_gets_no_receipt_and_its_cause_is_named(faul
 # ---- what a guard prevents, and the proof finds where that guard is off
 
 
+FIRST, LAST = Segment(0, 3), Segment(20, 23)
+
+
 @dataclass(frozen=True)
 class Slip:
     """What somebody writes into the project's files, and the guard against it, which an edit of the library puts out.
 
     Attributes:
-        found: the phase that differs, and the cause that is named.
+        found: the phase that differs.
+        segment: the steps that are trained again, from a checkpoint.
+        ranks: so many train them; several shard the weights.
+        rows: what is changed for them, beside the process.
         before: a run in the same folder, made first.
     """
 
     guard: tuple[str, str, str]
     edits: Mapping[str, Sequence[tuple[str, str]]]
-    found: tuple[str, str]
+    found: str
+    segment: Segment = LAST
+    ranks: int = 1
+    rows: tuple[setting.Row, ...] = ()
     keys: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
 
 
 LOOP, LOSS = "    for step in run.steps(", "F.cross_entropy(model(images), labels)"
 HEAD = "self.features(images).flatten(1)"
-ON_THREE = "3 ranks, 0 loader workers, parallel.shard=full"
 OPTIMIZER = "torch.optim.AdamW(parameter_groups(model, settings.weight_decay), fused=True)"
 TANH = "x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))"
 BEFORE_NETWORK = "\n\nclass ConvNet"
@@ -253,7 +261,8 @@ SLIPS = {
     "parameters from a set": Slip(
         ("core/optimizers.py", "        for group in self.param_groups:  # so", "        for group in ():  # so"),
         {"train.py": [("\n\ndef train(", NOISY), (OPTIMIZER, "Noisy(set(model.parameters()), lr=0.1)")]},
-        ("weights", proof.FRESH),
+        "weights",
+        FIRST,
     ),
     "torch.jit.script": Slip(
         (
@@ -270,7 +279,7 @@ SLIPS = {
                 (HEAD, f"gelu({HEAD})"),
             ]
         },
-        ("gradient", proof.FRESH),
+        "gradient",
     ),
     "torch.compile": Slip(
         (
@@ -284,7 +293,7 @@ SLIPS = {
                 (HEAD, f"scaled({HEAD})"),
             ]
         },
-        ("loss", proof.FRESH),
+        "loss",
     ),
     "a hook of a parameter": Slip(
         ("core/shardable.py", "    unsharded = kept_unsharded(module)\n    hooked", "    return\n    hooked"),
@@ -296,17 +305,20 @@ SLIPS = {
                 )
             ]
         },
-        ("gradient", ON_THREE),
+        "gradient",
+        ranks=3,
     ),
     "a hook of an optimizer": Slip(
         ("core/shardable.py", "    if hooks := [", "    if hooks := False and ["),
         {"train.py": [(LOOP, f"{CENTERED}{LOOP}")]},
-        ("weights", ON_THREE),
+        "weights",
+        ranks=3,
     ),
     "a norm of a weight": Slip(
         ("core/fsdp.py", "refuse_reductions()", "lambda: None"),
         {"train.py": [('["lr"] = rate', '["lr"] = rate * float(model.features[3].weight.norm().detach())')]},
-        (again.TRAINED, ON_THREE),
+        again.TRAINED,
+        ranks=3,
     ),
     "a number of threads": Slip(
         ("core/flags.py", "(local: bool = False) -> None:\n", "(local: bool = False) -> None:\n    return\n"),
@@ -317,8 +329,10 @@ SLIPS = {
                 (LOSS, f"{LOSS} + (torch.rand(1 << 17) * model.head.bias[0]).sum()"),
             ]
         },
-        ("loss", setting.CORES),
-        ("parallel.global_batch=512", "model.depth=1", "model.width=8"),
+        "loss",
+        FIRST,
+        rows=tuple(row for row in setting.ROWS if row.name == setting.CORES),
+        keys=("parallel.global_batch=512", "model.depth=1", "model.width=8"),
     ),
     "a warm start": Slip(
         ("guards/opened.py", "(earlier := ", "False and (earlier := "),
@@ -332,43 +346,55 @@ SLIPS = {
                 (FINISH, f"    torch.save(model.state_dict(), last)\n{FINISH}"),
             ]
         },
-        ("loss", proof.FRESH),
+        "loss",
+        FIRST,
         before=("seed=1",),
-    ),
-    "a late import": Slip(
-        ("address/loaded.py", "    loader.pin(project.name, ", "    dict(a="),
-        {
-            "train.py": [
-                (LOSS, f"{LOSS} * (late.FACTOR if step.number > 15 else 1.0)"),
-                (
-                    "        for images, labels in step:",
-                    "        if step.number == 1:  # somebody edits it\n"
-                    "            Path(__file__).with_name('late.py').write_text('FACTOR = 2.0')\n"
-                    "        if step.number > 15:\n"
-                    "            from . import late\n"
-                    "        for images, labels in step:",
-                ),
-                ("import time\n", "import time\nfrom pathlib import Path\n"),
-            ],
-        },
-        ("loss", proof.FRESH),
     ),
 }
 
 
+def unguarded(project: Path, guard: tuple[str, str, str], edits: Mapping[str, Sequence[tuple[str, str]]]) -> None:
+    """Put out a guard, and plant a fault."""
+    name, *off = guard
+    edit(project / "vendor" / "samebits" / name, (off[0], off[1]))
+    for name, changes in edits.items():
+        edit(project / "src" / PACKAGE / name, *changes)
+
+
 @pytest.mark.parametrize("slip", first_is_quick(SLIPS))
-def test_fault_is_found_by_the_proof_where_its_guard_is_off(slip: str, project: Path):
-    fault, source = SLIPS[slip], project / "src" / PACKAGE
-    guard, *off = fault.guard
-    edit(project / "vendor" / "samebits" / guard, (off[0], off[1]))
-    (source / "late.py").write_text("FACTOR = 1.0")
-    for name, edits in fault.edits.items():
-        edit(source / name, *edits)
+def test_fault_is_found_by_the_proof_where_its_guard_is_off(slip: str, project: Path, monkeypatch: pytest.MonkeyPatch):
+    fault = SLIPS[slip]
+    unguarded(project, fault.guard, fault.edits)
+    kept = "prove.when=never", "checkpoint.every=10", "checkpoint.keep=9"
     if fault.before:
-        ended(project, *words(project, *fault.before, *fault.keys, "prove.when=never"))
-    ended(project, *words(project, *fault.keys), code=1, OMP_WAIT_POLICY="PASSIVE")
+        ended(project, *words(project, *fault.before, *kept))
+    ended(project, *words(project, *fault.keys, *kept), OMP_WAIT_POLICY="PASSIVE")
+    own = choice.Choice(fault.ranks, 0, "full" if fault.ranks > 1 else "none")
+    found = differs(project, monkeypatch, *fault.rows, segment=fault.segment, own=own, keys=fault.keys)
+    assert found and found.phase == fault.found
+
+
+LATE_LOSS = f"{LOSS} * (late.FACTOR if step.number > 15 else 1.0)"
+LATE_IMPORT = """        if step.number == 1:  # somebody edits it
+            Path(__file__).with_name("late.py").write_text("FACTOR = 2.0")
+        if step.number > 15:
+            from . import late
+        for images, labels in step:"""
+
+
+@pytest.mark.long
+def test_late_import_is_found_by_the_proof_where_its_guard_is_off(project: Path):
+    """The code of the run's beginning is trained again."""
+    (project / "src" / PACKAGE / "late.py").write_text("FACTOR = 1.0")
+    edits = (
+        (LOSS, LATE_LOSS),
+        ("        for images, labels in step:", LATE_IMPORT),
+        ("import time\n", "import time\nfrom pathlib import Path\n"),
+    )
+    unguarded(project, ("address/loaded.py", "    loader.pin(project.name, ", "    dict(a="), {"train.py": edits})
+    ended(project, *words(project), code=1)
     found = read_json(project / "made" / names.CONTRADICTION)
-    assert (found["difference"]["phase"], found["cause"]) == fault.found
+    assert (found["difference"]["phase"], found["cause"]) == ("loss", proof.FRESH)
 
 
 AVERAGE = """
@@ -700,18 +726,27 @@ def dependent(clean: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def differs(project: Path, monkeypatch: pytest.MonkeyPatch, *rows: setting.Row) -> again.Difference | None:
-    """How the run's first two steps differ when they are trained again with these circumstances changed."""
+def differs(
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *rows: setting.Row,
+    segment: Segment = FIRST,
+    own: choice.Choice | None = None,
+    keys: Sequence[str] = (),
+) -> again.Difference | None:
+    """How some steps of the run differ when they are trained again with these circumstances changed, perhaps in
+    another way than the run's own.
+    """
     monkeypatch.setenv("PLANTED", "by hand")
     out, held = project / "made", project_in(project)
-    config = load(Config, project / "params.yaml", [word for word in words(project) if "=" in word])
+    config = load(Config, project / "params.yaml", [word for word in words(project, *keys) if "=" in word])
     config = config.model_copy(update={"prove": config.prove.model_copy(update={"when": "end"})})
-    made = proof.Proof(held, config, out, 1, [Segment(0, 2)], lambda: False)
-    made._attempts, made._recorded = [rows], 2
+    made = proof.Proof(held, config, out, 1, [segment], lambda: False)
+    made._own, made._attempts, made._recorded = own or made._own, [rows], segment.stop
     monkeypatch.setattr(proof, "choices", lambda number, config, own: [own])
     try:
-        made._wait(made._trained([(0, Segment(0, 2))]))
-        assert made._done, made._not_tried
+        made._wait(made._trained([(0, segment)]))
+        assert made._done or made.found, made._not_tried
         missed = {row.name for row in rows} & {*made._not_tried}
         if missed:
             assert missed == {"host name"} and os.getuid(), made._not_tried
