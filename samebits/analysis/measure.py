@@ -222,7 +222,8 @@ def sweep(ours: Ours, words: tuple[str, ...], overrides: tuple[str, ...], ranks:
 
     found = Swept(runs)
     files = found.write(ours.project.root / out)
-    click.echo("\n".join([*found.lines(), f"{' and '.join(file.name for file in files)} lie in {out}"]))
+    names, verb = " and ".join(file.name for file in files), "lie" if len(files) > 1 else "lies"
+    click.echo("\n".join([*found.lines(), f"{names} {verb} in {out}"]))
     if parent:
         tracked(ours.project, runs, report, "FAILED" if failed else "FINISHED", files)
     click.echo("".join(f"{each.line()}\n" for each in failed), nl=False, err=True)
