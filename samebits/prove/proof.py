@@ -8,6 +8,7 @@ nothing changed, and then with one circumstance after another.
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
@@ -38,6 +39,8 @@ from .segments import Segment
 RANKS, FRESH = "number of ranks", "a fresh process"  # what a run may depend on, beside `setting.ROWS`
 PAUSE = 0.02  # seconds between two looks at a segment
 LINE = 200  # characters of what a segment said
+SOON = 20  # seconds after which whoever waits for the proof is shown how far it is
+PATIENCE = 120  # seconds that ranks of a segment wait for each other, beside those that the run has taken so far
 QUIET = {
     "tracking.enabled": False,
     "record.progress": False,
@@ -120,6 +123,8 @@ class Proof:
         self._stack = ExitStack()
         self._process: Fresh | None = None
         self._recorded = 0  # steps of the run that its trace holds
+        self._began, self._now = time.monotonic(), ""
+        self._refused, self._hangs = False, False
         self._ended = False
         self._work = self._trained(self._beside())
         self._done: dict[Segment, Choice] = {}
@@ -162,7 +167,8 @@ class Proof:
             return proved.none(f"no segment could be trained: {[*self._not_tried.values()][-1]}")
         if {choice.ranks for choice in self._done.values()} == {self._ranks}:
             is_fixed = self._config.parallel.reduce == "ddp"
-            self._not_tried[RANKS] = "parallel.reduce=ddp" if is_fixed else "there is room for no other"
+            why = "on others no segment could be trained" if self._refused else "there is room for no other"
+            self._not_tried[RANKS] = "parallel.reduce=ddp" if is_fixed else why
         return {
             "segments": [asdict(segment) | asdict(self._done[segment]) for segment in sorted(self._done, key=astuple)],
             "changed": [name for name in self._changed if name not in self._not_tried],
@@ -225,7 +231,11 @@ class Proof:
         return segment.stop in kept or str(segment.stop) in read_record(self._out, RUN).get("states", {})
 
     def _wait(self, work: Iterator[None]) -> None:
+        began, said = time.monotonic(), ""
         for _ in work:
+            if said != self._now and self._config.record.progress and time.monotonic() - began > SOON:
+                said = self._now
+                print(f"proof: {said}", file=sys.stderr, flush=True)
             if self._stopped():
                 raise Preempted("stopped by SIGTERM while the run proves itself; the same command goes on from there")
             time.sleep(PAUSE)
@@ -265,10 +275,15 @@ class Proof:
         """
         refused = ""
         for choice in choices:
+            if self._hangs and choice != self._own:  # as where rank 0 alone evaluates: it would be waited for again
+                continue
             if not self._process:
                 yield from self._start(rows)
             assert self._process
+            began, self._now = time.monotonic(), f"{segment} on {choice}"
             refused, difference = yield from self._compared(self._process, segment, choice)
+            self._refused = self._refused or bool(refused)
+            self._hangs = self._hangs or (bool(refused) and time.monotonic() - began > PATIENCE)
             if not refused:
                 self._done[segment] = choice
                 self._changed = [ELSEWHERE, *(row.name for row in rows)]
@@ -299,7 +314,9 @@ class Proof:
         if self._config.trace.level != "off":
             again.cut(self._out, out, segment)
         ends = self._ended and segment.stop == self._recorded
-        words = [str(segment.stop + ends), "--out", str(out), *trainings.overrides(choice.keys())]
+        patience = min(self._config.parallel.timeout_seconds, PATIENCE + int(time.monotonic() - self._began))
+        keys = choice.keys() | {"parallel.timeout_seconds": patience}
+        words = [str(segment.stop + ends), "--out", str(out), *trainings.overrides(keys)]
         process = fresh.start(trainings.REPEATED, words, log, choice.ranks)
         while (code := process.poll()) is None:
             yield

@@ -663,6 +663,38 @@ def test_run_of_ranks_that_shard_its_state_proves_itself(clean: Path):
     assert {each["ranks"] for each in stated["segments"]} == {1, 2, 3} and proof.RANKS not in stated["not_tried"]
 
 
+@pytest.mark.parametrize(("takes", "tried"), [(proof.PATIENCE + 1, 3), (1, 5)])
+def test_ranks_that_wait_for_each_other_in_vain_are_tried_once(
+    takes: int,
+    tried: int,
+    clean: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    """As where rank 0 alone evaluates; ranks that are refused at once are tried in each way."""
+    config, parts = load(Config, clean / "params.yaml"), [Segment(0, 3), Segment(5, 8), Segment(9, 12)]
+    made = proof.Proof(project_in(clean), config, tmp_path, 1, parts, lambda: False)
+    clock, seen = [0.0], list[int]()
+
+    def compared(process: object, segment: Segment, way: choice.Choice) -> Iterator[None]:
+        yield
+        seen.append(way.ranks)
+        clock[0] += takes if way.ranks > 1 else 1
+        return "no answer" if way.ranks > 1 else "", None
+
+    monkeypatch.setattr(proof.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(choice, "places", lambda device: 4)
+    monkeypatch.setattr(made, "_compared", compared)
+    monkeypatch.setattr(made, "_possible", lambda steps: [*enumerate(parts)])
+    monkeypatch.setattr(made, "_kept", lambda: {part.first for part in parts})
+    made._process = SimpleNamespace()
+    assert [each["ranks"] for each in made.make(12)["segments"]] == [1, 1, 1]
+    assert len(seen) == 1 + tried and seen[:2] == [1, 3]
+    assert made._not_tried[proof.RANKS] == "on others no segment could be trained"
+    assert ("proof: steps 9 to 11 on 1 rank, " in capsys.readouterr().err) == (takes > proof.SOON)  # who waits sees it
+
+
 def test_fresh_process_has_all_that_a_training_wants(clean: Path, tmp_path: Path):
     """Else each of its forks would start itself again, as a process that has to load torch."""
     config = load(Config, clean / "params.yaml")
