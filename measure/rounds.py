@@ -16,7 +16,7 @@ from statistics import median
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
 import harness  # (others find the tools' modules by this file)
-from bake import PACKAGE, ROOT, VENV, bake, in_venv, venv_of  # noqa: F401
+from bake import PACKAGE, ROOT, TOOLS, VENV, bake, in_venv, venv_of  # noqa: F401
 from harness import prepared
 from peers import ONE_BATCH, PLAIN
 from sharding import sent

@@ -19,8 +19,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from bake import TOOLS
-from rounds import ROOT, bake, harness
+from rounds import ROOT, TOOLS, bake, harness
 
 RESULT = ROOT / "docs" / "times.md"
 ROUNDS = 5
