@@ -27,6 +27,15 @@ def _path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(MEASURE)
 
 
+def test_each_tool_of_the_makefile_finds_its_modules() -> None:
+    """As a program, which has its own folder alone before it."""
+    tools = {*re.findall(r"python ((?:tools|measure|benchmarks)/\w+\.py)", (ROOT / "Makefile").read_text())}
+    assert len(tools) > 20
+    load = "import runpy, sys; sys.path[0] = sys.argv[1]; runpy.run_path(sys.argv[2], run_name='loaded')"
+    for tool in tools:
+        run("python", "-c", load, Path(tool).parent, tool, cwd=ROOT)
+
+
 @pytest.fixture
 def here(project: InstalledProject, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tools measure the project of the tests."""
