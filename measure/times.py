@@ -158,7 +158,7 @@ def seconds(project: Path, wait: Wait) -> float:
 
 def row(title: str, goal: float, taken: list[float]) -> list[object]:
     """A line of the table."""
-    wanted, most = f"{goal:.2g}" if goal else "", f"{min(taken):.2f} … {max(taken):.2f}"
+    wanted, most = harness.two_digits(goal) if goal else "", f"{min(taken):.2f} … {max(taken):.2f}"
     return [title, wanted, f"{median(taken):.2f}", most, len(taken)]
 
 
