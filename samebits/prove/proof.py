@@ -19,7 +19,7 @@ from typing import Any
 from ..base.files import write_json
 from ..base.project import Project
 from ..base.shape import plain
-from ..base.text import some
+from ..base.text import short, some
 from ..checkpoint import checkpoint
 from ..config.settings import Settings
 from ..core.errors import FULL, Preempted, RunError
@@ -38,7 +38,7 @@ from .segments import Segment
 
 RANKS, FRESH = "number of ranks", "a fresh process"  # what a run may depend on, beside `setting.ROWS`
 PAUSE = 0.02  # seconds between two looks at a segment
-LINE = 200  # characters of what a segment said
+LINE, LONGEST = 200, 60  # characters of what a segment said, and of a name, which may hold a key of a dictionary
 SOON = 20  # seconds after which whoever waits for the proof is shown how far it is
 PATIENCE = 120  # seconds that ranks of a segment wait for each other, beside those that the run has taken so far
 QUIET = {
@@ -281,16 +281,17 @@ class Proof:
                 yield from self._start(rows)
             assert self._process
             began, self._now = time.monotonic(), f"{segment} on {choice}"
-            refused, difference = yield from self._compared(self._process, segment, choice)
-            self._refused = self._refused or bool(refused)
-            self._hangs = self._hangs or (bool(refused) and time.monotonic() - began > PATIENCE)
+            patience = min(self._config.parallel.timeout_seconds, PATIENCE + int(began - self._began))
+            refused, difference = yield from self._compared(self._process, segment, choice, patience)
             if not refused:
                 self._done[segment] = choice
                 self._changed = [ELSEWHERE, *(row.name for row in rows)]
                 if difference:
                     self.found = segment, choice, rows, difference
                 return
-            self._not_tried[f"{segment} on {choice}"] = refused
+            self._not_tried[self._now] = refused
+            self._refused = True
+            self._hangs = self._hangs or time.monotonic() - began >= patience
         raise RunError(refused)
 
     def _start(self, rows: Sequence[setting.Row]) -> Iterator[None]:
@@ -304,9 +305,11 @@ class Proof:
         self._not_tried |= fresh.not_tried
 
     def _compared(
-        self, fresh: Fresh, segment: Segment, choice: Choice
+        self, fresh: Fresh, segment: Segment, choice: Choice, patience: int
     ) -> Generator[None, None, tuple[str, Difference | None]]:
-        """Train a segment. Returns why it did not come to its end, and what differs."""
+        """Train a segment on ranks that wait so many seconds for each other. Returns why it did not come to its end,
+        and what differs.
+        """
         out, log = self._folder / "run", self._folder / "log"
         shutil.rmtree(out, ignore_errors=True)
         log.unlink(missing_ok=True)
@@ -314,7 +317,6 @@ class Proof:
         if self._config.trace.level != "off":
             again.cut(self._out, out, segment)
         ends = self._ended and segment.stop == self._recorded
-        patience = min(self._config.parallel.timeout_seconds, PATIENCE + int(time.monotonic() - self._began))
         keys = choice.keys() | {"parallel.timeout_seconds": patience}
         words = [str(segment.stop + ends), "--out", str(out), *trainings.overrides(keys)]
         process = fresh.start(trainings.REPEATED, words, log, choice.ranks)
@@ -338,7 +340,7 @@ class Proof:
         return {"trace.level": "off" if self._config.trace.level == "off" else "step"}
 
     def _changes(self) -> str:
-        names = self._moved()
+        names = [short(name, LONGEST) for name in self._moved()]
         return f". Changed since the run began, and saved in no checkpoint: {some(names)}" if names else ""
 
     def _cause(self, segment: Segment, choice: Choice, rows: Sequence[setting.Row]) -> tuple[str, str]:

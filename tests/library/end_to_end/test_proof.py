@@ -534,7 +534,7 @@ def test_part_in_which_what_follows_the_loop_fails_cannot_be_trained(
         return SimpleNamespace(poll=lambda: code)
 
     process = SimpleNamespace(start=start, without_place=str)
-    work = made._compared(process, Segment(steps - 3, steps), made._own)
+    work = made._compared(process, Segment(steps - 3, steps), made._own, 9)
     with pytest.raises(StopIteration) as ended:
         next(work)
     said, difference = ended.value.value
@@ -663,9 +663,10 @@ def test_run_of_ranks_that_shard_its_state_proves_itself(clean: Path):
     assert {each["ranks"] for each in stated["segments"]} == {1, 2, 3} and proof.RANKS not in stated["not_tried"]
 
 
-@pytest.mark.parametrize(("takes", "tried"), [(proof.PATIENCE + 1, 3), (1, 5)])
+@pytest.mark.parametrize(("takes", "timeout", "tried"), [(proof.PATIENCE + 9, 600, 3), (5, 5, 3), (1, 600, 5)])
 def test_ranks_that_wait_for_each_other_in_vain_are_tried_once(
     takes: int,
+    timeout: int,
     tried: int,
     clean: Path,
     tmp_path: Path,
@@ -673,17 +674,19 @@ def test_ranks_that_wait_for_each_other_in_vain_are_tried_once(
     capsys: pytest.CaptureFixture[str],
 ):
     """As where rank 0 alone evaluates; ranks that are refused at once are tried in each way."""
-    config, parts = load(Config, clean / "params.yaml"), [Segment(0, 3), Segment(5, 8), Segment(9, 12)]
-    made = proof.Proof(project_in(clean), config, tmp_path, 1, parts, lambda: False)
+    config = load(Config, clean / "params.yaml", [f"parallel.timeout_seconds={timeout}"])
+    parts = [Segment(0, 3), Segment(5, 8), Segment(9, 12)]
     clock, seen = [0.0], list[int]()
+    monkeypatch.setattr(proof.time, "monotonic", lambda: clock[0])
+    made = proof.Proof(project_in(clean), config, tmp_path, 1, parts, lambda: False)
 
-    def compared(process: object, segment: Segment, way: choice.Choice) -> Iterator[None]:
+    def compared(process: object, segment: Segment, way: choice.Choice, patience: int) -> Iterator[None]:
         yield
+        assert timeout >= patience >= min(timeout, proof.PATIENCE)
         seen.append(way.ranks)
         clock[0] += takes if way.ranks > 1 else 1
         return "no answer" if way.ranks > 1 else "", None
 
-    monkeypatch.setattr(proof.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(choice, "places", lambda device: 4)
     monkeypatch.setattr(made, "_compared", compared)
     monkeypatch.setattr(made, "_possible", lambda steps: [*enumerate(parts)])
@@ -766,9 +769,7 @@ def differs(
     own: choice.Choice | None = None,
     keys: Sequence[str] = (),
 ) -> again.Difference | None:
-    """How some steps of the run differ when they are trained again with these circumstances changed, perhaps in
-    another way than the run's own.
-    """
+    """How some steps of the run differ when they are trained again with these circumstances changed."""
     monkeypatch.setenv("PLANTED", "by hand")
     out, held = project / "made", project_in(project)
     config = load(Config, project / "params.yaml", [word for word in words(project, *keys) if "=" in word])
@@ -778,7 +779,7 @@ def differs(
     monkeypatch.setattr(proof, "choices", lambda number, config, own: [own])
     try:
         made._wait(made._trained([(0, segment)]))
-        assert made._done or made.found, made._not_tried
+        assert made._done, made._not_tried
         missed = {row.name for row in rows} & {*made._not_tried}
         if missed:
             assert missed == {"host name"} and os.getuid(), made._not_tried
