@@ -8,7 +8,7 @@ from bake import ROOT
 
 from samebits.analysis import controls
 from samebits.checkpoint.repeated import Repeated
-from samebits.prove import fresh, proof, setting
+from samebits.prove import cause, fresh, setting
 from samebits.prove.choice import Choice
 
 LINES = [
@@ -21,7 +21,7 @@ NOTHING = "\N{EN DASH}"
 FINDERS = {
     *(row.name for row in setting.ROWS),
     *(field.name for field in fields(Choice)),
-    *(fresh.ELSEWHERE, proof.FRESH, Repeated.name, controls.SEED, controls.TAKEN),
+    *(fresh.ELSEWHERE, cause.FRESH, Repeated.name, controls.SEED, controls.TAKEN),
 }
 
 

@@ -1,8 +1,8 @@
 """The proof that a run makes of itself: its segments trained again, each in other circumstances, and compared.
 
 A fresh process has all circumstances changed that must not matter (`setting.ROWS`). Its forks train the segments on
-other numbers of ranks and loader workers, and sharded in other ways. Where one differs, the cause is looked for: with
-nothing changed, and then with one circumstance after another.
+other numbers of ranks and loader workers, and sharded in other ways. Where one differs, `cause` looks for what makes
+the difference.
 """
 
 import json
@@ -13,17 +13,16 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, astuple
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..base.files import write_json
 from ..base.project import Project
 from ..base.shape import plain
-from ..base.text import short, some
 from ..checkpoint import checkpoint
 from ..config.settings import Settings
 from ..core.errors import FULL, Preempted, RunError
-from ..environment import variables
 from ..record import proved
 from ..record.names import CHECKPOINTS, CONTRADICTION, PROOF, RUN
 from ..record.reading import read_record
@@ -31,14 +30,15 @@ from ..start import trainings
 from ..start.ranks import STOPPED
 from . import again, setting
 from .again import Difference
+from .cause import cause_of
 from .choice import Choice, choices
 from .fresh import ELSEWHERE, Fresh
 from .room import gpus, places
 from .segments import Segment
 
-RANKS, FRESH = "number of ranks", "a fresh process"  # what a run may depend on, beside `setting.ROWS`
+RANKS = "number of ranks"
 PAUSE = 0.02  # seconds between two looks at a segment
-LINE, LONGEST = 200, 60  # characters of what a segment said, and of a name, which may hold a key of a dictionary
+LINE = 200  # characters of what a segment said
 SOON = 20  # seconds after which whoever waits for the proof is shown how far it is
 PATIENCE = 120  # seconds that ranks of a segment wait for each other, beside those that the run has taken so far
 QUIET = {
@@ -56,20 +56,6 @@ class Contradiction(RunError):
     """A part of the run, trained again, has other bits."""
 
 
-AGAIN = (
-    "Any other process differs: it depends on a clock, on os.urandom, on a generator made without a seed, on which "
-    "thread is first, on where objects lie in memory, on the folder or the name of the run, or on a file that it "
-    "changes. Leave that out, or let prepare.py write it"
-)
-FORGOTTEN = (
-    "Any process differs that goes on from the run's state: a later step, or what follows the last step, depends on "
-    "what no checkpoint holds, such as a variable of a module, a closure, a cache or a file of an earlier step. Give "
-    "it to run.steps(state=...), or compute it from the step"
-)
-APART = (
-    "Each rank and each loader worker has variables, generators and caches of its own: compute what decides bits from "
-    "the step, or in the dataset from the item's index"
-)
 _Found = tuple[Segment, Choice, Sequence[setting.Row], Difference]
 
 
@@ -185,7 +171,8 @@ class Proof:
         if not self.found:
             return
         segment, choice, rows, difference = self.found
-        cause, means = self._cause(segment, choice, rows)
+        is_first = segment.first == self._segments[0].first
+        cause, means = cause_of(choice, self._own, rows, partial(self._differs, segment), is_first, self._moved)
         stated = {"difference": asdict(difference), "segment": asdict(segment), "trained": asdict(choice)}
         write_json(self._out / CONTRADICTION, stated | {"cause": cause})
         raise Contradiction(
@@ -339,31 +326,18 @@ class Proof:
     def _level(self) -> dict[str, str]:
         return {"trace.level": "off" if self._config.trace.level == "off" else "step"}
 
-    def _changes(self) -> str:
-        names = [short(name, LONGEST) for name in self._moved()]
-        return f". Changed since the run began, and saved in no checkpoint: {some(names)}" if names else ""
+    def _differs(self, segment: Segment, choice: Choice, rows: Sequence[setting.Row]) -> bool:
+        """Whether a segment differs that is trained in this way; not where it cannot be trained so.
 
-    def _cause(self, segment: Segment, choice: Choice, rows: Sequence[setting.Row]) -> tuple[str, str]:
-        """By what a segment differs, and what to do: the first circumstance that does it alone."""
-
-        def differs(choice: Choice, *rows: setting.Row) -> bool:
-            self.close()
-            self.found = None
-            try:
-                self._wait(self._tried(segment, [choice], rows))
-            except Preempted:
-                raise
-            except RunError:  # it cannot be trained so
-                pass
-            return self.found is not None
-
-        if (choice == self._own and not rows) or differs(self._own):
-            return FRESH, AGAIN if segment.first == self._segments[0].first else FORGOTTEN + self._changes()
-        if differs(choice):
-            return str(choice), f"It depends on how it is trained: {choice}. {APART}{self._changes()}"
-        for row in rows:
-            if differs(self._own, row):
-                names = variables.read() if row.name == setting.VARIABLES else []
-                read = f": {some(names)}" if names else ""
-                return row.name, f"It depends on its surroundings ({row.name}{read}): {row.means}"
-        return "several circumstances", "It depends on several of its circumstances together"
+        Raises:
+            Preempted: SIGTERM came.
+        """
+        self.close()
+        self.found = None
+        try:
+            self._wait(self._tried(segment, [choice], rows))
+        except Preempted:
+            raise
+        except RunError:
+            pass
+        return self.found is not None

@@ -26,7 +26,7 @@ from samebits.config.params import load
 from samebits.core.errors import Disagreement, Preempted, RunError
 from samebits.core.flags import stated_variables
 from samebits.guards import agreement
-from samebits.prove import again, choice, elsewhere, fresh, proof, setting
+from samebits.prove import again, cause, choice, elsewhere, fresh, proof, setting
 from samebits.prove.segments import Segment
 from samebits.record import names
 from samebits.record.receipt import read
@@ -394,7 +394,7 @@ def test_late_import_is_found_by_the_proof_where_its_guard_is_off(project: Path)
     unguarded(project, ("address/loaded.py", "    loader.pin(project.name, ", "    dict(a="), {"train.py": edits})
     ended(project, *words(project), code=1)
     found = read_json(project / "made" / names.CONTRADICTION)
-    assert (found["difference"]["phase"], found["cause"]) == ("loss", proof.FRESH)
+    assert (found["difference"]["phase"], found["cause"]) == ("loss", cause.FRESH)
 
 
 AVERAGE = """
@@ -608,7 +608,7 @@ def test_sigterm_is_heeded_while_the_cause_is_looked_for(clean: Path, tmp_path: 
     made = proof.Proof(project_in(clean), config, tmp_path, 1, [Segment(0, 2)], lambda: True)
     monkeypatch.setattr(made, "_tried", lambda *given: iter([None]))
     with pytest.raises(Preempted):
-        made._cause(Segment(0, 2), made._own, setting.ROWS)
+        made._differs(Segment(0, 2), made._own, setting.ROWS)
 
 
 @pytest.mark.parametrize(

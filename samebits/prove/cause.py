@@ -1,0 +1,55 @@
+"""Why a part of a run differs that was trained again: the first circumstance that does it alone, and what to do."""
+
+from collections.abc import Callable, Sequence
+
+from ..base.text import short, some
+from ..environment import variables
+from .choice import Choice
+from .setting import VARIABLES, Row
+
+FRESH = "a fresh process"  # on which a run may depend, beside its ranks and `setting.ROWS`
+LONGEST = 60  # characters of a name, which may hold a key of a dictionary
+AGAIN = (
+    "Any other process differs: it depends on a clock, on os.urandom, on a generator made without a seed, on which "
+    "thread is first, on where objects lie in memory, on the folder or the name of the run, or on a file that it "
+    "changes. Leave that out, or let prepare.py write it"
+)
+FORGOTTEN = (
+    "Any process differs that goes on from the run's state: a later step, or what follows the last step, depends on "
+    "what no checkpoint holds, such as a variable of a module, a closure, a cache or a file of an earlier step. Give "
+    "it to run.steps(state=...), or compute it from the step"
+)
+APART = (
+    "Each rank and each loader worker has variables, generators and caches of its own: compute what decides bits from "
+    "the step, or in the dataset from the item's index"
+)
+
+
+def cause_of(
+    choice: Choice,
+    own: Choice,
+    rows: Sequence[Row],
+    differs: Callable[[Choice, Sequence[Row]], bool],
+    is_first: bool,
+    moved: Callable[[], Sequence[str]],
+) -> tuple[str, str]:
+    """The cause of a part that differs when this choice trains it with these rows changed, and what to do.
+
+    `differs` says whether it does in another way, such as the run's `own`. `is_first` says whether it is the first part
+    of the run, which goes on from no state, and `moved` names what the owner's code holds that has changed.
+    """
+    if (choice == own and not rows) or differs(own, []):
+        return FRESH, AGAIN if is_first else f"{FORGOTTEN}{_changes(moved())}"
+    if differs(choice, []):
+        return str(choice), f"It depends on how it is trained: {choice}. {APART}{_changes(moved())}"
+    for row in rows:
+        if differs(own, [row]):
+            names = variables.read() if row.name == VARIABLES else []
+            read = f": {some(names)}" if names else ""
+            return row.name, f"It depends on its surroundings ({row.name}{read}): {row.means}"
+    return "several circumstances", "It depends on several of its circumstances together"
+
+
+def _changes(names: Sequence[str]) -> str:
+    shown = some([short(name, LONGEST) for name in names])
+    return f". Changed since the run began, and saved in no checkpoint: {shown}" if names else ""
