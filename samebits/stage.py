@@ -1,8 +1,11 @@
 """What the function of a stage is given, and the evaluation of a dataset in it, be it in a training or after it."""
 
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
+from multiprocessing import util
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -20,6 +23,7 @@ from .guards.still import Still
 
 Collate = Callable[[list[Any]], Any]
 C = TypeVar("C", bound=Settings)
+LONGEST = 107 - len("/pymp-12345678/listener-12345678")  # bytes of TMPDIR, where multiprocessing makes its sockets
 
 
 class Stage(Generic[C]):
@@ -83,9 +87,22 @@ def sums(
 
 def loading(stage: Stage[Any], collate: Collate | None) -> sampling.Loading:
     """How samples are loaded: each worker compares its code, and files that samples open are looked at."""
+    _fit_sockets()
     begin_worker = partial(loaded.require_same, loaded.begun())
     given = begin_worker, opened.require_known, collate, stage._settle
     return sampling.Loading(stage.config.options, stage.world, *given)
+
+
+def _fit_sockets() -> None:
+    """Have sockets made in /tmp where Linux would refuse their names below TMPDIR, as Python 3.14 does.
+
+    Else a loader worker would send nothing, and be waited for.
+    """
+    if len(os.fsencode(tempfile.gettempdir())) > LONGEST:
+        before, tempfile.tempdir = tempfile.tempdir, "/tmp"
+        with suppress(OSError):
+            util.get_temp_dir()  # it keeps the first one, also for processes that this one starts
+        tempfile.tempdir = before
 
 
 def alone(config: Settings) -> World:

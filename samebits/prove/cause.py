@@ -1,6 +1,7 @@
 """Why a part of a run differs that was trained again: the first circumstance that does it alone, and what to do."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ..base.text import short, some
 from ..environment import variables
@@ -20,8 +21,12 @@ FORGOTTEN = (
     "it to run.steps(state=...), or compute it from the step"
 )
 APART = (
-    "Each rank and each loader worker has variables, generators and caches of its own: compute what decides bits from "
-    "the step, or in the dataset from the item's index"
+    "Each rank and each loader worker has variables, generators and caches of its own, and objects at other places in "
+    "memory: compute what decides bits from the step, or in the dataset from the item's index"
+)
+SHARDED = (
+    "Where tensors are sharded, a rank holds parts of them: leave out what reads or changes whole ones, such as a norm "
+    "or a hook"
 )
 
 
@@ -40,14 +45,24 @@ def cause_of(
     """
     if (choice == own and not rows) or differs(own, []):
         return FRESH, AGAIN if is_first else f"{FORGOTTEN}{_changes(moved())}"
-    if differs(choice, []):
-        return str(choice), f"It depends on how it is trained: {choice}. {APART}{_changes(moved())}"
+    for way in _ways(choice, own):
+        if differs(way, []):
+            name, is_cut = way.beside(own), way.ranks > 1 and way.shard != own.shard
+            means = SHARDED if is_cut else f"{APART}{_changes(moved())}"
+            return name, f"It depends on how it is trained: {name}. {means}"
     for row in rows:
         if differs(own, [row]):
             names = variables.read() if row.name == VARIABLES else []
             read = f": {some(names)}" if names else ""
             return row.name, f"It depends on its surroundings ({row.name}{read}): {row.means}"
     return "several circumstances", "It depends on several of its circumstances together"
+
+
+def _ways(choice: Choice, own: Choice) -> list[Choice]:
+    """Ways to train it: with the workers of this choice alone, on its ranks alone, and all of it."""
+    shard = own.shard if choice.ranks > 1 else choice.shard
+    ways = replace(own, workers=choice.workers), replace(own, ranks=choice.ranks, shard=shard), choice
+    return [way for way in dict.fromkeys(ways) if way != own]
 
 
 def _changes(names: Sequence[str]) -> str:

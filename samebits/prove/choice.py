@@ -1,13 +1,13 @@
 """How a part of a run is trained again: on other ranks, with other loader workers, sharded in another way."""
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from ..config.settings import Settings
 from .room import places
 
 SIZES = 1, 3, 2  # numbers of ranks; the last part, which the end of the run waits for, has fewer than the one before
-SHARDS = "none", "optimizer", "full"
+SHARDS = "none", "full", "optimizer"
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,20 @@ class Choice:
     shard: str
 
     def __str__(self) -> str:
+        return ", ".join(self._words())
+
+    def _words(self) -> list[str]:
         ranks, workers = self.ranks, self.workers
-        words = f"{ranks} rank{'s' * (ranks > 1)}, {workers} loader worker{'s' * (workers != 1)}"
-        return f"{words}, parallel.shard={self.shard}"
+        return [
+            f"{ranks} rank{'s' * (ranks > 1)}",
+            f"{workers} loader worker{'s' * (workers != 1)}",
+            f"parallel.shard={self.shard}",
+        ]
+
+    def beside(self, own: "Choice") -> str:
+        """In what it differs from another one."""
+        fields = zip(self._words(), astuple(self), astuple(own), strict=True)
+        return ", ".join(words for words, one, other in fields if one != other)
 
     def keys(self) -> dict[str, Any]:
         """As keys of params.yaml."""
@@ -34,7 +45,8 @@ def choices(number: int, config: Settings, own: Choice) -> list[Choice]:
     sizes = [size for size in SIZES if size <= min(parallel.micro_batches, places(config.device))]
     ranks = own.ranks if parallel.reduce == "ddp" else sizes[number % len(sizes)]
     shards = [*(shard for shard in SHARDS if shard != own.shard), own.shard]
-    shard = shards[number % len(SHARDS)] if ranks > 1 and parallel.reduce == "tree" else "none"
+    turn = number - 1 - number // len(SIZES)  # of the segments that several ranks train
+    shard = shards[turn % len(SHARDS)] if ranks > 1 and parallel.reduce == "tree" else "none"
     others = 2 if own.workers == 1 else 1  # few, for each of them loads torch
     workers = others if number % len(SIZES) == 0 else 0
     choice = Choice(ranks, workers, shard)

@@ -26,18 +26,15 @@ def chosen(address: str, first: int, stop: int, epoch_ends: Callable[[int], int]
     """The segments of a run of the steps from `first` on, before `stop`; a function of its content address.
 
     The first one is the beginning, the second one crosses an epoch's end, the third one is the end, and any more lie
-    anywhere. `epoch_ends` gives the number of steps after which the first epoch is done that ends later than the given
-    step.
+    anywhere. Where the end of the first epoch is that of the run, the second one lies in the middle. `epoch_ends` gives
+    the number of steps after which the first epoch is done that ends later than the given step.
     """
     length = stop - first
     each = min(max(1, math.ceil((prove.steps or max(LEAST, length // SHARE)) / prove.segments)), length)
-    begins = [first, max(first, epoch_ends(first + 1) - 1 - (each - 1) // 2)]
-    begins += [
-        stop - each,
-        *(first + _drawn(address, number) % (length - each + 1) for number in range(3, prove.segments)),
-    ]
-    found = sorted({begin for begin in begins[: prove.segments] if begin < stop})
-    return [Segment(begin, min(begin + each, stop)) for begin in found]
+    last, crossing = stop - each, max(first, epoch_ends(first + 1) - 1 - (each - 1) // 2)
+    begins = [first, crossing if crossing + each <= last else (first + last) // 2, last]
+    begins += [first + _drawn(address, number) % (length - each + 1) for number in range(3, prove.segments)]
+    return [Segment(begin, begin + each) for begin in sorted({*begins[: prove.segments]})]
 
 
 def _drawn(address: str, number: int) -> int:

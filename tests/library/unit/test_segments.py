@@ -32,8 +32,9 @@ def test_one_begins_one_crosses_an_epochs_end_and_one_is_the_end():
     assert last == Segment(597, 600)
 
 
-def test_run_that_is_no_epoch_long_has_those_that_it_can():
-    assert of(10, samples=10**6) == [Segment(0, 3), *of(10, samples=10**6)[1:]] and len(of(10, samples=10**6)) == 2
+@pytest.mark.parametrize("samples", [10**6, 80])
+def test_run_that_is_no_epoch_longer_than_one_has_its_middle_in_place_of_an_epochs_end(samples: int):
+    assert of(10, samples=samples) == [Segment(0, 3), Segment(3, 6), Segment(7, 10)]
 
 
 def test_they_have_one_in_a_hundred_steps_or_nine_unless_a_key_says_how_many():
