@@ -7,6 +7,7 @@ depends on anything that must not matter, so each proof that is not EQUAL is a f
 starter is trained with its proof and without, by turns, and so are a long run and a large model, once.
 """
 
+import math
 import re
 import shutil
 import sys
@@ -60,7 +61,7 @@ def train(project: Path, starter: str, *settings: str) -> str:
 def alarms(requested: Namespace) -> Iterator[list[object]]:
     """A row for each starter, and one for all."""
     total = Counter[str]()
-    each = max(1, requested.runs // len(STARTERS))
+    each = math.ceil(requested.runs / len(STARTERS))
     for starter in STARTERS:
         with prepared(starter) as project:
             seen = Counter(train(project, starter, *short(project), f"seed={seed}") for seed in range(each))

@@ -210,6 +210,7 @@ def place(copy: InstalledProject, name: str) -> Path:
     return copy.path / ("src/" + copy.package if name.endswith(".py") else "") / name
 
 
+@pytest.mark.long
 def test_planted_faults_are_found(copy: InstalledProject) -> None:
     """Each by the tests that are for it, and by no others."""
     for name, old, new, _ in FAULTS:

@@ -361,7 +361,8 @@ def unguarded(project: Path, guard: tuple[str, str, str], edits: Mapping[str, Se
         edit(project / "src" / PACKAGE / name, *changes)
 
 
-@pytest.mark.parametrize("slip", first_is_quick(SLIPS))
+@pytest.mark.long
+@pytest.mark.parametrize("slip", SLIPS)
 def test_fault_is_found_by_the_proof_where_its_guard_is_off(slip: str, project: Path, monkeypatch: pytest.MonkeyPatch):
     fault = SLIPS[slip]
     unguarded(project, fault.guard, fault.edits)
@@ -506,6 +507,7 @@ def test_run_that_ends_early_has_its_end_trained_again(proved: tuple[Path, str],
         assert made._possible(steps) == possible and bool(made._not_tried) == (last is None)
 
 
+@pytest.mark.long
 def test_run_that_goes_on_from_anothers_state_is_trained_again_from_there(proved: tuple[Path, str], clean: Path):
     """Its trace has no rows of the steps before."""
     longer = words(clean, "train.epochs=3", "prove.segments=1", out="made-longer")
@@ -784,7 +786,8 @@ def test_receipt_beside_a_contradiction_is_refused(proved: tuple[Path, str], tmp
         read(tmp_path / "run")
 
 
-@pytest.mark.parametrize("by", first_is_quick([signal.SIGKILL, signal.SIGTERM]))
+@pytest.mark.long
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
 def test_proof_that_was_interrupted_is_made_up(by: signal.Signals, project: Path):
     process, out = started(project, *words(project)), project / "made"
     while not (out / names.METRICS).exists():
@@ -795,6 +798,7 @@ def test_proof_that_was_interrupted_is_made_up(by: signal.Signals, project: Path
     assert "EQUAL: steps 0 to 2, " in ended(project, *words(project)) and read(out).stated["proof"]["segments"]
 
 
+@pytest.mark.long
 def test_verify_finds_what_depends_on_circumstances(project: Path):
     """In one way alone. The copy of the project in which it is trained is gone afterwards."""
     planted(project, VARIABLE)
