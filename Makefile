@@ -3,8 +3,8 @@ PYTHON ?= python3
 TOOLS := build/tools
 BESIDE := build/beside
 IN_TOOLS = PATH="$(abspath $(TOOLS))/bin:$$PATH"
-# Tests wait for processes and servers now and then: four workers keep two cores busy.
-WORKERS = $(shell echo $$(($$(nproc) * 2)))
+# Tests wait for processes and servers now and then: three workers keep two cores busy, and four end no sooner.
+WORKERS = $(shell echo $$(($$(nproc) * 3 / 2)))
 PYTEST = $(IN_TOOLS) PYTHONPATH="$(abspath $(BESIDE))" build/venv/bin/python -m pytest \
 	--numprocesses $(WORKERS) --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 # Projects made below build/ lie inside this repository and are repositories of their own all the same.
