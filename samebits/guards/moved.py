@@ -22,7 +22,7 @@ from ..core.generators import OWN, state_of
 from ..core.state import State
 
 MOST, ITEMS, DEPTH = 20_000, 200, 8  # objects that are looked at, items of each container, references to one
-NUMBERS = 1 << 16  # of an array
+NUMBERS, SAMPLE = 1 << 16, 32  # of an array, and of a tensor
 PLAIN = bool, int, float, complex, str, bytes, type(None)
 CODE = type, ModuleType, FunctionType, BuiltinMethodType
 WITHOUT = *OWN, torch.Tensor, numpy.ndarray  # further objects
@@ -83,10 +83,17 @@ def _value(held: Any) -> object:
     if type(held) in OWN:
         return hash(pickle.dumps(state_of(held)))
     if isinstance(held, torch.Tensor):
-        return tuple(held.shape), 0 if held.is_inference() else held._version
+        return tuple(held.shape), 0 if held.is_inference() else held._version, _sample(held)
     if isinstance(held, numpy.ndarray):
         return held.shape, 0 if held.dtype.hasobject else zlib.crc32(held.flat[:NUMBERS].tobytes())
     return len(held) if _is_container(held) else None
+
+
+def _sample(held: torch.Tensor) -> str:
+    """Some numbers of a tensor: `tensor.data.mul_(…)`, as averages are often updated, leaves its version as it was."""
+    if type(held) not in (torch.Tensor, nn.Parameter) or held.is_meta or held.is_sparse or not held.is_contiguous():
+        return ""
+    return repr(held.detach().view(-1)[:: max(1, held.numel() // SAMPLE)].tolist())
 
 
 def _saved(state: State) -> Iterator[object]:

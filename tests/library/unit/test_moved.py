@@ -53,7 +53,7 @@ def test_what_changes_is_named_and_what_is_saved_or_the_same_is_not():
         np.random.default_rng(5),
         None,
     )
-    noise = torch.Generator()
+    noise, follower, meta = torch.Generator(), nn.Linear(2, 2), torch.empty(3, device="meta")
     batches = cycle(DataLoader(list(range(8)), batch_size=2))
     moved = Moved([sys._getframe()], State.of(model, optimizer, {"average": average}), [seeded])
     assert moved.names() == []
@@ -72,11 +72,13 @@ def test_what_changes_is_named_and_what_is_saved_or_the_same_is_not():
     with torch.no_grad():
         for parameter in itertools.chain(teacher.parameters(), model.parameters(), average.parameters()):
             parameter.add_(1)
+    follower.weight.data.mul_(0.5)  # which leaves the version as it was
     found = moved.names()
     named = {re.split(r"[.\[]", name)[0] for name in found}
     assert named == {
         "jitter",
         "teacher",
+        "follower",
         "rng",
         "noise",
         "numbers",
@@ -88,4 +90,4 @@ def test_what_changes_is_named_and_what_is_saved_or_the_same_is_not():
         "CALLS",
     }
     assert {"batches", "jitter.calls", "factors['a']", "CALLS['forward']"} <= {*found}
-    assert head is model[0] and transforms and still and nothing is None
+    assert head is model[0] and transforms and still and nothing is None and meta.is_meta
