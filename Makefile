@@ -68,7 +68,7 @@ sharding: $(TOOLS)/.locked  ## measure what sharded models send and hold, on CPU
 networks: $(TOOLS)/.locked  ## run `samebits verify` on ten networks of other people (NAMES=swin), on CPU; half an hour
 	@$(IN_TOOLS) python tools/networks.py $(addprefix --only ,$(NAMES))
 
-proof: $(TOOLS)/.locked  ## let 200 runs prove themselves, count false alarms, and measure what a proof takes (RUNS=200); an hour
+proof: $(TOOLS)/.locked  ## let 200 runs prove themselves, count false alarms, and measure what a proof takes (RUNS=200); two hours
 	@$(IN_TOOLS) python tools/proof.py --runs $(or $(RUNS),200)
 
 hashing: $(TOOLS)/.locked  ## measure what checking 10^5 files, or 10 GB, costs at the start of a run; ten minutes

@@ -431,7 +431,7 @@ def numbers(step):
     return {
         "dictionary": COUNTS["calls"], "class": Seen.calls, "closure": count(), "cache": cached("label"),
         "iterator": next(POSITIONS), "file": len(FILE.read_text()), "library in C": C.rand(),
-        "entropy": os.urandom(4)[0] / 256 + os.urandom(1)[0], "own step": step,
+        "entropy": int.from_bytes(os.urandom(4)), "own step": step,
     }
 """
 

@@ -33,7 +33,7 @@ def test_one_begins_one_crosses_an_epochs_end_and_one_is_the_end():
 
 
 @pytest.mark.parametrize("samples", [10**6, 80])
-def test_run_that_is_no_epoch_longer_than_one_has_its_middle_in_place_of_an_epochs_end(samples: int):
+def test_run_of_at_most_one_epoch_has_its_middle_in_place_of_an_epochs_end(samples: int):
     assert of(10, samples=samples) == [Segment(0, 3), Segment(3, 6), Segment(7, 10)]
 
 
