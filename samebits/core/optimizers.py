@@ -48,6 +48,7 @@ class Optimizers:
         self._updated: dict[Tensor, Tensor] = {}
         self._shards: dict[Tensor, Shard] = {}
         held = self.parameters
+        self._count = len(held)
         if twice := len(held) - len({id(parameter) for parameter in held}):
             raise UserError(f"{twice} parameters are held by two optimizers; give each parameter to one of them")
         places = {id(parameter): place for place, parameter in enumerate(model.parameters())}
@@ -129,6 +130,7 @@ class Optimizers:
 
     def state_dict(self) -> dict[str, Any]:
         """The state of one optimizer, by names, with shards where there are; of several, under their numbers."""
+        self.require_named()
         states = [self._named(optimizer) for optimizer in self.all]
         return states[0] if len(states) == 1 else {str(number): state for number, state in enumerate(states)}
 
@@ -136,11 +138,6 @@ class Optimizers:
         """A `state_dict` of torch's, with names of parameters in place of their numbers."""
         given, names = optimizer.state_dict(), self._names()
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if foreign := [parameter for parameter in held if id(parameter) not in names]:
-            raise UserError(
-                f"{type(optimizer).__name__}: it was given {len(foreign)} parameters after run.steps() that are not "
-                f"the model's; no checkpoint can name them"
-            )
         groups = [
             {key: value for key, value in group.items() if key != "param_names"}
             | {"params": dict(names[id(parameter)] for parameter in here["params"])}
@@ -154,8 +151,25 @@ class Optimizers:
         more = {key: value for key, value in given["state"].items() if key not in range(len(held))}
         return {**given, "state": of_each, "more": more, "param_groups": groups}
 
+    def require_named(self) -> None:
+        """Refuse parameters that a step has added to an optimizer and that are not the model's.
+
+        Raises:
+            UserError: no checkpoint could name them.
+        """
+        if (count := len(self.parameters)) == self._count:
+            return
+        names, self._count = self._names(), count
+        if foreign := [parameter for parameter in self.parameters if id(parameter) not in names]:
+            raise UserError(
+                f"an optimizer was given a parameter of shape {tuple(foreign[0].shape)} after run.steps() that is not "
+                f"the model's: no checkpoint can name it. Make it part of the model"
+            )
+
     def require(self, state: Mapping[str, Any]) -> None:
         """Refuse the state of other optimizers, before anything of it is loaded.
+
+        The state may have groups that were added in a step, of parameters that no optimizer has here.
 
         Raises:
             UserError: their number differs, or the parameters of a group do, by name or shape.
@@ -163,9 +177,12 @@ class Optimizers:
         states = _each(state)
         if len(states) != len(self.all):
             raise UserError(f"optimizers: the checkpoint holds {len(states)}, run.steps() was given {len(self.all)}")
+        held = {id(parameter) for parameter in self.parameters}
+        free = dict(shape for key, shape in self._names().items() if key not in held)
         for optimizer, saved in zip(self.all, states, strict=True):
-            sides = [[group["params"] for group in side["param_groups"]] for side in (saved, self._named(optimizer))]
-            for number, (there, here) in enumerate(zip_longest(*sides, fillvalue={})):
+            theirs, ours = ([group["params"] for group in of["param_groups"]] for of in (saved, self._named(optimizer)))
+            ours += [{name: free[name] for name in added if name in free} for added in theirs[len(ours) :]]
+            for number, (there, here) in enumerate(zip_longest(theirs, ours, fillvalue={})):
                 if odd := sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name)):
                     seen, wanted = (side.get(odd[0], "none") for side in (here, there))
                     raise UserError(
@@ -185,8 +202,12 @@ class Optimizers:
             self._load(optimizer, dict(saved))
 
     def _load(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-        names = self._names()
+        names, of_model = self._names(), dict(self._model.named_parameters())
         groups, states = optimizer.param_groups, optimizer.state
+        for group in saved["param_groups"][len(groups) :]:  # an earlier step has added them
+            named = [(name, of_model[name]) for name in group["params"]]
+            params = named if "param_names" in groups[0] else [parameter for _, parameter in named]
+            optimizer.add_param_group({**realized(group), "params": params})
         held = {names[id(parameter)][0]: parameter for group in groups for parameter in group["params"]}
         numbers = {name: number for number, name in enumerate(held)}
         of_each = {
@@ -199,10 +220,12 @@ class Optimizers:
         ]
         more = realized(saved.pop("more"))
         optimizer.load_state_dict({**realized(saved), "state": of_each | more, "param_groups": realized(given)})
+        written: dict[int, Tensor] = {}
         for group, loaded in zip(groups, optimizer.param_groups, strict=True):
             if group is not loaded:
+                kept = {key: _into(group.get(key), value, written) for key, value in loaded.items()}
                 group.clear()
-                group.update(loaded)
+                group.update(kept)
         if states is not optimizer.state:
             loaded_states = dict(optimizer.state)
             states.clear()
@@ -213,6 +236,17 @@ class Optimizers:
                 there = states[parameter].get(key)
                 if isinstance(there, Tensor) and there.dtype != value.dtype:  # torch gives it the parameter's
                     states[parameter][key] = value.to(there.device)
+
+
+def _into(held: Any, value: Any, written: dict[int, Tensor]) -> Any:
+    """A value of a group. A tensor is written into that which is there: the loop or other groups may hold it, too."""
+    if not (isinstance(held, Tensor) and isinstance(value, Tensor) and held.shape == value.shape):
+        return value
+    if id(held) in written and not torch.equal(held, value):  # since then the loop has given the groups one each
+        return value
+    with torch.no_grad():
+        written[id(held)] = held.copy_(value)
+    return held
 
 
 def _each(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -453,6 +453,14 @@ def second_optimizer(run: Run, parts: Parts) -> None:
     run.finish()
 
 
+@slip("an optimizer was given a parameter of shape (1,) after run.steps() that is not the model's: no checkpoint can n")
+@each_step
+def parameter_that_is_not_the_models(step: Step, parts: Parts) -> None:
+    """A temperature of the loss, say; the weights of a run would lack it."""
+    parts.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    good(step, parts)
+
+
 SCHEDULE = "refers to the optimizer, and no checkpoint holds its state: a resumed run would differ. Give it to run.st"
 
 

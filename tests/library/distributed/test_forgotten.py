@@ -548,6 +548,35 @@ def test_state_of_the_loop_survives_a_stop(attempt: Callable[..., Ended]):
         load_weights(model[:5], resumed.out)
 
 
+def with_more_to_train(run: Run, parts: Parts, named: bool, stop: bool = False) -> None:
+    """Layers that are trained from a step on, in a group of their own, and a rate that two groups and the loop hold."""
+
+    def given(module: nn.Module) -> Any:
+        return [*module.named_parameters()] if named else [*module.parameters()]
+
+    base, head = parts.model[:3], parts.model[3]
+    rate, (weight, bias) = torch.tensor(0.1), given(head)
+    parts.optimizer = torch.optim.SGD([{"params": [weight]}, {"params": [bias]}], lr=rate)
+    for step in parts.steps(run):
+        rate.mul_(0.5)
+        if step.number == 0:
+            parts.optimizer.add_param_group({"params": given(base), "lr": 0.01, "momentum": 0.9})
+        good(step, parts)
+        step.log(loss=step.loss, rate=rate, base=base[0].weight.detach().sum(), head=head.weight.detach().sum())
+        run._stop.came = stop and step.number == 0
+    run.finish()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_parameters_that_a_step_adds_to_the_optimizer_survive_a_stop(named: bool, attempt: Callable[..., Ended]):
+    loop = partial(with_more_to_train, named=named)
+    alone, first = attempt(loop, out="alone"), attempt(partial(loop, stop=True))
+    assert (alone.code, first.code) == (0, 143), (alone, first)
+    resumed = attempt(loop)
+    assert (resumed.code, resumed.rows()) == (0, alone.rows()), resumed
+    assert (resumed.out / names.WEIGHTS).read_bytes() == (alone.out / names.WEIGHTS).read_bytes()
+
+
 def with_an_attribute(step: Step, parts: Parts) -> None:
     """A temperature that the loop lowers; it decides bits."""
     parts.model.temperature = 0.5 * getattr(parts.model, "temperature", 1.0)
