@@ -17,13 +17,14 @@ from .errors import UserError
 from .generators import state_of
 
 DEPTH = 8  # objects in objects
-DRAWS = "the numbers that it draws"
+DRAWS = "the sequence of numbers that it draws"
 
 
 def prints(item: Any, own: Sequence[Any]) -> dict[str, str]:
     """What an item holds, each part under its way, in few characters; and how it left the generators."""
-    left = random.getstate(), numpy.random.get_state(), torch.get_rng_state(), *map(state_of, own)
-    return dict(_parts(item, "", DEPTH)) | {DRAWS: "".join(text for _, text in _parts(left, "", DEPTH))}
+    left = numpy.random.get_state(), torch.get_rng_state(), *map(state_of, own)
+    python = repr(random.getstate())  # 625 numbers, of which `_parts` would look at each
+    return dict(_parts(item, "", DEPTH)) | {DRAWS: python + "".join(text for _, text in _parts(left, "", DEPTH))}
 
 
 def require_repeated(index: int, once: dict[str, str], again: dict[str, str]) -> None:

@@ -452,7 +452,7 @@ class Unseeded(Dataset[Any]):
         return numpy.random.default_rng().random()
 
 
-DEPEND = {Averaging: r"item\['x'\]", Keeping: "the numbers that it draws", Unseeded: "item"}
+DEPEND = {Averaging: r"item\['x'\]", Keeping: "the sequence of numbers that it draws", Unseeded: "item"}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
