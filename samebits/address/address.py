@@ -128,9 +128,10 @@ def files(folder: Path) -> list[str]:
         with os.scandir(f"{folder}/{inside}") as listed:
             for each in listed:
                 name = f"{inside}{each.name}"
-                if Path(each).is_file() and not LEFT_BEHIND.search(name):
+                at = Path(each) if each.is_symlink() else each  # a link may lead in a circle
+                if at.is_file() and not LEFT_BEHIND.search(name):
                     found.append(name)
-                elif Path(each).is_dir() and not LEFT_BEHIND.search(f"{name}/"):
+                elif at.is_dir() and not LEFT_BEHIND.search(f"{name}/"):
                     if each.is_symlink():
                         raise UserError(
                             f"{each.path}: a link to a folder, whose changes DVC would not see. Copy it here"

@@ -114,14 +114,22 @@ def _changed(project: Project, now: Mapping[str, str]) -> set[str]:
 
 def _loaded(project: Project) -> Iterator[tuple[str, str]]:
     """The loaded modules of the package and the library: the name of each one's file, and the SHA-256 of its source."""
-    resolved = cache(os.path.realpath)
-    folders = {"": project.package, FOLDER: project.library.resolve()}
+    tops = {"": project.package, FOLDER: project.library.resolve()}
+
+    @cache
+    def inside(folder: str) -> list[str]:
+        """What names of files in a folder begin with, for each of the two that it lies in."""
+        place = Path(os.path.realpath(folder))
+        return [
+            prefix + "".join(f"{part}/" for part in place.relative_to(top).parts)
+            for prefix, top in tops.items()
+            if place.is_relative_to(top)
+        ]
+
     for module in list(sys.modules.values()):
         spec = getattr(module, "__dict__", {}).get("__spec__")  # a lazy module would load what it stands for
         source: Any = getattr(spec, "loader", None)
         if sha256 := getattr(source, "sha256", ""):  # what another copy of this package has loaded, has it, too
-            folder, name = os.path.split(source.path)
-            place = Path(resolved(folder))
-            for prefix, above in folders.items():
-                if place.is_relative_to(above):
-                    yield f"{prefix}{(place / name).relative_to(above).as_posix()}", sha256
+            folder, _, name = source.path.rpartition("/")
+            for prefix in inside(folder):
+                yield prefix + name, sha256

@@ -216,9 +216,7 @@ def _of_library(path: str, released: Collection[str]) -> bool:
 
 def _loaded(project: Project) -> set[str]:
     """The files below the project's root that modules came from, named from there."""
-    named = {
-        os.path.split(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))
-    }
+    named = {_split(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
     root, environment = project.root.resolve(), Path(sys.prefix).resolve()
     folders = {folder: _resolved(folder) for folder in {folder for folder, _ in named}}  # few, for many modules
     ours = {
@@ -230,6 +228,9 @@ def _loaded(project: Project) -> set[str]:
     files = [(folder, name) for folder, name in named if folder in ours and Path(folder, name).is_file()]
     names = {Path(ours[folder], name).as_posix() for folder, name in files if Path(folder, name) not in _left_out}
     return {name for name in names if not name.startswith(ASIDE)}
+
+
+_split = cache(os.path.split)  # of thousands of modules, each time
 
 
 @cache  # per process: it has loaded modules from there, so that no folder becomes a link
