@@ -81,7 +81,8 @@ def _is_own(name: str, held: Any) -> bool:
 def _value(held: Any) -> object:
     """What can be compared of an object by itself; None where that is nothing."""
     if type(held) in OWN:
-        return hash(pickle.dumps(state_of(held)))
+        state = state_of(held)  # a tensor is pickled with an address
+        return hash(state.numpy().tobytes() if isinstance(state, torch.Tensor) else pickle.dumps(state))
     if isinstance(held, torch.Tensor):
         return tuple(held.shape), 0 if held.is_inference() else held._version, _sample(held)
     if isinstance(held, numpy.ndarray):
