@@ -30,7 +30,6 @@ from .checkpoint.stop import Stop
 from .core import flags, plan, ranks, sampling, shards, weights
 from .core.alike import fail_alike, once_per_host, together
 from .core.errors import Preempted, RunError, UserError
-from .core.generators import own_generators
 from .core.loop import Loop, Tamper
 from .core.objects import Best
 from .core.observer import Observer
@@ -245,11 +244,10 @@ class Run(Stage[C]):
         self._updates = updates = Updates(held)
         tamper = self._added.tamper
         self._carried = together(self.world, partial(Carried, unsaved))
-        self._planned, self._drawing = stop, [dataset, collate]
+        self._planned = stop
         self._stop.ends_epoch = planned.ends_epoch
-        self._loop = loop = Loop(
-            options, self.world, planned, stop, held, units, self.log, tamper, unsaved, self._drawing
-        )
+        drawing = [dataset, collate]
+        self._loop = loop = Loop(options, self.world, planned, stop, held, units, self.log, tamper, unsaved, drawing)
         loop.observe([updates])  # it is closed whatever comes next
         self._portability.begin(model, self._judged)
         together(self.world, opened.require_known)  # before step 0, where all can be told by one
@@ -383,8 +381,7 @@ class Run(Stage[C]):
                 found = chosen(self.address.digest, first, loop.stop, ends, self.config.prove)
                 record.describe(segments=[[each.first, each.stop] for each in found])
             given = self.project, self.config, self.out, self.world.size, found
-            seeded = own_generators([*loop.state.attributes.roots, *self._drawing])
-            moved = Moved(owners_frames(), loop.state, seeded)
+            moved = Moved(owners_frames(), loop.state, loop.own)
             self._proof = proof.Proof(*given, lambda: self._stop.came, moved.names)
         return found
 

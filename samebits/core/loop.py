@@ -58,6 +58,7 @@ class Loop:
         batches: one item per micro-batch that this rank runs, in order.
         observers: are told what happens, in this order.
         reason: why the loop ended before its last step, if it did.
+        own: the generators of the model, of optimizers and of what else draws, seeded for each micro-batch.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Loop:
         if options.compute.compile:
             self.model.compile()
         state.attributes.begin(unsaved)
-        self._own = own_generators([*state.attributes.roots, *drawing])
+        self.own = own_generators([*state.attributes.roots, *drawing])
         self.step: Step | None = None
         self.skipped = False
         self.batches: Iterator[Any] = iter(())
@@ -312,7 +313,7 @@ class Loop:
         place = ("further sum", step, micro_batch, number) if number else ("micro-batch", step, micro_batch)
         seed = derive(self.options.seed, *place)
         seed_everything(seed)
-        seed_own(self._own, seed)
+        seed_own(self.own, seed)
 
     def autocast(self, forward: bool) -> AbstractContextManager[Any]:
         """The arithmetic of a forward pass, or else of the backward pass, which follows what the forward pass did."""
