@@ -164,6 +164,7 @@ def collected(*words: str) -> set[str]:
     return set(re.findall(r"^tests/hosts/\w+\.py", printed, re.MULTILINE))
 
 
+@pytest.mark.long
 def test_ci_runs_the_tests_of_hosts() -> None:
     """They lie in tests, and pytest drops an argument that lies in another one."""
     lines = run("make", "--dry-run", "test-all", cwd=ROOT).stdout.splitlines()

@@ -189,6 +189,7 @@ def test_what_cannot_be_checked_is_refused(words: tuple[str, ...], message: str,
     assert done.returncode == 2 and message in done.stdout and "Traceback" not in done.stdout
 
 
+@pytest.mark.long
 def test_steps_on_more_processes_stand_beside_those_of_one(project: InstalledProject) -> None:
     """And the bytes beside those of the formula, which counts the numbers of the project's own model."""
     from rounds import PINNED, WORKLOADS, Taken

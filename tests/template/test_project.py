@@ -225,5 +225,6 @@ def test_missing_data_are_brought_by_dvc_or_stop_make_before_it_begins(
     assert done.stdout.count("DVC cannot bring it: its remote 'storage' (") == (remote == "gone")
 
 
+@pytest.mark.long
 def test_own_lint_passes(project: InstalledProject) -> None:
     project.lint()

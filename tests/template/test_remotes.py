@@ -20,7 +20,9 @@ def served(scheme: str, folder: Path) -> AbstractContextManager[tuple[str, Setti
     return web(folder, secure=scheme == "https")
 
 
-@pytest.mark.parametrize("scheme", ["path", "http", "https", pytest.param("s3", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "scheme", ["path", *(pytest.param(scheme, marks=pytest.mark.long) for scheme in ("http", "https", "s3"))]
+)
 def test_clone_gets_the_data_from_the_remote_of_the_answer(
     bake: Bake, project: InstalledProject, tmp_path: Path, scheme: str
 ) -> None:

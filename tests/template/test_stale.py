@@ -14,6 +14,7 @@ import pytest
 from bake import PACKAGE, VENV, in_venv
 from baked import Bake, BakedProject, Environment, run, weights
 
+pytestmark = pytest.mark.long  # a pipeline is trained
 CODE, RAW = f"src/{PACKAGE}", "data/raw/digits.csv.gz"
 NOT_COMPILED = {"PYTHONDONTWRITEBYTECODE": "1"}  # Python tells two edits within a second by their size alone
 
@@ -198,7 +199,6 @@ def test_what_changes_no_run_is_no_change(pipeline: Pipeline) -> None:
 # ---- DVC and git bring back single files of a run
 
 
-@pytest.mark.long
 def test_weights_without_the_record_of_their_run_are_never_passed_off(pipeline: Pipeline) -> None:
     """Another run, then the way back to the first: the same code and keys, but the record is the other run's."""
     first = weights(pipeline.path / "artifacts")

@@ -190,6 +190,7 @@ def test_own_tests_pass(laid: InstalledProject) -> None:
     assert re.search(r"^\d+ passed in ", printed, re.MULTILINE), printed
 
 
+@pytest.mark.long
 def test_kill_and_other_ranks_change_no_bit(laid: InstalledProject) -> None:
     """And the weights and the trace are those of the README, on any CPU."""
     printed = verify(laid, KILLED)

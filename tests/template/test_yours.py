@@ -97,6 +97,7 @@ def test_own_tests_pass(yours: InstalledProject) -> None:
     assert re.search(r"^\d+ passed in ", printed, re.MULTILINE), printed
 
 
+@pytest.mark.long
 def test_pipeline_runs_once_and_its_result_is_accepted(yours: InstalledProject) -> None:
     """What was reproduced is not run again, and expected from then on."""
     yours.run("dvc", "repro")
@@ -141,6 +142,7 @@ def leftovers(yours: InstalledProject) -> dict[str, str]:
     return {row["name"]: row["seen"] for row in found if row["state"] != "ok"}
 
 
+@pytest.mark.long
 def test_doctor_names_what_the_starter_left(yours: InstalledProject) -> None:
     """And nothing, once it is removed."""
     curves = "gradient_norm of artifacts/steps.csv, learning_rate of artifacts/steps.csv"

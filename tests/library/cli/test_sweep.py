@@ -51,6 +51,7 @@ def swept_in(prepared: Path, tmp_path: Path) -> Sweep:
     return run
 
 
+@pytest.mark.long
 def test_each_combination_is_trained_once_and_what_fails_is_named(
     swept_in: Sweep, started: list[Sequence[str]], untracked: Trained, tmp_path: Path
 ):

@@ -68,6 +68,7 @@ def test_ordinary_loop_is_told_what_it_has_earned_and_keeps_its_bits(loop: str, 
     assert kept["whole"] == kept["resumed"] == kept["two ranks"] and len(kept["whole"]) == 3
 
 
+@pytest.mark.long
 def test_loops_differ(ended: dict[str, dict[str, Any]]):
     """So no loop stands for another one."""
     assert len({each["digests"][0] for each in ended["whole"].values()}) == len(LOOPS) == 11
