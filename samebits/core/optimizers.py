@@ -182,7 +182,7 @@ class Optimizers:
         for optimizer, saved in zip(self.all, states, strict=True):
             theirs, ours = ([group["params"] for group in of["param_groups"]] for of in (saved, self._named(optimizer)))
             ours += [{name: free[name] for name in added if name in free} for added in theirs[len(ours) :]]
-            for number, (there, here) in enumerate(zip_longest(theirs, ours, fillvalue={})):
+            for number, (there, here) in enumerate(zip_longest(theirs, ours, fillvalue=dict[str, Any]())):
                 if odd := sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name)):
                     seen, wanted = (side.get(odd[0], "none") for side in (here, there))
                     raise UserError(
