@@ -4,11 +4,14 @@ import os
 import shlex
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from machine import free_port, sh, until
 
+GROUPS = Path("/sys/fs/cgroup/memory")  # control groups that hold memory, of the first version
+CONSTRAINS = os.access(GROUPS / "cgroup.procs", os.W_OK)  # whether a job can be held to its memory on this machine
 # Nodes have the names of addresses, which resolve on every machine. What a test would wait for in vain is short:
 # cred_expire is how long a requeued job rests.
 CONFIGURATION = """
@@ -25,10 +28,11 @@ SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin={task}
 MpiDefault=none
 SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerNode=20000
 SlurmdParameters=config_overrides
 GresTypes=gpu
 SchedulerParameters=sched_interval=1,bf_interval=1
@@ -64,10 +68,14 @@ class Slurm:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.env = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
-        nodes = [f"NodeName={n} NodeAddr={n} Port={free_port()} CPUs=16 Gres=gpu:4" for n in self.names]
+        nodes = [
+            f"NodeName={n} NodeAddr={n} Port={free_port()} CPUs=16 RealMemory=99999 Gres=gpu:4" for n in self.names
+        ]
         first = 1 + os.getpid() % 10000  # and with it the ports where jobs meet: not those of another such cluster
-        configuration = CONFIGURATION.format(port=free_port(), first=first, folder=folder, nodes="\n".join(nodes))
-        (folder / "slurm.conf").write_text(configuration)
+        task = "task/cgroup" if CONSTRAINS else "task/none"
+        more = {"first": first, "folder": folder, "nodes": "\n".join(nodes), "task": task}
+        (folder / "slurm.conf").write_text(CONFIGURATION.format(port=free_port(), **more))
+        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nConstrainRAMSpace=yes\n")
         (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-3]\n")  # files that play GPUs
         for name in range(4):
             (folder / f"gpu{name}").touch()
@@ -113,3 +121,7 @@ class Slurm:
         """End the daemons and every process of every job."""
         self.process.kill()
         self.process.wait()
+        for name in self.names:
+            for group, *_ in os.walk(GROUPS / f"slurm_{name}", topdown=False):
+                with suppress(OSError):  # another such cluster uses it
+                    Path(group).rmdir()

@@ -1,5 +1,6 @@
 """The batch script as it is shipped, under a real Slurm: preempted, out of time, a node lost, an array of seeds."""
 
+import json
 import os
 import re
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from bake import VENV, python_path
 from baked import InstalledProject, weights
-from cluster import Slurm
+from cluster import CONSTRAINS, Slurm
 from machine import sh, until
 
 # without checkpoints but the one that SIGTERM asks for
@@ -207,3 +208,18 @@ def test_a_job_goes_on_without_a_lost_node(site: Site) -> None:
     assert job["Restarts"] == "1" and lost not in job["NodeList"]
     assert re.search(r"resumed \S+ after step [1-9]\d*\n", job.log()), job.log()
     assert weights(job.out) == weights(site.alone())
+
+
+@pytest.mark.parametrize("memory", ["600M", "9000M"] if CONSTRAINS else ["9000M"])
+def test_a_run_proves_itself_on_as_many_ranks_as_its_step_has_memory_for(site: Site, memory: str) -> None:
+    """And is not killed for more."""
+    out = site.project.path / "runs" / memory
+    step = "srun", f"--mem={memory}", "--nodes=1", "--ntasks=1", site.project.python, "-m", "samebits", "train"
+    env = {**site.env, "SAMEBITS_PROVE": "end"}
+    sh(*step, "--out", out, *words("train.epochs=2"), cwd=site.project.path, env=env)
+    proof = json.loads((out / "receipt.json").read_bytes())["predicate"]["proof"]
+    tried = {segment["ranks"] for segment in proof["segments"]}
+    if memory == "9000M":
+        assert max(tried) > 1 and "number of ranks" not in proof["not_tried"]
+    else:
+        assert tried == {1} and proof["not_tried"] == {"number of ranks": "there is room for no other"}
