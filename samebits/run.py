@@ -381,7 +381,7 @@ class Run(Stage[C]):
                 found = chosen(self.address.digest, first, loop.stop, ends, self.config.prove)
                 record.describe(segments=[[each.first, each.stop] for each in found])
             given = self.project, self.config, self.out, self.world.size, found
-            moved = Moved(owners_frames(), loop.state, loop.own)
+            moved = Moved(owners_frames(), loop.state, loop.generators)
             self._proof = proof.Proof(*given, lambda: self._stop.came, moved.names)
         return found
 

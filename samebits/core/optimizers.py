@@ -48,7 +48,7 @@ class Optimizers:
         self._updated: dict[Tensor, Tensor] = {}
         self._shards: dict[Tensor, Shard] = {}
         held = self.parameters
-        self._count = len(held)
+        self._checked = [*map(id, held)]
         if twice := len(held) - len({id(parameter) for parameter in held}):
             raise UserError(f"{twice} parameters are held by two optimizers; give each parameter to one of them")
         places = {id(parameter): place for place, parameter in enumerate(model.parameters())}
@@ -152,14 +152,15 @@ class Optimizers:
         return {**given, "state": of_each, "more": more, "param_groups": groups}
 
     def require_named(self) -> None:
-        """Refuse parameters that a step has added to an optimizer and that are not the model's.
+        """Refuse parameters that a step has given to an optimizer and that are not the model's.
 
         Raises:
             UserError: no checkpoint could name them.
         """
-        if (count := len(self.parameters)) == self._count:
+        ids = [*map(id, self.parameters)]
+        if ids == self._checked:
             return
-        names, self._count = self._names(), count
+        names, self._checked = self._names(), ids
         if foreign := [parameter for parameter in self.parameters if id(parameter) not in names]:
             raise UserError(
                 f"an optimizer was given a parameter of shape {tuple(foreign[0].shape)} after run.steps() that is not "

@@ -461,6 +461,14 @@ def parameter_that_is_not_the_models(step: Step, parts: Parts) -> None:
     good(step, parts)
 
 
+@slip("an optimizer was given a parameter of shape (4,) after run.steps() that is not the model's: no checkpoint can n")
+@each_step
+def parameter_in_the_place_of_the_models(step: Step, parts: Parts) -> None:
+    """Their number stays the same."""
+    good(step, parts)
+    parts.optimizer.param_groups[0]["params"][-1] = nn.Parameter(torch.zeros(4))
+
+
 SCHEDULE = "refers to the optimizer, and no checkpoint holds its state: a resumed run would differ. Give it to run.st"
 
 

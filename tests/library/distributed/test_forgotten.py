@@ -549,20 +549,25 @@ def test_state_of_the_loop_survives_a_stop(attempt: Callable[..., Ended]):
 
 
 def with_more_to_train(run: Run, parts: Parts, named: bool, stop: bool = False) -> None:
-    """Layers that are trained from a step on, in a group of their own, and a rate that two groups and the loop hold."""
+    """Layers that are trained from a step on, in a group of their own, and a rate that two groups and the loop hold.
+
+    A third group has that rate, too, until the loop gives it another one.
+    """
 
     def given(module: nn.Module) -> Any:
         return [*module.named_parameters()] if named else [*module.parameters()]
 
-    base, head = parts.model[:3], parts.model[3]
+    base, norm, head = parts.model[0], parts.model[1], parts.model[3]
     rate, (weight, bias) = torch.tensor(0.1), given(head)
-    parts.optimizer = torch.optim.SGD([{"params": [weight]}, {"params": [bias]}], lr=rate)
+    given_first = [weight], [bias], given(norm)
+    parts.optimizer = torch.optim.SGD([{"params": params} for params in given_first], lr=rate)
     for step in parts.steps(run):
         rate.mul_(0.5)
         if step.number == 0:
+            parts.optimizer.param_groups[2]["lr"] = torch.tensor(0.3)
             parts.optimizer.add_param_group({"params": given(base), "lr": 0.01, "momentum": 0.9})
         good(step, parts)
-        step.log(loss=step.loss, rate=rate, base=base[0].weight.detach().sum(), head=head.weight.detach().sum())
+        step.log(loss=step.loss, rate=rate, base=base.weight.detach().sum(), head=head.weight.detach().sum())
         run._stop.came = stop and step.number == 0
     run.finish()
 
