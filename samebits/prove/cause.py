@@ -1,4 +1,4 @@
-"""Why a part of a run differs that was trained again: the first circumstance that does it alone, and what to do."""
+"""Why a part of a run differs that was trained again: the first circumstance that does it, else the fewest together."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -55,7 +55,12 @@ def cause_of(
             names = variables.read() if row.name == VARIABLES else []
             read = f": {some(names)}" if names else ""
             return row.name, f"It depends on its surroundings ({row.name}{read}): {row.means}"
-    return "several circumstances", "It depends on several of its circumstances together"
+    way, least = own if differs(own, rows) else choice, list(rows)
+    for row in rows:
+        fewer = [each for each in least if each is not row]
+        least = fewer if differs(way, fewer) else least
+    name = ", ".join([*filter(None, [way.beside(own)]), *(row.name for row in least)])
+    return name, f"It depends on these together: {name}"
 
 
 def _ways(choice: Choice, own: Choice) -> list[Choice]:

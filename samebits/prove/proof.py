@@ -57,6 +57,13 @@ class Contradiction(RunError):
 
 
 _Found = tuple[Segment, Choice, Sequence[setting.Row], Difference]
+OFTEN = "HOME", setting.VARIABLES  # what a part most often cannot do without: weights in ~/.cache, credentials
+
+
+def _attempts() -> list[Sequence[setting.Row]]:
+    """What is changed, then what in its place where no part can be trained so."""
+    without = [[row for row in setting.ROWS if row.name != name] for name in OFTEN]
+    return [setting.ROWS, *without, [row for row in setting.ROWS if row.become], []]
 
 
 def unwanted(config: Settings, ranks: int) -> str:
@@ -105,7 +112,8 @@ class Proof:
         fits = ranks <= places(config.device)  # ranks of other hosts may have no room on this one
         self._own = Choice(ranks if fits else 1, config.loader.workers, config.parallel.shard if fits else "none")
         self._folder = self._out / PROOF
-        self._attempts: list[Sequence[setting.Row]] = [setting.ROWS, [row for row in setting.ROWS if row.become], []]
+        self._attempts = _attempts()
+        self._failed = ""  # what the last attempt that failed said
         self._stack = ExitStack()
         self._process: Fresh | None = None
         self._recorded = 0  # steps of the run that its trace holds
@@ -172,9 +180,10 @@ class Proof:
             return
         segment, choice, rows, difference = self.found
         is_first = segment.first == self._segments[0].first
+        changed = [row.name for row in rows if row.name not in self._not_tried]
         cause, means = cause_of(choice, self._own, rows, partial(self._differs, segment), is_first, self._moved)
         stated = {"difference": asdict(difference), "segment": asdict(segment), "trained": asdict(choice)}
-        write_json(self._out / CONTRADICTION, stated | {"cause": cause})
+        write_json(self._out / CONTRADICTION, stated | {"changed": changed, "cause": cause})
         raise Contradiction(
             f"{self._out / CONTRADICTION}: {difference}\n"
             f"The run contradicts itself, so it gets no receipt; its files are kept. {means}"
@@ -247,12 +256,17 @@ class Proof:
                     if self._ended:
                         raise
                     return  # at the end it is tried again
-                if not rows and self._done and isinstance(failed, RunError):  # where another one was trained
-                    self.found = segment, self._own, rows, again.failure(segment, str(failed))
-                    return
-                self._not_tried[", ".join(row.name for row in rows) or "nothing changed"] = str(failed)
+                self._failed = str(failed)
                 self._attempts.pop(0)
                 self.close()
+                if self._attempts:
+                    continue
+                if not self._ended:  # at the end it is tried again, for then the run's memory is free
+                    self._attempts = _attempts()
+                    return
+                if self._done and isinstance(failed, RunError):  # where another one was trained
+                    self.found = segment, self._own, rows, again.failure(segment, str(failed))
+                self._not_tried["any part"] = self._failed
 
     def _tried(self, segment: Segment, choices: Sequence[Choice], rows: Sequence[setting.Row]) -> Iterator[None]:
         """Train a segment in the first of these ways in which it comes to its end, and compare it.
@@ -273,6 +287,7 @@ class Proof:
             if not refused:
                 self._done[segment] = choice
                 self._changed = [ELSEWHERE, *(row.name for row in rows)]
+                self._not_tried |= {row.name: self._failed for row in setting.ROWS if row not in rows}
                 if difference:
                     self.found = segment, choice, rows, difference
                 return

@@ -87,10 +87,10 @@ def read(path: Path) -> Receipt:
         RunError: it is not as it was written.
     """
     path = path / RECEIPT if path.is_dir() else path
+    if (contradiction := path.with_name(CONTRADICTION)).is_file():
+        raise RunError(f"{contradiction}: the run contradicts itself, and such a run has no receipt; train again")
     if not path.is_file():
         raise UserError(f"{path}: missing; the receipt of a finished run is wanted")
-    if (contradiction := path.with_name(CONTRADICTION)).is_file():
-        raise RunError(f"{contradiction}: the run contradicts itself, and a receipt is none of such a run; train again")
     content = path.read_bytes()
     try:
         statement = json.loads(content, parse_int=_integer)

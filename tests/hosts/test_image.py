@@ -158,6 +158,7 @@ def test_dvc_repro_in_the_image_gives_the_released_digest(image: Image, checkout
     receipt = json.loads((checkout / "artifacts" / "receipt.json").read_bytes())
     assert receipt["predicate"]["environment"]["preimage"]["image"] == image.digests[0]
     assert receipt["subject"][0]["digest"]["sha256"] == released["weights"]
+    assert len(receipt["predicate"]["proof"]["segments"]) == 3, receipt["predicate"]["proof"]
     assert image.run("git", "status", "--porcelain", mounts=mounts) == ""
 
 

@@ -187,6 +187,7 @@ def test_run_that_contradicts_itself_gets_no_receipt_and_its_cause_is_named(faul
     printed, out = ended(project, *words(project), code=1), project / "made"
     found = read_json(out / names.CONTRADICTION)
     assert found["cause"] == cause and found["difference"]["phase"] == "loss" and line in printed
+    assert setting.VARIABLES in found["changed"]
     assert not (out / names.RECEIPT).exists() and (out / names.WEIGHTS).is_file() and not (out / names.PROOF).exists()
     page = re.search("(?m)^artifacts(/contradiction.json: .*)\n(.*)$", (OURS.library / "docs" / "prove.md").read_text())
     lines = [re.sub("[0-9a-f]{16}", "…", line) for line in page.groups()]
@@ -528,11 +529,11 @@ def test_segment_that_nothing_is_compared_with_is_not_tried(
     assert len(made._possible(9)) == possible and len(made._not_tried) == 1 - possible
 
 
-@pytest.mark.parametrize("another", [True, False])
+@pytest.mark.parametrize(("another", "ended"), [(True, True), (False, True), (True, False)])
 def test_part_that_cannot_be_trained_again_contradicts_the_run_where_another_one_can(
-    another: bool, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    another: bool, ended: bool, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Where none can, a lack of memory or space may be why."""
+    """Where none can, a lack of memory or space may be why; so it may beside the run, which frees memory at its end."""
     config, parts = load(Config, clean / "params.yaml"), [Segment(0, 3), Segment(5, 8)]
     made = proof.Proof(project_in(clean), config, tmp_path, 1, parts, lambda: False)
 
@@ -544,14 +545,42 @@ def test_part_that_cannot_be_trained_again_contradicts_the_run_where_another_one
 
     monkeypatch.setattr(made, "_tried", tried)
     monkeypatch.setattr(made, "_kept", lambda: {0, 5})
-    made._recorded = 8
+    made._recorded, made._ended = 8, ended
     for _ in made._trained([*enumerate(parts)]):
         pass
+    if not ended:
+        assert not made.found and made._attempts == proof._attempts()
+        return
     if not another:
         assert not made.found and made.make(8)["segments"] == []
         return
     with pytest.raises(proof.Contradiction, match="step 5: training: done in the run, FileNotFoundError"):
         made.require()
+
+
+@pytest.mark.parametrize("needed", proof.OFTEN)
+def test_circumstance_that_a_part_cannot_do_without_is_left_alone_and_named_and_all_others_are_changed(
+    needed: str, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Such as HOME, of weights in ~/.cache."""
+    part, changed = Segment(0, 3), list[str]()
+    made = proof.Proof(project_in(clean), load(Config, clean / "params.yaml"), tmp_path, 1, [part], lambda: False)
+
+    def start(rows: Sequence[setting.Row]) -> Iterator[None]:
+        changed[:] = [row.name for row in rows]
+        made._process = SimpleNamespace()
+        yield
+
+    def compared(process: object, segment: Segment, way: choice.Choice, patience: int) -> Iterator[None]:
+        yield
+        return "no such weights" if needed in changed else "", None
+
+    monkeypatch.setattr(made, "_start", start)
+    monkeypatch.setattr(made, "_compared", compared)
+    monkeypatch.setattr(made, "_possible", lambda steps: [(0, part)])
+    monkeypatch.setattr(made, "_kept", lambda: {0})
+    stated, others = made.make(3), {row.name for row in setting.ROWS} - {needed}
+    assert stated["not_tried"][needed] == "no such weights" and {*stated["changed"]} == {fresh.ELSEWHERE, *others}
 
 
 @pytest.mark.parametrize(
@@ -635,6 +664,19 @@ def test_variable_that_the_config_lists_is_the_same_in_each_part(project: Path):
     wanted = {"PLANTED": "by hand", "TZ": "SBT-1", "UNSET": None}
     assert stated["environment"]["preimage"]["own_variables"] == wanted
     assert stated["proof"]["not_tried"]["TZ"] == fresh.LISTED and setting.VARIABLES in stated["proof"]["changed"]
+
+
+@pytest.mark.long
+def test_run_on_one_core_proves_itself_early_and_no_bit_changes(proved: tuple[Path, str], clean: Path):
+    """Beside it, though no core is free. The second part follows the first one, long before the epoch's end."""
+    process = started(clean, *words(clean, "train.epochs=2", "prove.when=early", "prove.segments=2", out="made-early"))
+    os.sched_setaffinity(process.pid, [*os.sched_getaffinity(0)][:1])
+    assert process.wait() == 0, clean.with_suffix(".log").read_text()
+    one, other = read(proved[0]), read(clean / "made-early")
+    assert one.weights == other.weights and one.stated["trace"] == other.stated["trace"]
+    stated = other.stated["proof"]
+    assert [each["first"] for each in stated["segments"]][:2] == [0, 5] and len(stated["segments"]) == 3
+    assert stated["not_tried"][setting.CORES] == "there is one core"
 
 
 @pytest.mark.long
@@ -779,11 +821,15 @@ def test_copy_of_a_project_links_nothing_outside_of_itself(clean: Path, tmp_path
     assert {each.name for each in copy.iterdir() if each.is_file()} == {"params.yaml", "pyproject.toml", "dvc.yaml"}
 
 
-def test_receipt_beside_a_contradiction_is_refused(proved: tuple[Path, str], tmp_path: Path):
-    shutil.copytree(proved[0], tmp_path / "run")
-    (tmp_path / "run" / names.CONTRADICTION).write_text("{}")
-    with pytest.raises(RunError, match="the run contradicts itself"):
-        read(tmp_path / "run")
+def test_run_that_contradicts_itself_is_refused_by_that_with_a_receipt_and_without(
+    proved: tuple[Path, str], tmp_path: Path
+):
+    run = Path(shutil.copytree(proved[0], tmp_path / "run"))
+    (run / names.CONTRADICTION).write_text("{}")
+    for named in run, run / names.RECEIPT:
+        with pytest.raises(RunError, match="the run contradicts itself"):
+            read(named)
+        (run / names.RECEIPT).unlink(missing_ok=True)
 
 
 @pytest.mark.long

@@ -7,9 +7,11 @@ import pytest
 from samebits.prove import cause, setting
 from samebits.prove.choice import Choice
 
+THREE = Choice(3, 0, "none")
 FULL = "parallel.shard=full"
 ONE, SHARDED = Choice(1, 0, "none"), Choice(2, 0, "full")
-ROWS = setting.ROWS[1:3]
+ROWS = setting.ROWS[1:5]
+PAIR = ROWS[0], ROWS[2]
 Differs = Callable[[Choice, Sequence[setting.Row]], bool]
 
 
@@ -23,7 +25,8 @@ Differs = Callable[[Choice, Sequence[setting.Row]], bool]
         (SHARDED, Choice(2, 0, "none"), lambda way, rows: way.shard == "none", "parallel.shard=none", cause.SHARDED),
         (SHARDED, Choice(1, 0, "none"), lambda way, rows: way.ranks == 1, "1 rank, parallel.shard=none", cause.APART),
         (ONE, Choice(3, 0, "none"), lambda way, rows: ROWS[1] in rows, ROWS[1].name, ROWS[1].means),
-        (ONE, ONE, lambda way, rows: len(rows) == 2, "several circumstances", ""),
+        (ONE, ONE, lambda way, rows: {*PAIR} <= {*rows}, f"{PAIR[0].name}, {PAIR[1].name}", "together"),
+        (ONE, THREE, lambda way, rows: way.ranks == 3 and PAIR[0] in rows, f"3 ranks, {PAIR[0].name}", ""),
     ],
 )  # fmt: skip
 def test_least_that_differs_is_named(own: Choice, choice: Choice, differs: Differs, named: str, means: str):

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from samebits.prove.segments import Segment, chosen
 ADDRESS = "a" * 64
 
 
-def of(length: int, first: int = 0, samples: int = 100, address: str = ADDRESS, **keys: int) -> list[Segment]:
+def of(length: int, first: int = 0, samples: int = 100, address: str = ADDRESS, **keys: Any) -> list[Segment]:
     """The segments of a run with global batches of 8 samples."""
     return chosen(address, first, first + length, Plan(samples, 8, 4, 0).next_end, Prove(**keys))
 
@@ -35,6 +36,18 @@ def test_one_begins_one_crosses_an_epochs_end_and_one_is_the_end():
 @pytest.mark.parametrize("samples", [10**6, 80])
 def test_run_of_at_most_one_epoch_has_its_middle_in_place_of_an_epochs_end(samples: int):
     assert of(10, samples=samples) == [Segment(0, 3), Segment(3, 6), Segment(7, 10)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "samples", "soon"),
+    [(10, 10**6, Segment(3, 6)), (600, 3000, Segment(6, 9)), (10**6, 10**9, Segment(10000, 13334)), (600, 100, None)],
+)
+def test_early_proof_has_a_place_behind_the_first_hundredth_of_the_run_where_its_first_epoch_ends_later(
+    steps: int, samples: int, soon: Segment | None
+):
+    """So what a run forgets is found before most of it has been trained."""
+    late, early = of(steps, samples=samples), of(steps, samples=samples, when="early")
+    assert {*early} == {*late, *filter(None, [soon])} and early[1] == (soon or late[1])
 
 
 def test_they_have_one_in_a_hundred_steps_or_nine_unless_a_key_says_how_many():
