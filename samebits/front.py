@@ -19,6 +19,7 @@ import click
 
 from . import loader
 from .address import loaded, manifest
+from .base import loading
 from .base.output import outlive_readers
 from .base.project import NAME, Project, work_for
 from .config.params import PARAMS, load
@@ -172,6 +173,7 @@ def run(
         project: Project = ours.project
         overrides = (*overrides, *_started(source, state, out))
         config = begin(project, overrides, out, ranks, trains=name == "train", fresh=fresh, reads=name != "prepare")
+        loading.load(*LOADED[name])
         function = _function(project, name)
     except RunError as failure:
         _end(failure)
@@ -318,6 +320,7 @@ STAGES: dict[str, Callable[[Project, Function], Work]] = {
     "train": _train,
     "evaluate": _evaluate,
 }
+LOADED = {"prepare": (), "train": loading.TRAINING, "evaluate": (f"{NAME}.stage",)}  # before the owner's modules
 SIGNATURES = {"prepare": "config, raw, folder", "train": "run", "evaluate": "stage"}
 
 

@@ -30,6 +30,7 @@ OWN = Path(gettempdir(), f"samebits-tests-{os.getpid()}")
 if "REPRO_PROJECT" not in os.environ:
     os.environ["REPRO_PROJECT"] = str(bake_in(OWN, package="project"))
 os.environ.setdefault("GOMP_SPINCOUNT", "0")  # else threads that wait for each other take a busy core from the others
+gc.disable()  # until all tests are collected: each look would pass all modules that were loaded
 DATES = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
 
 
@@ -65,6 +66,7 @@ def pytest_collection_finish() -> None:
     for name in json.loads(os.environ[STRICT]):
         os.environ.pop(name, None)
     gc.freeze()  # else each look for garbage would pass all modules that were collected: tests that parse take a minute
+    gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -3,8 +3,8 @@
     python tools/chaos.py [--kills 100] [--seed 0]
 
 The random kills meet changing world sizes. Their instants are drawn beforehand by `plan`; the phase in the table is
-what the run directory showed after each kill. Compared are the weights, the optimizer's state, the logged numbers and
-MLflow's table.
+what the run directory showed after each kill. Compared are the weights, the optimizer's state, the logged numbers, the
+proof and MLflow's table.
 """
 
 import hashlib
@@ -85,11 +85,13 @@ def content(out: Path) -> dict[str, str]:
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     logged = json.dumps([[row["step"], row["metrics"]] for row in rows])
     last = sorted((out / "checkpoints").glob("0*"))[-1]
+    proof = json.loads((out / "receipt.json").read_bytes())["predicate"]["proof"]
     return {
         "weights": sha256((out / "model.safetensors").read_bytes()),
         "optimizer state": sha256((last / "optimizer.safetensors").read_bytes()),
         "last checkpoint": sha256((last / "manifest.json").read_bytes()),
         "logged numbers": sha256(logged.encode()),
+        "steps that the proof trained again": sha256(json.dumps(proof["segments"]).encode()),
     }
 
 

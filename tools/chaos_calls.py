@@ -1,7 +1,8 @@
 """Kill a training at each system call that changes its run directory, and compare it with one left alone.
 
 strace lists the calls of one training. Then, for each of them, another training gets SIGKILL from strace as it enters
-that very call, and is started again. `make chaos` runs this.
+that very call, and is started again. Of a run that proves itself those calls are added that the proof makes, also in
+the processes that train a part of it. `make chaos` runs this.
 """
 
 import os
@@ -20,6 +21,7 @@ from harness import table
 ON_NAMES = "openat", "mkdir", "mkdirat", "rmdir", "rename", "renameat", "renameat2", "unlink", "unlinkat", "link"
 ON_OPEN = "write", "pwrite64", "ftruncate", "fsync", "fdatasync"  # files and folders
 LINE = re.compile(r"(\d+) +(\w+)\((.*)")
+PROVE, PROOF = "SAMEBITS_PROVE", "proof"  # the variable that says when, and the folder of what it makes
 NUMBER = re.compile(r"\d{9}(-[0-9a-f]+)?")  # of a step, in the name of a checkpoint
 RANDOM = ".tmp", ".seen-"  # how safetensors names a file until it is whole, and rank 0 one that others look for
 MISSED = "not met"  # a kill whose call did not come
@@ -40,7 +42,14 @@ class Point:
     @property
     def file(self) -> str:
         """The path, without the number of a step."""
-        return NUMBER.sub("N", self.path) or "the run directory"
+        kind = kind_of(self.path)
+        return NUMBER.sub("N", self.path if kind == self.path else f"{kind}/…") or "the run directory"
+
+
+def kind_of(path: str) -> str:
+    """The path, named from the run directory; of what a proof makes, which has a copy of all files, the place."""
+    first, *rest = path.split("/")
+    return f"{first}/{rest[0]}" if first == PROOF and len(rest) > 1 else path
 
 
 def points(log: str, out: Path) -> list[Point]:
@@ -58,7 +67,8 @@ def points(log: str, out: Path) -> list[Point]:
         stable = [path for path in paths if not any(word in path for word in RANDOM)]
         if changes and stable:
             path = stable[0 if call == "rename" else -1]  # of rename, strace compares the first one alone
-            found[call, path].append(Point(call, inside(path, out), made[thread, call, path]))
+            name = inside(path, out)
+            found[call, kind_of(name)].append(Point(call, name, made[thread, call, path]))
     return [point for each in found.values() for point in dict.fromkeys([*each[:2], each[-1]])]
 
 
@@ -93,11 +103,11 @@ def listed(out: Path) -> list[Point]:
     return points(log.read_text(errors="replace"), out)
 
 
-def strike(point: Point, out: Path) -> bool:
-    """Whether a training in `out` was killed there."""
-    inject = f"inject={point.call}:signal=KILL:when={point.nth}"
-    code = strace(out, "-o", os.devnull, "-e", f"trace={point.call}", "-e", inject, "-P", str(out / point.path))
-    return code in (-9, 137)
+def strike(point: Point, out: Path) -> tuple[bool, int]:
+    """Whether a process of a training in `out` was killed there, and the exit code of the training."""
+    inject, log = f"inject={point.call}:signal=KILL:when={point.nth}", out.with_suffix(".struck")
+    code = strace(out, "-o", str(log), "-e", f"trace={point.call}", "-e", inject, "-P", str(out / point.path))
+    return "killed by SIGKILL" in log.read_text(errors="replace"), code
 
 
 def section(project: Path, content: Callable[[Path], dict[str, str]]) -> str:
@@ -110,37 +120,49 @@ def section(project: Path, content: Callable[[Path], dict[str, str]]) -> str:
             sys.exit(out.with_suffix(".log").read_text()[-3000:])
         return content(out)
 
+    os.environ[PROVE] = "never"
     alone = ended(project / "calls-alone")
     half = Victim(project / "calls-half", *ARGUMENTS)
     if not half.until(lambda: half.news() >= STEPS // 2):
         sys.exit("the training ended before it was killed")
     half.kill()
 
-    def begun(number: int, resumed: bool) -> Path:
-        out = project / f"calls-{number:03}"
+    def begun(name: str, resumed: bool) -> Path:
+        out = project / f"calls-{name}"
         if resumed:
             shutil.copytree(half.out, out)
         return out
 
-    plan = [(point, resumed) for resumed in (False, True) for point in listed(begun(int(resumed), resumed))]
+    def outcomes(kind: str, plan: list[Point], wanted: dict[str, str]) -> list[tuple[Point, str]]:
+        """The verdicts on kills at these points, beside a run of this kind that was left alone."""
 
-    def outcome(numbered: tuple[int, tuple[Point, bool]]) -> tuple[Point, bool, str]:
-        number, (point, resumed) = numbered
-        out = begun(number, resumed)
-        verdict = MISSED if not strike(point, out) else "EQUAL" if ended(out) == alone else "DIFFERENT"
-        print(f"{'resumed, ' * resumed}{point.call} {point.file} {point.nth}: {verdict}", flush=True)
-        return point, resumed, verdict
+        def outcome(numbered: tuple[int, Point]) -> tuple[Point, str]:
+            number, point = numbered
+            out = begun(f"{kind}-{number:03}", kind == "resumed")
+            is_met, code = strike(point, out)
+            seen = content(out) if code == 0 else ended(out) if code in (-9, 137) else None
+            verdict = MISSED if not is_met else "EQUAL" if seen == wanted else "DIFFERENT"
+            print(f"{kind}: {point.call} {point.file} {point.nth}: {verdict}", flush=True)
+            return point, verdict
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        outcomes = list(pool.map(outcome, enumerate(plan, start=2)))
-    return markdown(outcomes)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return list(pool.map(outcome, enumerate(plan)))
+
+    found = []
+    for kind in "begun", "resumed":
+        found += outcomes(kind, listed(begun(kind, kind == "resumed")), alone)
+    os.environ[PROVE] = ""
+    proved = ended(project / "calls-alone-proved")
+    known = {(point.call, point.file) for point, _ in found}
+    own = [point for point in listed(begun("proved", resumed=False)) if (point.call, point.file) not in known]
+    return markdown(found + outcomes("proved", own, proved))
 
 
-def markdown(outcomes: list[tuple[Point, bool, str]]) -> str:
+def markdown(outcomes: list[tuple[Point, str]]) -> str:
     """The outcomes as a table, a line for each file."""
-    verdicts = Counter(verdict for _, _, verdict in outcomes)
+    verdicts = Counter(verdict for _, verdict in outcomes)
     files: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for point, _, verdict in outcomes:
+    for point, verdict in outcomes:
         files[point.file].append((point.call, verdict))
 
     def rows() -> Iterator[list[object]]:

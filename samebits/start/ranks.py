@@ -23,6 +23,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from ..base.loading import unsearched
+
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
@@ -58,9 +60,10 @@ def _launched(words: Sequence[str], ranks: int, folder: str) -> tuple[Mapping[in
 
     In `folder` torch makes one for each rank.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    with unsearched():
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     if "LOGLEVEL" not in os.environ:  # which asks torch's launcher to speak
         log = logging.getLogger("torch.distributed.elastic")

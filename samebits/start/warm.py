@@ -7,7 +7,6 @@ own. It imports all code of the project anew; of the libraries it has those that
 """
 
 import atexit
-import gc
 import importlib
 import json
 import os
@@ -23,12 +22,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
+from ..base import loading
 from ..base.project import NAME, Project
 from ..core.errors import RunError
 from . import trainings
 from .ranks import GRACE, STOPPED, end_with_launcher, exit_code
 
-LATE = "torch._dynamo", "torch.distributed.fsdp"  # what the first optimizer, and shards of weights, import
 PAUSE = 0.01  # seconds between two looks at processes that run
 
 
@@ -124,11 +123,8 @@ class Forks:
 
 
 def load() -> None:
-    """Load torch, and all that trainings load."""
-    importlib.import_module("..run", __package__)
-    for late in LATE:
-        importlib.import_module(late)
-    gc.freeze()  # else a fork that looks for garbage would copy the memory that it shares with this process
+    """Load torch, and all that trainings load. A fork copies no memory when it looks for garbage."""
+    loading.load(*loading.TRAINING)
 
 
 def serve() -> None:

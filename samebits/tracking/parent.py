@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from ..base.loading import unsearched
 from ..base.redact import without_credentials
 from ..record.record import now
 from .tracking import QUIET, address_of, experiment_of
@@ -17,7 +18,8 @@ from .tracking import QUIET, address_of, experiment_of
 def keep(wanted: Mapping[str, Any]) -> str:
     """Find the run of a sweep, or make it; give it its status and its files. Returns its id."""
     os.environ |= QUIET
-    from mlflow import MlflowClient
+    with unsearched():
+        from mlflow import MlflowClient
 
     client = MlflowClient(address_of(wanted["uri"]))
     experiment, sweep = experiment_of(client, wanted["experiment"]), wanted["sweep"]

@@ -19,6 +19,7 @@ from typing import Any
 
 from ..address.locks import LOCKS
 from ..base.files import write_json
+from ..base.loading import unsearched
 from ..base.redact import without_credentials
 from ..core.errors import RunError, UserError
 from ..record import names
@@ -99,8 +100,9 @@ def follow(folder: Path, locks: Path, training: int) -> None:
 
 def _upload(folder: Path, locks: Path) -> dict[str, Any]:
     os.environ |= QUIET
-    from mlflow import MlflowClient
-    from mlflow.entities import Metric, Param, RunTag
+    with unsearched():
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param, RunTag
 
     facts = read_record(folder, names.RUN)
     uri = address_of(facts["tracking"]["uri"])

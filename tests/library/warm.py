@@ -5,6 +5,7 @@ them is the same. The tests whose subject is the start itself (its environment, 
 as a user does. Ranks are not forked from an agent such as torchrun's: it has threads, whose locks a fork would copy.
 """
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -106,6 +107,7 @@ def _free_port() -> int:
 
 def _enter(variables: dict[str, str], files: tuple[str, str], work: Callable[..., None], *arguments: Any) -> None:
     """Take on what a process is started with, then work."""
+    gc.freeze()  # else a look for garbage would copy all memory that this process shares with its parent
     os.setsid()
     for number in (signal.SIGHUP, signal.SIGQUIT):  # which `nohup`, or a shell's job in the background, ignores
         signal.signal(number, signal.SIG_DFL)
