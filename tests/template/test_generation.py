@@ -352,6 +352,16 @@ def test_owners_files_import_the_public_names_of_the_library_alone() -> None:
     assert {"Run", "Stage", "main"} <= used <= public
 
 
+def test_clean_removes_caches_of_a_project_without_a_copy_of_the_library(bake: Bake) -> None:
+    baked = bake()
+    shutil.rmtree(baked.path / "vendor")
+    caches = [baked.path / name / "__pycache__" for name in ("src", "tests", "requirements")]
+    for cache in caches:
+        cache.mkdir()
+    baked.run("make", "clean")
+    assert not any(cache.exists() for cache in caches)
+
+
 def test_released_files_of_the_owner_are_short() -> None:
     """And prepare, train and evaluate begin with their imports."""
     source = STARTERS / "digits" / "src" / "{{cookiecutter.package}}"
