@@ -36,10 +36,11 @@ test-all: environment  ## run the tests of both, side by side, as CI does; as ro
 	@echo "pytest"
 	@$(PYTEST) --keep-duplicates tests/hosts tests
 
-lint: $(TOOLS)/.locked  ## ruff over the template's own code
-	@echo "ruff"
+lint: $(TOOLS)/.locked  ## ruff over the template's own code, import-linter over the library
+	@echo "ruff, import-linter"
 	@$(IN_TOOLS) ruff check --quiet .
 	@$(IN_TOOLS) ruff format --check --quiet .
+	@$(IN_TOOLS) lint-imports --no-cache --no-logo
 
 lock: $(TOOLS)/.locked  ## write requirements/test.txt anew (python 3.11)
 	@echo "compiling requirements/test.txt"

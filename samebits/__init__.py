@@ -1,12 +1,14 @@
 """The library samebits keeps the bits of a training: read it, you need not edit it. It never imports your files.
 
 Import `samebits` alone: the names in `__all__` are public, and each is loaded when it is first used. So a config that
-names a `Section` loads no torch. Everything else is private, and each room imports only from rooms below it:
+names a `Section` loads no torch. Tests also import `samebits.testing`. Everything else is private, and each room
+imports only from rooms below it:
 
 | room | holds |
 |---|---|
 | cli | the `samebits` command |
 | analysis | questions asked of runs and of code: verify, diff, replay, compare, audit, doctor. No run imports it |
+| testing | what tests of a project need. No run imports it |
 | front | how a stage starts and ends |
 | run, stage; finish, folder | what the owner's functions hold; from an open run directory to the receipt |
 | prove | parts of a run that are trained again before its receipt is written |

@@ -6,6 +6,8 @@ from pathlib import Path
 import architecture
 import pytest
 from architecture import DOCUMENT, LIBRARY, Library, document
+from bake import ROOT, TOOLS
+from baked import run
 
 
 @pytest.fixture
@@ -30,6 +32,30 @@ def test_import_upward_is_found(copied: Path) -> None:
         file.write("from ..record import names\n")
     with pytest.raises(ValueError, match=r"^rooms that import each other: .*\bcore\b.*\brecord\b"):
         Library(copied).order()
+
+
+def broken(folder: Path) -> str:
+    """What import-linter finds in a library, by the contracts of this repository's pyproject.toml."""
+    words = TOOLS / "lint-imports", "--no-cache", "--no-logo", "--config", ROOT / "pyproject.toml"
+    done = run(*words, cwd=folder.parent, check=False)
+    return done.stdout if done.returncode else ""
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "said"),
+    (
+        ("core/seeds.py", "from ..record import names", "samebits.core is not allowed to import samebits.record"),
+        ("core/seeds.py", "import click", "samebits.core is not allowed to import click"),
+        ("record/names.py", "import torch", "samebits.record is not allowed to import torch"),
+        ("newcomer.py", "", "newcomer"),
+    ),
+)
+def test_contracts_hold_and_what_breaks_one_is_named(copied: Path, name: str, line: str, said: str) -> None:
+    """A room that no layer names, too."""
+    assert broken(copied) == ""
+    with (copied / name).open("a") as file:
+        file.write(f"{line}\n")
+    assert said in broken(copied)
 
 
 def test_call_that_hands_the_model_on_is_counted(copied: Path) -> None:

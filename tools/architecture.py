@@ -25,7 +25,7 @@ HEAD = """\
 # Architecture
 
 The library lies in `samebits/`, a room per folder; a file that lies there by itself is a room of its own. `make
-architecture` makes this page from the code, and a test compares it. import-linter holds the order in each project.
+architecture` makes this page from the code, and a test compares it. `make lint` holds the order.
 
 ## Rooms
 

@@ -1,6 +1,6 @@
 """`dvc repro` in which the stages have the word: without DVC's advice about git, remotes and its own settings.
 
-python -m samebits.analysis.pipeline     as `make repro` calls it; the exit code is that of the stage that failed
+`make repro` calls it as `samebits pipeline`; the exit code is that of the stage that failed.
 """
 
 import logging
@@ -58,5 +58,5 @@ def _reported(words: str) -> int:
     return code if code > 0 else 128 - code
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # as Makefiles of before call it
     sys.exit(main())

@@ -275,5 +275,13 @@ def upgrade(ours: Ours, source: Path, only: tuple[str, ...], force: bool) -> Non
     upgrade(ours.project, source, only, force, click.echo)
 
 
-HERE = accept, bundle, check, diff, docs, doctor, replay, report, smoke, upgrade, verify, verify_receipt
+@click.command(hidden=True)
+def pipeline() -> None:
+    """Run the stages of dvc.yaml that have changed, without DVC's hints: `make repro` calls it."""
+    from .pipeline import main
+
+    sys.exit(main())
+
+
+HERE = accept, bundle, check, diff, docs, doctor, pipeline, replay, report, smoke, upgrade, verify, verify_receipt
 VERBS: dict[str, click.Command] = {str(verb.name): verb for verb in (*HERE, *measure.VERBS)}

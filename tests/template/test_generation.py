@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from bake import ROOT, STARTERS, TOOLS
-from baked import PROJECT, Answers, Bake, BakedProject, run
+from baked import PROJECT, Answers, Bake, BakedProject, run, tracked
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import escapeHtml
 
@@ -166,7 +166,7 @@ def test_answers_arrive(baked: BakedProject, answers: Answers) -> None:
     settings = tomllib.loads(baked.text("pyproject.toml"))["project"]
     assert settings["name"] == project
     assert settings["description"] == answers.get("description", settings["description"])
-    assert settings["scripts"] == {"samebits": "samebits.cli:main"}
+    assert settings["scripts"] == {"samebits": "samebits.__main__:main"}
     assert baked.has_file(f"src/{package}/train.py")
     dvc = RawConfigParser()
     dvc.read_string(baked.text(".dvc/config"))
@@ -326,30 +326,64 @@ def test_change_of_a_default_is_tried_where_it_is_asked_for(bake: Bake, tmp_path
         assert tried("") == (0, "")
 
 
-def test_owners_files_import_the_public_names_of_the_library_alone() -> None:
-    """As `import samebits as sb`, and no other module of it."""
-    names = ast.parse((ROOT / "samebits" / "__init__.py").read_text())
-    (table,) = [node.value for node in names.body if isinstance(node, ast.Assign) and node.targets[0].id == "PUBLIC"]
-    public = {name for listed in ast.literal_eval(table).values() for name in listed}
-    files = [
-        *(ROOT / PROJECT / "src").rglob("*.py"),
-        *STARTERS.rglob("*.py"),
-        *(ROOT / "tests/template/yours").glob("*.py"),
-    ]
-    used = set[str]()
-    for tree in (ast.parse(file.read_text()) for file in files):
-        imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-        assert not [
-            node.module for node in imports if isinstance(node, ast.ImportFrom) and "samebits" in (node.module or "")
-        ]
-        aliases = [(alias.name, alias.asname) for node in imports for alias in node.names if "samebits" in alias.name]
-        assert set(aliases) <= {("samebits", "sb")}
-        used |= {
-            node.attr
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sb"
-        }
-    assert {"Run", "Stage", "main"} <= used <= public
+PUBLIC = "samebits", "samebits.testing"  # the modules of the library that a project may import
+
+
+def public() -> set[str]:
+    """Those modules, with the names that each has."""
+    trees = {name: ast.parse((ROOT / "samebits" / f"{name}.py").read_text()).body for name in ("__init__", "testing")}
+    assigned = {ast.unparse(node.targets[0]): node.value for node in trees["__init__"] if isinstance(node, ast.Assign)}
+    defined = [node.name for node in trees["testing"] if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    names = {name for listed in ast.literal_eval(assigned["PUBLIC"]).values() for name in listed}
+    names |= {f"testing.{name}" for name in defined if not name.startswith("_")}
+    return {*PUBLIC, *(f"samebits.{name}" for name in names)}
+
+
+def used(source: str) -> set[str]:
+    """What a file takes of the library, by its whole name."""
+    found, tree = set[str](), ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "sb":
+            found.add(f"samebits.{node.attr}")
+    return {name for name in found if name.split(".")[0] == "samebits"}
+
+
+def test_owners_files_and_tests_import_the_public_names_of_the_library_alone() -> None:
+    """So that a change inside the library does not reach them."""
+    folders = ROOT / PROJECT / "src", ROOT / PROJECT / "tests", STARTERS, ROOT / "tests/template/yours"
+    files = [file for folder in folders for file in folder.rglob("*.py")]
+    found = set[str]().union(*(used(file.read_text()) for file in files))
+    assert {"samebits.Run", "samebits.Stage", "samebits.main", "samebits.testing.Tested"} <= found <= public()
+
+
+@pytest.mark.parametrize(
+    "planted",
+    (
+        *("import samebits.run", "from samebits.core import seeds", "from samebits.testing import _seed"),
+        *("import samebits as sb\nsb.flags", "from samebits import finish"),
+    ),
+)
+def test_private_name_of_the_library_is_found(planted: str) -> None:
+    assert used(planted) - public()
+    assert not used("import samebits as sb\nsb.UserError\nfrom samebits.testing import Tested\nimport torch") - public()
+
+
+ROOMS = {path.stem for path in (ROOT / "samebits").iterdir() if path.suffix in ("", ".py")} - {"__main__", "testing"}
+ROOM = re.compile(rf"\bsamebits\.({'|'.join(ROOMS)})\b")
+
+
+def test_no_file_of_a_project_names_a_room_of_the_library() -> None:
+    """Nor do its settings and commands, which `make upgrade` leaves alone: a release with other rooms fits them."""
+    files = [ROOT / name for name in tracked() if name.startswith(PROJECT) and (ROOT / name).is_file()]
+    texts = {path: path.read_bytes().decode(errors="replace") for path in files}
+    found = [f"{path}: {named[0]}" for path, text in texts.items() if (named := ROOM.search(text))]
+    assert len(texts) > 100 and found == []
+    assert ROOM.search("python -m samebits.analysis.pipeline") and not ROOM.search("samebits.testing, samebits.runs")
+    assert not re.search(r"(?m)^(layers|containers|exhaustive)\b", texts[ROOT / PROJECT / "pyproject.toml"])
 
 
 def test_clean_removes_caches_of_a_project_without_a_copy_of_the_library(bake: Bake) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import ROOT, params
+from conftest import ROOT, tested
 from ruamel.yaml import YAML
 
-from samebits.core.errors import UserError
+import samebits as sb
 
 
 def leaves(tree: Any, *sections: str) -> Iterator[tuple[str, int]]:
@@ -23,22 +23,22 @@ def test_each_key_of_the_file_is_explained_beside_it():
     text = (ROOT / "params.yaml").read_text()
     lines = text.splitlines()
     found = dict(leaves(YAML().load(text)))
-    assert set(found) <= set(params().flat())
+    assert set(found) <= set(tested.config().flat())
     assert [key for key, line in found.items() if "#" not in lines[line]] == []
 
 
 def test_unknown_key_is_refused_by_name():
-    with pytest.raises(UserError, match=r"^--set seeed: unknown key"):
-        params("seeed=1")
+    with pytest.raises(sb.UserError, match=r"^--set seeed: unknown key"):
+        tested.config("seeed=1")
 
 
 def test_wrong_values_are_refused_by_name():
-    numbers = [key for key, value in params().flat().items() if not isinstance(value, str)]  # text may be any
-    with pytest.raises(UserError) as refused:
-        params(*(f"{key}={{not: this}}" for key in numbers))
+    numbers = [key for key, value in tested.config().flat().items() if not isinstance(value, str)]  # text may be any
+    with pytest.raises(sb.UserError) as refused:
+        tested.config(*(f"{key}={{not: this}}" for key in numbers))
     message = str(refused.value)
     assert [key for key in numbers if f"--set {key}: " not in message] == []
 
 
 def test_shortened_training_fits_the_config():
-    assert params(*params().verify.shorten)
+    assert tested.config(*tested.config().verify.shorten)

@@ -13,6 +13,7 @@ from clone import cold, command, copied, edit, project_in
 from support import PACKAGE, PROJECT, Trained, python, training
 
 import samebits
+from samebits import testing
 from samebits.address.manifest import sha256_file
 from samebits.config.settings import Determinism
 from samebits.core.flag_table import ALLOCATION
@@ -224,6 +225,17 @@ def test_import_of_the_library_is_fast_and_loads_no_torch():
     assert not {"torch", "numpy", "pydantic", "click"} & {*loaded} and "samebits" in loaded
     code = "import sys, samebits as sb; sb.Section, sb.Neutral, sb.main; print('torch' in sys.modules)"
     assert python("-c", code).stdout == "False\n"
+
+
+def test_each_public_name_for_tests_is_documented_and_loads_no_torch():
+    code = "import sys, samebits.testing; print('torch' in sys.modules)"
+    assert python("-c", code).stdout == "False\n"
+    own = {name: value for name, value in vars(testing).items() if getattr(value, "__module__", "") == testing.__name__}
+    own |= {f"tested.{name}": value for name, value in vars(testing.Tested).items() if callable(value)}
+    public = {name: value for name, value in own.items() if not name.removeprefix("tested.").startswith("_")}
+    page = (Path(samebits.__file__).parent / "docs" / "your-model.md").read_text()
+    assert len(public) > 12 and [name for name in public if f"`{name}" not in page] == []
+    assert [name for name, value in public.items() if not value.__doc__] == []
 
 
 def test_each_public_name_is_known_to_type_checkers_and_documented():

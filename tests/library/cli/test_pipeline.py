@@ -43,7 +43,7 @@ def write(project: Path, command: str) -> None:
 
 def repro(project: Path) -> subprocess.CompletedProcess[str]:
     """What `make repro` calls."""
-    return python("-m", "samebits.analysis.pipeline", cwd=project)
+    return python("-m", "samebits", "pipeline", cwd=project)
 
 
 def test_stages_are_named_and_nothing_else_is_said(project: Path):
