@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..core.errors import UserError
 from ..core.observer import Ballot, Observer, View
@@ -32,7 +32,7 @@ class Updates(Observer):
 
     Attributes:
         ready: whether the gradients of the step's last sum are in place.
-        made: whether an optimizer of the run has used them.
+        made: the optimizers of the run that have used them.
         skipped: whether they were not finite, so that an optimizer has nothing to do.
     """
 
@@ -42,17 +42,23 @@ class Updates(Observer):
         require_saved(state.optimizers, state.objects)
         self._model, self._optimizers = state.model, state.optimizers
         self._given = [weakref.ref(parameter) for parameter in state.model.parameters()]
-        self.ready = self.made = self.skipped = False
+        self.ready = self.skipped = False
+        self.made: list[torch.optim.Optimizer] = []
+        self._under_way: list[torch.optim.Optimizer] = []  # one twice, where its step() calls that of its base class
         self.first = 0  # the step with which the run begins
-        self._watch = register_optimizer_step_pre_hook(self._check)
+        self._watches = (
+            register_optimizer_step_pre_hook(self._check),
+            register_optimizer_step_post_hook(self._end),
+        )
 
     def begin_step(self, view: View) -> None:
         """No gradient is there yet."""
-        self.ready = self.made = False
+        self.ready = False
+        self.made, self._under_way = [], []
 
     def batch(self, view: View) -> None:
         """A sum has begun: its gradients are not there yet."""
-        self.ready = self.made = False
+        self.begin_step(view)
 
     def gradients(self, view: View) -> None:
         """An optimizer may use them now."""
@@ -69,7 +75,8 @@ class Updates(Observer):
 
     def close(self, error: BaseException | None) -> None:
         """From here on nothing is watched."""
-        self._watch.remove()
+        for watch in self._watches:
+            watch.remove()
 
     @property
     def forgotten(self) -> bool:
@@ -102,4 +109,13 @@ class Updates(Observer):
                 "optimizer.step() came without gradients: call it after the loop over the step, which sums them. "
                 "optimizer.zero_grad() is not needed"
             )
-        self.made = True
+        if optimizer in self.made and optimizer not in self._under_way:
+            raise UserError(
+                "optimizer.step() was called twice with the same gradients: call it once after each loop over the step"
+            )
+        self.made.append(optimizer)
+        self._under_way.append(optimizer)
+
+    def _end(self, optimizer: torch.optim.Optimizer, words: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        if optimizer in self._under_way:
+            self._under_way.remove(optimizer)

@@ -164,6 +164,31 @@ def with_a_second_sum(step: Step, parts: Parts) -> None:
     parts.optimizer.step()
 
 
+class TwoMoves(torch.optim.SGD):
+    """Makes two updates of each gradient, by the step() of its base class."""
+
+    def step(self, closure: Any = None) -> None:
+        for _ in range(2):
+            super().step(closure)
+
+
+def halves(model: nn.Module) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    """Two optimizers of different kinds, each of a half of the parameters."""
+    held = [*model.parameters()]
+    return TwoMoves(held[::2], lr=0.1), torch.optim.SGD(held[1::2], lr=0.1)
+
+
+@whole
+def with_updates_of_two_optimizers_after_each_of_two_sums(run: Run, parts: Parts) -> None:
+    both = halves(parts.model)
+    for step in run.steps(parts.model, both, parts.dataset, steps=STEPS):
+        for _ in range(2):
+            summed(step, parts.model)
+            for optimizer in both:
+                optimizer.step()
+    run.finish()
+
+
 @whole
 def with_another_model_trained_beside(run: Run, parts: Parts) -> None:
     other = nn.Linear(4, 1)

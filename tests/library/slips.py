@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from loops import Loop, Parts, Words, each_step, good, loss_of, plain, summed, trained_with
+from loops import STEPS, Loop, Parts, Words, each_step, good, halves, loss_of, plain, summed, trained_with
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -212,6 +212,29 @@ def gradients_dropped_before_the_update(step: Step, parts: Parts) -> None:
     summed(step, parts.model)
     parts.optimizer.zero_grad()
     parts.optimizer.step()
+
+
+UPDATED = "optimizer.step() was called twice with the same gradients: call it once after each loop over the step"
+
+
+@slip(UPDATED)
+@each_step
+def update_twice(step: Step, parts: Parts) -> None:
+    good(step, parts)
+    parts.optimizer.step()
+
+
+@slip(UPDATED)
+def update_twice_after_the_second_sum(run: Run, parts: Parts) -> None:
+    """By the first of two optimizers, with the other one's update between."""
+    both = halves(parts.model)
+    for step in run.steps(parts.model, both, parts.dataset, steps=STEPS):
+        for _ in range(2):
+            summed(step, parts.model)
+            for optimizer in both:
+                optimizer.step()
+        both[0].step()
+    run.finish()
 
 
 @slip("step 0: optimizer.step() was never called; call it after the loop over the step")
