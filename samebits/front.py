@@ -29,7 +29,7 @@ from .core.errors import RunError, UserError, of_system
 from .core.flags import missing_variables, require_held, set_environment, stated_variables
 from .core.seeds import derive, seed_everything
 from .environment import variables
-from .guards import opened, stages
+from .guards import imported, opened, stages
 
 overriding = click.option(
     "--set",
@@ -271,12 +271,19 @@ def _function(project: Project, name: str) -> Function:
 
 
 def _module(project: Project, name: str) -> Any:
-    """A module of the owner's package, from the project's own folder."""
+    """A module of the owner's package, from the project's own folder.
+
+    Raises:
+        UserError: it is missing, or an import in it fails.
+    """
     if not (project.package / f"{name}.py").is_file():
         raise UserError(f"{_shown(project, name)}: missing; restore it from git")
     if (source := str(project.package.parent)) not in sys.path[:1]:
         sys.path.insert(0, source)  # before another project of the same name that is installed here
-    return import_module(f"{project.name}.{name}")
+    try:
+        return import_module(f"{project.name}.{name}")
+    except ImportError as error:
+        raise imported.failed(project, error) or error from None
 
 
 def _shown(project: Project, name: str) -> Path:
@@ -354,8 +361,9 @@ def call(project: Project, stage: Work, config: Settings, out: Path, only: str =
             require_held()
     except RunError as failure:
         _end(failure)
-    except OSError as error:
-        if not (failed := of_system(error)):
+    except (OSError, ImportError) as error:  # an import that stands in a function
+        failed = of_system(error) if isinstance(error, OSError) else imported.failed(project, error)
+        if not failed:
             raise
         _end(failed)
     except KeyboardInterrupt:

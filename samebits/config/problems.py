@@ -9,7 +9,9 @@ from pydantic import BaseModel
 
 from ..base.shape import shown
 from ..base.text import some
+from .settings import Settings
 
+UPGRADE = "samebits docs upgrade"
 # What was once a key, or a key's value -> what became of it; or is one elsewhere, and why not here.
 FORMER = {
     "parallel.shards": "renamed parallel.micro_batches",
@@ -58,7 +60,7 @@ def problems(path: Path, schema: Any, details: Sequence[Any], set_here: Iterable
     )
     lines = [_problem(path, detail, set_here) for detail in details if detail not in missing and detail not in unknown]
     former = [key for detail in unknown if (key := key_of(detail)) in FORMER]
-    lines += [f"{path}: {key}: {FORMER[key]}" for key in former]
+    lines += [f"{path}: {key}: {FORMER[key]} ({UPGRADE})" for key in former]
     named = {FORMER[key].removeprefix("renamed ") for key in former}
     missing = [detail for detail in missing if key_of(detail) not in named]
     unknown = [detail for detail in unknown if key_of(detail) not in former]
@@ -69,10 +71,20 @@ def problems(path: Path, schema: Any, details: Sequence[Any], set_here: Iterable
         lines.insert(0, f"{path}: {keys}: unknown key{'s' * (len(unknown) > 1)}{hint}")
     if missing:
         keys = some([key_of(detail) for detail in missing])
-        lines.insert(
-            0, f"{path}: {keys}: missing; add the key{'s' * (len(missing) > 1)} (samebits docs config explains each)"
-        )
+        plural, ours = "s" * (len(missing) > 1), not unknown and any(map(_of_library, missing))
+        older = f"; those that a newer library wants: {UPGRADE}" * ours
+        add = f"missing; add the key{plural} (samebits docs config explains each{older})"
+        lines.insert(0, f"{path}: {keys}: {add}")
     return lines
+
+
+def _of_library(detail: Any) -> bool:
+    """Whether the library itself reads this key."""
+    known: Any = Settings
+    for name in detail["loc"]:
+        known = getattr(known, "model_fields", {}).get(name)
+        known = known and known.annotation
+    return known is not None
 
 
 def _siblings(schema: Any, detail: Any) -> list[str]:

@@ -160,6 +160,43 @@ def test_module_without_what_a_stage_needs_is_refused_in_a_line(fault: str, othe
     assert refused(other, "prepare").startswith(f"src/{PACKAGE}/{module}.py: {said}")
 
 
+NOWHERE = (
+    "No module named 'nowhere'. If pyproject.toml names its package: make setup. Else add it there, then make lock"
+)
+# What is wrong -> the place in prepare.py, an import in it, and what is told of that.
+IMPORTS = {
+    "an older layout": (
+        "import samebits as sb",
+        "from samebits.start import launch",
+        "cannot import name 'launch' from 'samebits.start'. The library's names come from samebits alone; for an",
+    ),
+    "no such package": ("import samebits as sb", "import nowhere.at_all", NOWHERE),
+    "none in a function": ("images, labels =", "import nowhere; images, labels =", NOWHERE),
+    "no such name": (
+        "from .config import Data",
+        "from .config import Date",
+        f"cannot import name 'Date' from '{PACKAGE}.config'. Mend that line",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", IMPORTS)
+def test_import_that_fails_is_told_in_a_line(fault: str, other: Path):
+    old, new, said = IMPORTS[fault]
+    path = other / "src" / PACKAGE / "prepare.py"
+    edit(path, (old, new))
+    place = path.read_text().partition(new)[0].count("\n") + 1
+    assert refused(other, "prepare").startswith(f"src/{PACKAGE}/prepare.py:{place}: {said}")
+
+
+def test_import_that_fails_within_another_module_keeps_its_traceback(other: Path):
+    """The owner's line is not to blame."""
+    (other / "src" / "broken.py").write_text("from json import nothing\n")
+    edit(other / "src" / PACKAGE / "prepare.py", ("import samebits as sb", "import broken"))
+    done = cold(other, "prepare")
+    assert done.returncode == 1 and done.stderr.startswith("Traceback") and "broken.py" in done.stderr, done.stderr
+
+
 def test_missing_module_is_refused_and_not_another_projects_taken(other: Path):
     """This project has one of that name, too, and lies behind it on Python's path."""
     (other / "src" / PACKAGE / "prepare.py").unlink()

@@ -249,16 +249,23 @@ def test_key_of_former_times_is_told_in_a_line_of_its_own(path: Path, key: str):
     sections = {"parallel": "  micro_batches: 8\n", "train": "  epochs: 8\n"}
     sections[section] += f"  {name}: 8\n"
     path.write_text("sede: 0\n" + "".join(f"{title}:\n{lines}" for title, lines in sections.items()))
-    assert f"{path}: {key}: {FORMER[key]}" in refusal_of(path, schema=Now)
+    assert f"{path}: {key}: {FORMER[key]} (samebits docs upgrade)" in refusal_of(path, schema=Now)
 
 
 def test_file_of_former_times_is_refused_in_a_line_for_each_key(path: Path):
     path.write_text(PARAMS.replace("  micro_batches:", "  shards:").replace("  reduce: tree", "  reduce: order_free"))
     wanted = [
         f"{path}: parallel.reduce=order_free: renamed tree",
-        f"{path}: parallel.shards: {FORMER['parallel.shards']}",
+        f"{path}: parallel.shards: {FORMER['parallel.shards']} (samebits docs upgrade)",
     ]
     assert refusal_of(path) == refusal_of(path, "parallel.micro_batches=4") == wanted
+
+
+@pytest.mark.parametrize(("key", "older"), [("read", True), ("test_percent", False)])
+def test_missing_key_that_the_library_reads_leads_to_the_page_of_upgrades(edited: Edit, key: str, older: bool):
+    (message,) = refusal_of(edited(f"  {key}", ""))
+    assert f"data.{key}: missing; add the key (samebits docs config" in message
+    assert ("wants: samebits docs upgrade)" in message) is older
 
 
 def test_list_that_doubles_at_each_line_is_refused(edited: Edit):
