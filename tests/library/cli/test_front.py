@@ -113,9 +113,10 @@ def test_other_commands_give_the_same_bits(way: str, prepared: Path, tmp_path: P
     assert sha256_file(tmp_path / "run" / "model.safetensors") == untracked.weights
 
 
-def test_stage_of_its_module_keeps_the_options_of_python():
-    done = python("-X", "importtime", *("-m", f"{PACKAGE}.train", "--help"))
-    assert done.returncode == 0 and done.stdout.startswith("Usage: python -m samebits train ")
+@pytest.mark.parametrize("stage", ["prepare", "train", "evaluate"])
+def test_module_of_a_stage_is_that_stage_and_keeps_the_options_of_python(stage: str):
+    done = python("-X", "importtime", *("-m", f"{PACKAGE}.{stage}", "--help"))
+    assert done.returncode == 0 and done.stdout.startswith(f"Usage: python -m samebits {stage} "), done.stderr
     assert done.stderr.count("import time: self [us]") == 2
 
 

@@ -19,6 +19,7 @@ from warm import PATIENCE, Warm
 
 from samebits.analysis import verify as verify_module
 from samebits.analysis.verify import ONCE, VARIED, WAYS, Row, Way, chosen, train_in_all_ways
+from samebits.config.params import load
 from samebits.core.errors import RunError, UserError
 from samebits.core.ranks import ALONE
 from samebits.core.shards import Scattered, Shard
@@ -167,6 +168,26 @@ def test_key_that_is_not_neutral_or_does_not_fit_is_refused_by_name(
     done = verb("verify", "--set", f"verify.{override}")
     assert (done.exit_code, done.stdout) == (2, "") and done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith(f"params.yaml: verify.{message}"), done.stderr
+
+
+@pytest.mark.parametrize(("words", "asks"), [((), {"train.epochs": 2}), (("--full",), {})])
+def test_full_verification_shortens_no_training(
+    words: tuple[str, ...], asks: dict[str, int], monkeypatch: pytest.MonkeyPatch
+):
+    """And varies the same neutral keys; no training is started here."""
+    seen: list[Any] = []
+
+    def train(project: Any, config: Config, places: int, start: None, settings: Any, report: Any, *more: Any) -> Any:
+        seen.extend([config.train.epochs, settings, more[-1]])
+        return [Row(ONCE.name, "EQUAL")]
+
+    monkeypatch.chdir(OURS.root)
+    monkeypatch.setattr(trainings, "prepared", lambda *given: None)
+    monkeypatch.setattr(verify_module, "starting", lambda *given: nullcontext())
+    monkeypatch.setattr(verify_module, "train_in_all_ways", train)
+    done = verb("verify", *words, "--only", "once more", "--set", "seed=5")
+    epochs = asks.get("train.epochs", load(Config).train.epochs)
+    assert seen == [epochs, {**asks, "seed": 5}, {"train.evaluate_every": 1}], done.output
 
 
 # ---- a way that the training refuses

@@ -9,6 +9,13 @@ from typing import NoReturn
 
 import pytest
 
+# What starts a process; all other functions of the standard library call one of these.
+STARTS = {
+    subprocess: ("Popen",),
+    os: ("fork", "forkpty", "posix_spawn", "posix_spawnp", "system"),
+    BaseProcess: ("start",),
+}
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
@@ -20,6 +27,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         raise AssertionError(f"a unit test starts a process: {arguments}. Move it to another folder")
 
     with pytest.MonkeyPatch.context() as patch:
-        for owner, name in ((subprocess, "Popen"), (os, "fork"), (BaseProcess, "start")):
-            patch.setattr(owner, name, refuse)
+        for owner, names in STARTS.items():
+            for name in names:
+                patch.setattr(owner, name, refuse)
         return (yield)
