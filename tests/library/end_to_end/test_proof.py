@@ -902,6 +902,37 @@ def test_circumstance_that_a_run_depends_on_is_found(
     assert found and (found.step, found.phase) == (0, "loss")
 
 
+RARE = "MEMORY['calls'] += self.training; scale = 1.0 + (80 < MEMORY['calls'] <= 104) / 64"  # steps 10 to 12, of 8 each
+AT_ITS_PLACE = "scale = 1.0 + len(__file__) / 4096"
+IN_WORKERS = "float().unsqueeze(0) / (16 + (torch.utils.data.get_worker_info() is not None))"
+ONE, WORKER = choice.Choice(1, 0, "none"), choice.Choice(1, 1, "none")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("body", "item", "finds", "misses"),
+    [
+        (RARE, "float().unsqueeze(0) / 16", (Segment(10, 13), ONE), (LAST, ONE)),
+        (AT_ITS_PLACE, "float().unsqueeze(0) / 16", (FIRST, ONE), None),
+        (CLEAN, IN_WORKERS, (FIRST, WORKER), (FIRST, ONE)),
+    ],
+    ids=["steps that a place covers", "folder of the project", "loader workers"],
+)
+def test_fault_is_found_by_a_part_that_covers_it_or_is_trained_so(
+    body: str,
+    item: str,
+    finds: tuple[Segment, choice.Choice],
+    misses: tuple[Segment, choice.Choice] | None,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    planted(project, body)
+    edit(project / "src" / PACKAGE / "data.py", ("float().unsqueeze(0) / 16", item))
+    ended(project, *words(project, "prove.when=never", "checkpoint.every=10", "checkpoint.keep=9"))
+    assert differs(project, monkeypatch, segment=finds[0], own=finds[1])
+    assert not misses or differs(project, monkeypatch, segment=misses[0], own=misses[1]) is None
+
+
 def test_variables_with_circumstances_of_their_own_are_named_by_these(tmp_path: Path):
     """Else what depends on HOME would be said to depend on environment variables."""
     own = dict.fromkeys([row.name for row in setting.ROWS if row.name.isupper()], "as it is")
