@@ -16,6 +16,7 @@ from typing import Any
 import click
 import pytest
 import torch
+from clone import commit, copied, edit
 from support import PACKAGE, PROJECT, python
 
 from samebits.base.project import LIBRARY
@@ -243,3 +244,40 @@ def test_function_that_a_page_shows_pads_a_batch():
     exec(text, given)
     values, held = given["collate"]([torch.ones(2), torch.ones(3)])
     assert values.tolist() == held.float().tolist() == [[1, 1, 0], [1, 1, 1]]
+
+
+# ---- an older layout
+
+
+def brought_over(folder: Path, commands: str) -> set[str]:
+    """What differs from a project of today after these commands, in one of an older layout that its owner changed."""
+    files = "params.yaml", "dvc.lock", "results.lock"
+    new, old = (copied(folder / name, ("src", "vendor", "artifacts"), files) for name in ("new", "old"))
+    commit(new)
+    package, library, results = old / "src" / PACKAGE, old / "vendor" / "samebits", old / "results.lock"
+    edit(package / "train.py", ("sb.main(train)", "launch.call(PROJECT, train, CONFIG, OUT)"))
+    (library / "cli.py").unlink()
+    for path in (package / "__main__.py", library / "removed.py", results):
+        path.write_text("of the older layout\n")
+    commit(old)
+    edit(package / "model.py", ("nn.ReLU()", "nn.GELU()"))
+    for path in (package / "added.py", library / "removed.py", results):
+        path.write_text("the owner's\n")
+    commit(old)
+    person = {f"GIT_{role}_{key}": "tester" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
+    environ = os.environ | person | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+
+    def said(*words: str) -> str:
+        return subprocess.run(words, cwd=old, env=environ, check=True, capture_output=True, text=True).stdout
+
+    said("sh", "-c", commands.replace("../new/PROJECT", str(new)))
+    assert "the owner's" in results.read_text()
+    return {*said("git", "diff", "--name-only", "layout").split()}
+
+
+def test_commands_of_a_page_bring_an_older_layout_over(tmp_path: Path):
+    (commands,) = [block for block in re.findall(r"(?ms)^ *```\n(.*?)^ *```", PAGES["upgrade"]) if "merge" in block]
+    kept = {f"src/{PACKAGE}/model.py", f"src/{PACKAGE}/added.py", "results.lock"}
+    assert brought_over(tmp_path / "one", commands) == kept
+    partly = commands.replace("git rm -rqf vendor\n", "")
+    assert partly != commands and brought_over(tmp_path / "two", partly) == {*kept, "vendor/samebits/removed.py"}
