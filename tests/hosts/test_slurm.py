@@ -210,7 +210,7 @@ def test_a_job_goes_on_without_a_lost_node(site: Site) -> None:
     assert weights(job.out) == weights(site.alone())
 
 
-@pytest.mark.parametrize("memory", ["600M", "9000M"] if CONSTRAINS else ["9000M"])
+@pytest.mark.parametrize("memory", ["680M", "9000M"] if CONSTRAINS else ["9000M"])
 def test_a_run_proves_itself_on_as_many_ranks_as_its_step_has_memory_for(site: Site, memory: str) -> None:
     """And is not killed for more."""
     out = site.project.path / "runs" / memory
