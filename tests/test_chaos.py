@@ -22,10 +22,10 @@ LOG = """\
 7 openat(AT_FDCWD</p>, "/p/run/.seen-Xy", O_RDWR|O_CREAT|O_EXCL, 0600) = 9</p/run/.seen-Xy>
 7 unlink("/p/run/.seen-Xy") = 0
 8 unlinkat(9</p/run/checkpoints/000000002-0a>, "m", 0) = 0
-9 mkdir("/p/run/proof/project/src", 0777) = 0
-9 mkdir("/p/run/proof/project/vendor", 0777) = 0
-9 mkdir("/p/run/proof/project/vendor/samebits", 0777) = 0
-9 mkdir("/p/run/proof/project/data", 0777) = 0
+9 mkdir("/p/run/.proof/project/src", 0777) = 0
+9 mkdir("/p/run/.proof/project/vendor", 0777) = 0
+9 mkdir("/p/run/.proof/project/vendor/samebits", 0777) = 0
+9 mkdir("/p/run/.proof/project/data", 0777) = 0
 """
 
 
@@ -42,16 +42,16 @@ def test_calls_that_change_the_run_directory_are_found_with_their_place_in_the_t
         Point("write", "rows", 3),
         Point("renameat", "c/.000000008.part/m", 1),
         Point("unlinkat", "checkpoints/000000002-0a", 1),
-        Point("mkdir", "proof/project/src", 1),
-        Point("mkdir", "proof/project/vendor", 1),
-        Point("mkdir", "proof/project/data", 1),
+        Point("mkdir", ".proof/project/src", 1),
+        Point("mkdir", ".proof/project/vendor", 1),
+        Point("mkdir", ".proof/project/data", 1),
     ]
 
 
 def test_table_tells_equal_from_different_and_missed() -> None:
     """One row per file, whatever the step."""
     kept, gone = Point("rename", "checkpoints/.000000008.part", 1), Point("rmdir", "checkpoints/000000008-0a", 1)
-    assert Point("mkdir", "proof/project/src", 1).file == "proof/project/…"
+    assert Point("mkdir", ".proof/project/src", 1).file == ".proof/project/…"
     outcomes = [(kept, "EQUAL"), (kept, "DIFFERENT"), (gone, MISSED)]
     message = markdown(outcomes)
     assert "1 **DIFFERENT**, 1 **EQUAL**, 1 **not met**" in message

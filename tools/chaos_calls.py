@@ -21,7 +21,7 @@ from harness import table
 ON_NAMES = "openat", "mkdir", "mkdirat", "rmdir", "rename", "renameat", "renameat2", "unlink", "unlinkat", "link"
 ON_OPEN = "write", "pwrite64", "ftruncate", "fsync", "fdatasync"  # files and folders
 LINE = re.compile(r"(\d+) +(\w+)\((.*)")
-PROVE, PROOF = "SAMEBITS_PROVE", "proof"  # the variable that says when, and the folder of what it makes
+PROVE, PROOF = "SAMEBITS_PROVE", ".proof"  # the variable that says when, and the folder of what it makes
 NUMBER = re.compile(r"\d{9}(-[0-9a-f]+)?")  # of a step, in the name of a checkpoint
 RANDOM = ".tmp", ".seen-"  # how safetensors names a file until it is whole, and rank 0 one that others look for
 MISSED = "not met"  # a kill whose call did not come
