@@ -48,6 +48,11 @@ def test_calls_that_change_the_run_directory_are_found_with_their_place_in_the_t
     ]
 
 
+def test_calls_of_other_processes_are_left_out_of_those_for_a_proof() -> None:
+    """Thread 7 is the run's first one."""
+    assert {point.path for point in points(LOG, OUT, main=True)} == {"", "run.json.part", "rows"}
+
+
 def test_table_tells_equal_from_different_and_missed() -> None:
     """One row per file, whatever the step."""
     kept, gone = Point("rename", "checkpoints/.000000008.part", 1), Point("rmdir", "checkpoints/000000008-0a", 1)
