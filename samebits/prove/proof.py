@@ -263,6 +263,8 @@ class Proof:
                     continue
                 if not self._ended:  # at the end it is tried again, for then the run's memory is free
                     self._attempts = _attempts()
+                    tried = f"{segment} on "
+                    self._not_tried = {what: why for what, why in self._not_tried.items() if not what.startswith(tried)}
                     return
                 if self._done and isinstance(failed, RunError):  # where another one was trained
                     self.found = segment, self._own, rows, again.failure(segment, str(failed))

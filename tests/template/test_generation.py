@@ -340,7 +340,7 @@ def public() -> set[str]:
 
 
 def used(source: str) -> set[str]:
-    """What a file takes of the library, by its whole name."""
+    """What a file takes of the library, by its full name."""
     found, tree = set[str](), ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -164,7 +164,7 @@ def test_module_without_what_a_stage_needs_is_refused_in_a_line(fault: str, othe
 NOWHERE = (
     "No module named 'nowhere'. If pyproject.toml names its package: make setup. Else add it there, then make lock"
 )
-# What is wrong -> the place in prepare.py, an import in it, and what is told of that.
+# What is wrong -> the place in prepare.py, an import in it, and the line about it.
 IMPORTS = {
     "an older layout": (
         "import samebits as sb",

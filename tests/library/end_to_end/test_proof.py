@@ -583,6 +583,30 @@ def test_circumstance_that_a_part_cannot_do_without_is_left_alone_and_named_and_
     assert stated["not_tried"][needed] == "no such weights" and {*stated["changed"]} == {fresh.ELSEWHERE, *others}
 
 
+def test_part_that_has_no_room_beside_the_run_is_trained_at_its_end_and_not_named_as_left_out(
+    clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    part, config = Segment(0, 3), load(Config, clean / "params.yaml", ["prove.when=early"])
+    made = proof.Proof(project_in(clean), config, tmp_path, 1, [part], lambda: False)
+
+    def start(rows: Sequence[setting.Row]) -> Iterator[None]:
+        made._process = SimpleNamespace()
+        yield
+
+    def compared(process: object, segment: Segment, way: choice.Choice, patience: int) -> Iterator[None]:
+        yield
+        return "" if made._ended else "no room", None
+
+    monkeypatch.setattr(made, "_start", start)
+    monkeypatch.setattr(made, "_compared", compared)
+    monkeypatch.setattr(made, "_possible", lambda steps: [(0, part)])
+    monkeypatch.setattr(made, "_kept", lambda: {0})
+    assert [made.look(3) for _ in range(99)] == [False] * 99 and not made._done and made._failed
+    stated = made.make(3)
+    assert len(stated["segments"]) == 1 and {*stated["not_tried"]} <= {proof.RANKS}
+    assert {*stated["changed"]} == {fresh.ELSEWHERE, *(row.name for row in setting.ROWS)}
+
+
 @pytest.mark.parametrize(
     "error", [OSError(ENOSPC, os.strerror(ENOSPC)), RunError(f"[Errno {ENOSPC}] No space: free some")]
 )
