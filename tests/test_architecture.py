@@ -64,3 +64,11 @@ def test_call_that_hands_the_model_on_is_counted(copied: Path) -> None:
         file.write("from .shards import extras\n\n\ndef planted(model):\n    extras(model)\n")
     after = Library(copied).handed(architecture.NAMED["the model"])
     assert {*after} - {*before} == {("core.seeds", "core.shards", "extras")}
+
+
+def test_names_that_an_owner_uses_are_listed(tmp_path: Path) -> None:
+    """Those of a module inside the library, too."""
+    (folder := tmp_path / "planted" / "src" / "package").mkdir(parents=True)
+    lines = "import samebits as sb", "from samebits.core import seeds", "from .model import build", "sb.main(build)"
+    (folder / "train.py").write_text("\n".join(lines))
+    assert architecture.owners(tmp_path)[2:] == ["| planted | train.py | 4 | model | core.seeds, main |"]

@@ -1,4 +1,4 @@
-"""Draw the rooms of the library, and the way of the model and of a batch through a training, from the code itself.
+"""Draw the rooms of the library, the way of the model and of a batch through a training, and the files of the template.
 
     python tools/architecture.py              writes docs/architecture.md
     python tools/architecture.py LIBRARY      prints it for another copy of the library
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from bake import ROOT
+from bake import ROOT, STARTERS
 
 DOCUMENT = ROOT / "docs" / "architecture.md"
 LIBRARY = ROOT / "samebits"
@@ -32,6 +32,14 @@ architecture` makes this page from the code, and a test compares it. `make lint`
 A room imports rooms below it alone. **core** decides bits: it imports torch, numpy, safetensors and itself, and its
 digest enters the content address. Whatever else looks at a training is an observer of core's loop. No run imports
 analysis.
+"""
+
+OWNERS = """\
+## The owner's files
+
+A generated project has the files of one starter in `src/<package>/`; `finetuning` has those of `digits` that it does
+not bring. They import each other and the public names of samebits, which lies in `vendor/samebits`; samebits imports
+none of them by name but `config`, `prepare`, `train` and `evaluate`.
 """
 
 
@@ -161,7 +169,22 @@ def document(library: Library) -> str:
         modules = {name for one, other, _ in found for name in (one, other)}
         parts.append(f"## The way of {what}\n\nIt is handed on {len(found)} times, between {len(modules)} modules.\n")
         parts += ["| from | to | call |", "|---|---|---|", *(f"| {a} | {b} | `{call}` |" for a, b, call in found), ""]
-    return "\n".join(parts)
+    return "\n".join([*parts, OWNERS, *owners(), ""])
+
+
+def owners(starters: Path = STARTERS) -> list[str]:
+    """Rows of a table: each file of an owner's package, the others that it imports, and what it uses of the library."""
+    rows = ["| starter | file | lines | imports | of samebits |", "|---|---|---|---|---|"]
+    for path in sorted(starters.glob("*/src/*/*.py")):
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+        own = [node.module or alias.name for node in froms if node.level for alias in node.names]
+        used = [node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "sb"]
+        inner = [f"{node.module}.{alias.name}" for node in froms if not node.level for alias in node.names]
+        used += [name.removeprefix("samebits.") for name in inner if name.startswith("samebits.")]
+        cells = path.relative_to(starters).parts[0], path.name, str(len(path.read_text().splitlines()))
+        rows.append(f"| {' | '.join([*cells, *(', '.join(dict.fromkeys(sorted(names))) for names in (own, used))])} |")
+    return rows
 
 
 def main() -> None:

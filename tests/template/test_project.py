@@ -23,23 +23,7 @@ issues = mlcroissant.Dataset(jsonld=sys.argv[1]).metadata.issues
 print(*issues.errors, *issues.warnings, "read", sep="\\n")
 """
 # Answers that could leak into a hash: names shorter and longer than DVC's line, other servers, no CI.
-ANSWERS = {
-    "default": {},
-    "short package": {"project": "p", "package": "tiny"},
-    "eleven letters": {"package": "elevenletts"},
-    "twelve letters": {"package": "twelveletter"},
-    "plugin of DVC": {"dvc_remote": "s3://bucket/path"},
-    "everything else": {
-        "project": "zz-top-model",
-        "package": "an_unusually_long_package_name_of_forty_four",
-        "description": 'Something "else": $HOME & `more` \\ #1 {a} <b>',
-        "author": "Grace O'Brien <grace@example.org>",
-        "license": "none",
-        "dvc_remote": "/mnt/it's: a, #1 $HOME \\ ; {b} é",
-        "mlflow_tracking_uri": "https://mlflow.example.org",
-        "ci": "none",
-    },
-}
+ANSWERS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(Path(__file__).parent.glob("answers/*.yaml"))}
 
 
 @pytest.fixture(params=ANSWERS.values(), ids=ANSWERS)
@@ -56,9 +40,9 @@ def test_pipeline_is_up_to_date_right_after_generation(baked: BakedProject) -> N
 
 
 def test_dvc_reads_the_remote_as_it_was_answered(bake: Bake, project: InstalledProject) -> None:
-    baked = bake(**ANSWERS["everything else"])
+    baked = bake(**ANSWERS["everything-else"])
     printed = run("dvc", "config", "remote.storage.url", cwd=baked.path, env=in_venv(baked.path, baked.env)).stdout
-    assert printed == f"{ANSWERS['everything else']['dvc_remote']}\n"
+    assert printed == f"{ANSWERS['everything-else']['dvc_remote']}\n"
 
 
 def test_shipped_lock_is_written_as_dvc_writes_it(baked: BakedProject) -> None:
@@ -82,7 +66,7 @@ def test_names_and_servers_change_no_hash(baked: BakedProject, project: Installe
 @pytest.fixture(scope="module")
 def reproduced(bake: Bake) -> BakedProject:
     """The whole way, under other names and on two processes, from generation to the verdict, which `log` holds."""
-    baked = bake(**ANSWERS["everything else"])
+    baked = bake(**ANSWERS["everything-else"])
     # another project may have been installed there since; a run waits a minute for a server that is nowhere
     env = in_venv(baked.path, baked.env) | {"NPROC": "2", "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}
     printed = run("make", "repro", f"VENV={VENV}", cwd=baked.path, env=env).stdout
