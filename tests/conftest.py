@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+from functools import cache
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -95,13 +96,20 @@ def template(tmp_path_factory: pytest.TempPathFactory, env: Environment) -> Path
 
 @pytest.fixture(scope="session")
 def bake(tmp_path_factory: pytest.TempPathFactory, template: Path, env: Environment) -> Bake:
-    """Return a function that generates a project from answers."""
+    """Return a function that generates a project from answers; the same answers give a copy."""
+
+    @cache
+    def generated(source: Path | str, *answers: tuple[str, str]) -> tuple[Path, str]:
+        out = tmp_path_factory.mktemp("generated")
+        done = cookiecutter(source, out, dict(answers), env=env)
+        assert done.returncode == 0, done.stdout
+        return out, done.stdout
 
     def bake(source: Path | str | None = None, /, **answers: str) -> BakedProject:
+        first, log = generated(source or template, *sorted(answers.items()))
         out = tmp_path_factory.mktemp("out")
-        done = cookiecutter(source or template, out, answers, env=env)
-        assert done.returncode == 0, done.stdout
-        return BakedProject(out / answers.get("project", "repro-project"), done.stdout, env)
+        shutil.copytree(first, out, symlinks=True, dirs_exist_ok=True)
+        return BakedProject(out / answers.get("project", "repro-project"), log, env)
 
     return bake
 

@@ -1,14 +1,15 @@
 """What another CPU is given to do, in one process: the project's canary, draws, and trainings, each in a fork of it.
 
-Under QEMU importing torch, and the library, takes longer than the rest, and what is forked from a process stays on its
-CPU. So all trainings are of one copy of a project, in which the files of another one take the place of the first's; the
-library is the same.
+Under QEMU importing torch, the library, and what starters add takes longer than the rest, and what is forked from a
+process stays on its CPU. So all trainings are of one copy of a project, in which the files of another one take the
+place of the first's; the library is the same.
 """
 
 import gzip
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -49,10 +50,12 @@ draws += torch.randn(999).numpy(), torch.randn(7).numpy(), torch.randn(999, dtyp
 gammas = [numpy.random.rand(999).astype(kind) ** kind(2.2) for kind in (numpy.float32, numpy.float64)]
 print(hashlib.sha256(b"".join(numpy.asarray(numbers).tobytes() for numbers in (*draws, *gammas))).hexdigest())
 sys.stdout.flush()
-for number, (project, arguments) in enumerate({trainings}):
+for number, (project, arguments, imports) in enumerate({trainings}):
     if number == 0:
         import shutil
         import torch._dynamo, samebits.run
+    for line in imports:
+        exec(line)
     if child := os.fork():
         assert os.waitpid(child, 0)[1] == 0, project
         continue
@@ -129,6 +132,12 @@ def strict(
     return variables | json.loads(python(project, HERE, "-c", program, **variables))
 
 
+def brought(project: InstalledProject) -> list[str]:
+    """Return the lines that import what takes longest of the packages that a starter adds."""
+    texts = [path.read_text() for path in (project.path / "src").rglob("*.py")]
+    return [line for text in texts for line in re.findall(r"^from transformers\S* import .*$", text, re.MULTILINE)]
+
+
 def play(
     project: InstalledProject,
     profile: str,
@@ -143,9 +152,11 @@ def play(
     trainings = trainings or {}
     copy = copied(project, out)
     rows = [
-        (str(training.project.path), [*words((*common, *training.overrides)), "--out", str(out / name)])
+        (str(training.project.path), [*words((*common, *training.overrides)), "--out", str(out / name)], imports)
         for name, training in trainings.items()
+        for imports in [brought(training.project)]
     ]
+    rows.sort(key=lambda row: len(row[-1]))  # a project must not see a package that its locks do not have
     program = PROGRAM.format(cpu=cpu, relax=relax, trainings=rows)
     canary, draws, *_ = python(copy, profile, "-c", program, **strict(project, cpu, relax, **variables)).splitlines()
     return Played(canary == "released", draws, {name: weights(out / name) for name in trainings})

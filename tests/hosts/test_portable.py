@@ -150,7 +150,8 @@ def test_trainings_differ(portable: dict[str, Played]) -> None:
 
 def test_training_that_leaves_its_disguise_is_found(project: InstalledProject, tmp_path: Path) -> None:
     """The planted fault: a variable is missing that a training sets by starting itself again."""
-    program, variables = PROGRAM.format(cpu="portable", relax=(), trainings=[(str(project.path), [])]), strict(project)
+    program = PROGRAM.format(cpu="portable", relax=(), trainings=[(str(project.path), [], [])])
+    variables = strict(project)
     kept = {name: value for name, value in variables.items() if not name.startswith("MALLOC_")}
     assert kept != variables
     with pytest.raises(AssertionError, match="started again, out of its disguise"):

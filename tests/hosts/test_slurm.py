@@ -73,6 +73,10 @@ class Job:
         """Wait until it trains, then stop its ranks, so that it is midway for sure; return them."""
         rows = self.out / "metrics.jsonl"
         until(lambda: rows.is_file() and rows.read_bytes().count(b"\n") >= steps, f"job {self.id} trains")
+        return self.stop(count)
+
+    def stop(self, count: int = 2) -> dict[int, str]:
+        """Stop its ranks where they are; return them."""
         ranks = self.ranks()
         for pid in ranks:
             os.kill(pid, signal.SIGSTOP)
@@ -87,15 +91,16 @@ class Site:
     slurm: Slurm
     project: InstalledProject
 
-    def submit(self, out: str, *options: str, settings: tuple[str, ...] = (), slow: int = 0) -> Job:
+    def submit(self, out: str, *options: str, settings: tuple[str, ...] = (), slow: int = 0, prove: str = "") -> Job:
         """Submit a training into `out`; its first life takes so many seconds to write a checkpoint."""
-        number = self.sbatch(*options, script=("--out", out, *settings), slow=slow)
+        number = self.sbatch(*options, script=("--out", out, *settings), slow=slow, prove=prove)
         return Job(self.slurm, number, self.project.path / out)
 
-    def sbatch(self, *options: str, script: tuple[str, ...] = (), slow: int = 0) -> str:
+    def sbatch(self, *options: str, script: tuple[str, ...] = (), slow: int = 0, prove: str = "") -> str:
         """Submit the script as its header says, and return the job's number."""
         command = ("sbatch", "--parsable", *options, "deploy/slurm/train.sbatch", *words(), *script)
-        return sh(*command, cwd=self.project.path, env={**self.env, "SLOW": str(slow)}).stdout.strip()
+        env = {**self.env, "SLOW": str(slow), "SAMEBITS_PROVE": prove or "never"}
+        return sh(*command, cwd=self.project.path, env=env).stdout.strip()
 
     @property
     def env(self) -> dict[str, str]:
@@ -145,21 +150,29 @@ def assert_went_on(job: Job, times: int = 1) -> None:
 def test_preempted_jobs_go_on_to_the_same_bits(site: Site) -> None:
     """One has time of grace: it saves, however slowly, and requeues itself. The other is requeued by Slurm at once.
 
-    Of the script's own size: two nodes, with four GPUs each, that CPU trainings leave alone.
+    Of the script's own size: two nodes, with four GPUs each, that CPU trainings leave alone. The first one proves
+    itself, and is preempted again while it does.
     """
-    patient = site.submit("runs/patient", "--partition=patient", slow=35)
+    patient = site.submit("runs/patient", "--partition=patient", slow=35, prove="end")
     abrupt = site.submit("runs/abrupt", "--partition=abrupt")
     for job in (patient, abrupt):
         job.hold()  # until Slurm sends SIGCONT with SIGTERM
     site.preempt()
+    until(lambda: (patient.out / "metrics.json").is_file() and (patient.out / ".proof").is_dir(), "it proves itself")
+    patient.stop()
+    site.preempt()
     for job in (patient, abrupt):
         job.ends()
         assert (job["NumNodes"], job["TresPerNode"]) == ("2", "gres:gpu:4")
-        assert_went_on(job)
         assert weights(job.out) == weights(site.alone())
     assert site.project.run(site.project.python, "-m", "samebits", "diff", site.alone(), abrupt.out).startswith("EQUAL")
-    assert patient.log().count(REQUEUED) == 1
+    assert_went_on(abrupt)
     assert REQUEUED not in abrupt.log()
+    log = patient.log()
+    assert patient["Restarts"] == "2" and log.count(REQUEUED) == 2, log
+    assert re.search(r"stopped by SIGTERM after step (\d+);[^$]*resumed \S+ after step \1\n", log), log
+    assert "stopped by SIGTERM while the run proves itself" in log
+    assert json.loads((patient.out / "receipt.json").read_bytes())["predicate"]["proof"]["segments"]
 
 
 def test_an_array_trains_a_seed_per_task(site: Site) -> None:
