@@ -31,12 +31,13 @@ def free_port() -> int:
 
 
 def until(condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
-    """Wait until something is the case."""
-    end = time.monotonic() + patience
+    """Wait until something is the case; look less often the longer it takes, for some looks start a program."""
+    began = time.monotonic()
     while not condition():
-        if time.monotonic() > end:
+        waited = time.monotonic() - began
+        if waited > patience:
             pytest.fail(f"{what}: not within {patience:.0f} s")
-        time.sleep(0.1)
+        time.sleep(min(1, 0.1 + waited / 20))
 
 
 def encrypt(server: ThreadingHTTPServer, folder: Path) -> Path:

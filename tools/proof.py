@@ -1,10 +1,11 @@
 """Let runs prove themselves: how often a right one is refused, and what a proof takes: the tables of docs/proof.md.
 
-    python tools/proof.py [--runs N] [--rounds N]
+    python tools/proof.py [--runs N] [--rounds N] [--only SUBJECT]
 
-Runs of the starters, each with a seed of its own, shortened as `verify.shorten` in their params.yaml says. None of them
-depends on anything that must not matter, so each proof that is not EQUAL is a false alarm. Then the released run of a
-starter is trained with its proof and without, by turns, and so are a long run and a large model, once.
+Runs of the starters and of networks of other people, each with a seed of its own, shortened as `verify.shorten` in
+their params.yaml says. None of them depends on anything that must not matter, so each proof that is not EQUAL is a
+false alarm. Then the released run of a starter is trained with its proof and without, by turns, and so are a long run
+and a large model, once. With --only the rows of these subjects are printed, and no document is written.
 """
 
 import math
@@ -18,14 +19,17 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+import networks
 from bake import ROOT, venv_of
 from harness import about, arguments, in_turn, prepared, printed, spread, table, write
 
 RESULT = ROOT / "docs" / "proof.md"
-STARTERS = "digits", "images", "language", "series", "tabular", "blank"
+STARTERS = "digits", "finetuning", "images", "language", "series", "tabular", "blank"
+STRANGERS = "networks of other people"
+SUBJECTS = *STARTERS, STRANGERS
 LINE = re.compile(r"(?m)^proof +(EQUAL|none)")
 NO_RECEIPT = "DIFFERS"
-HEAD = "starter | runs | EQUAL | without a proof | refused"
+HEAD = "subject | runs | EQUAL | without a proof | refused"
 COST = "run | seconds without a proof | with it | more"
 LARGE = "model.width=768", "model.layers=13", "model.heads=12", "parallel.global_batch=8", "train.steps=8"
 # A run -> its starter, its settings, when it proves itself, the most rounds.
@@ -58,15 +62,21 @@ def train(project: Path, starter: str, *settings: str) -> str:
     return verdict(printed(project, *words, ends=(0, 1), venv=venv_of(starter)))
 
 
+def keys(subject: str, seed: int) -> list[str]:
+    """The overrides of one run: a seed, and of the networks one after another."""
+    return [f"seed={seed}", *[f"model.name={networks.NAMES[seed % len(networks.NAMES)]}"] * (subject == STRANGERS)]
+
+
 def alarms(requested: Namespace) -> Iterator[list[object]]:
-    """A row for each starter, and one for all."""
+    """A row for each subject, and one for all."""
     total = Counter[str]()
-    each = math.ceil(requested.runs / len(STARTERS))
-    for starter in STARTERS:
-        with prepared(starter) as project:
-            seen = Counter(train(project, starter, *short(project), f"seed={seed}") for seed in range(each))
+    each = math.ceil(requested.runs / len(SUBJECTS))
+    for subject in requested.only:
+        starter, change = (networks.STARTER, networks.lay) if subject == STRANGERS else (subject, None)
+        with prepared(starter, change) as project:
+            seen = Counter(train(project, starter, *keys(subject, seed), *short(project)) for seed in range(each))
         total += seen
-        yield [starter, each, seen["EQUAL"], seen["none"], seen[NO_RECEIPT]]
+        yield [subject, each, seen["EQUAL"], seen["none"], seen[NO_RECEIPT]]
     yield ["all", total.total(), total["EQUAL"], total["none"], total[NO_RECEIPT]]
 
 
@@ -92,7 +102,10 @@ def costs(requested: Namespace) -> Iterator[list[object]]:
 
 def main() -> None:
     """Measure, and write the tables into the document."""
-    requested = arguments(__doc__, RESULT, rounds=5, runs=200)
+    requested = arguments(__doc__, RESULT, SUBJECTS, rounds=5, runs=200)
+    if len(requested.only) < len(SUBJECTS):
+        table(HEAD, alarms(requested))
+        return
     place = f"{about()} {requested.rounds} rounds."
     found = table(HEAD, alarms(requested))
     write(requested.out, place, found)  # an interrupted measurement leaves what it has

@@ -178,12 +178,12 @@ class MetricRow(Form):
 
 
 class Upload(Form):
-    """How far an upload came."""
+    """How far an upload came, or why it did not begin."""
 
-    id: str
-    uri: str
-    rows: int
     complete: bool
+    id: str = ABSENT
+    uri: str = ABSENT
+    rows: int = ABSENT
     run: str = ABSENT
     where: str = ABSENT
 

@@ -12,16 +12,18 @@ from typing import Any
 from ..base.loading import unsearched
 from ..base.redact import without_credentials
 from ..record.record import now
-from .tracking import QUIET, address_of, experiment_of
+from .tracking import QUIET, address_of, experiment_of, require_store
 
 
 def keep(wanted: Mapping[str, Any]) -> str:
     """Find the run of a sweep, or make it; give it its status and its files. Returns its id."""
+    uri = address_of(wanted["uri"])
+    require_store(uri)
     os.environ |= QUIET
     with unsearched():
         from mlflow import MlflowClient
 
-    client = MlflowClient(address_of(wanted["uri"]))
+    client = MlflowClient(uri)
     experiment, sweep = experiment_of(client, wanted["experiment"]), wanted["sweep"]
     if found := client.search_runs([experiment], f"tags.`repro.sweep` = '{sweep}'", max_results=1):
         run = found[0].info.run_id

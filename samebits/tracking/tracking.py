@@ -28,7 +28,8 @@ from ..record.record import files
 from .follower import read_state as read_state
 from .logged_model import log_model
 
-DEFAULT_URI = "sqlite:///mlflow.db"
+EMBEDDED = "sqlite:///"
+DEFAULT_URI = f"{EMBEDDED}mlflow.db"
 BATCH = 1000  # metrics per request: MLflow's limit
 PARAMETERS = 100  # parameters per request: likewise
 POLL_SECONDS = 1.0
@@ -44,6 +45,25 @@ QUIET = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
+
+
+class NoStore(UserError):
+    """The embedded store can be written nowhere: no later attempt would do better."""
+
+
+def require_store(uri: str) -> None:
+    """Refuse a file of SQLite that cannot be written, which MLflow would try to open for minutes.
+
+    Raises:
+        NoStore: it is such a one.
+    """
+    if uri.startswith(EMBEDDED):
+        path = Path(uri.removeprefix(EMBEDDED).partition("?")[0]).absolute()
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise NoStore(
+                f"{path}: cannot be written; set tracking.uri or MLFLOW_TRACKING_URI to another store, or "
+                f"tracking.enabled=false"
+            )
 
 
 def address_of(configured: str) -> str:
@@ -85,6 +105,9 @@ def follow(folder: Path, locks: Path, training: int) -> None:
             if state["complete"]:
                 return
             wait, monitor = POLL_SECONDS, monitor or _system_monitor(folder, state["run"])
+        except NoStore as refused:
+            print(refused, flush=True)
+            return
         except RunError as failure:
             print(failure, flush=True)
             wait = POLL_SECONDS if ended else min(2 * wait, 30.0)
@@ -99,13 +122,14 @@ def follow(folder: Path, locks: Path, training: int) -> None:
 
 
 def _upload(folder: Path, locks: Path) -> dict[str, Any]:
+    facts = read_record(folder, names.RUN)
+    uri = address_of(facts["tracking"]["uri"])
+    require_store(uri)
     os.environ |= QUIET
     with unsearched():
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param, RunTag
 
-    facts = read_record(folder, names.RUN)
-    uri = address_of(facts["tracking"]["uri"])
     client = MlflowClient(uri)
     state = read_state(folder)
     if state.get("id") != facts["id"] or state.get("uri") != without_credentials(uri):

@@ -23,6 +23,7 @@ from samebits.address.manifest import sha256_file
 from samebits.base.files import read_json
 from samebits.record import names
 from samebits.tracking import tracking
+from samebits.tracking.follower import Follower
 
 pytestmark = pytest.mark.usefixtures("address")
 LOCKS = PROJECT / "requirements"
@@ -118,6 +119,16 @@ def test_server_that_is_down_costs_a_warning(offline: Trained):
     assert len(tracked) == 1 and "tracking incomplete (" in tracked[0]
     assert f"the record is kept, upload it with: samebits sync {offline.out}" in tracked[0]
     assert read_json(offline.out / names.RUN)["status"] == "FINISHED"
+
+
+def test_store_that_cannot_be_written_is_named_and_not_waited_for(
+    offline: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As in a project's folder that is read-only: MLflow would try for minutes, and name no cause in time."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/gone/mlflow.db")
+    out = Path(shutil.copytree(offline.out, tmp_path / "run"))
+    line = Follower(out, tmp_path).finish(PATIENCE)
+    assert line.startswith(f"tracking incomplete ({tmp_path}/gone/mlflow.db: cannot be written; set tracking.uri or ")
 
 
 def synced(out: Path) -> str:
