@@ -1,5 +1,6 @@
 """The batch script as it is shipped, under a real Slurm: preempted, out of time, a node lost, an array of seeds."""
 
+import faulthandler
 import json
 import os
 import re
@@ -153,6 +154,7 @@ def test_preempted_jobs_go_on_to_the_same_bits(site: Site) -> None:
     Of the script's own size: two nodes, with four GPUs each, that CPU trainings leave alone. The first one proves
     itself, and is preempted again while it does.
     """
+    faulthandler.cancel_dump_traceback_later()  # it takes minutes
     patient = site.submit("runs/patient", "--partition=patient", slow=35, prove="end")
     abrupt = site.submit("runs/abrupt", "--partition=abrupt")
     for job in (patient, abrupt):
