@@ -1,6 +1,5 @@
 """How much two runs differ at a step: the step is made again in both, from the nearest checkpoint of each."""
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from ..base.files import require
@@ -22,6 +20,7 @@ from ..record.names import ADDRESS, METRIC_ROWS, RECEIPT, RUN, TRACE, VALUES
 from ..record.reading import Identity, read_record
 from ..record.view import RunView
 from ..start import trainings
+from ..trace import tensors
 from .replay import remade
 from .trust import Trust, require_trusted
 
@@ -77,8 +76,7 @@ def at(project: Project, recorded: Recorded, step: int, report: Callable[[str], 
         trainings.run(again, words, ends=(0, Preempted.exit_code) if ranks == 1 else (0, 1))
         if not (out / VALUES).is_file():
             raise RunError(f"{run}: the re-run did not come to step {step}")
-        with safe_open(out / VALUES, "pt") as file:
-            return {name: file.get_tensor(name) for name in json.loads(file.metadata()["order"])}
+        return dict(tensors.read(out))
 
 
 @contextmanager
@@ -95,17 +93,9 @@ def _copied(run: Path, step: int) -> Iterator[tuple[Path, int]]:
 def differences(one: Mapping[str, Tensor], other: Mapping[str, Tensor], phase: str) -> list[str]:
     """The first tensors of a phase that differ, each with by how much."""
     names = [name for name in one if name in other and name.startswith(phase)]
-    differing = [name for name in names if _bits(one[name]).ne(_bits(other[name])).any()]
-    differing = [name for name in differing if _sum(name) == _sum(differing[0])]  # a later one follows from it
-    if phase == "gradient":
-        differing.reverse()  # the backward pass comes by the last one first
+    differing = tensors.ordered([name for name in names if _bits(one[name]).ne(_bits(other[name])).any()], phase)
     more = [f"and {len(differing) - SHOWN} more"] if len(differing) > SHOWN else []
     return [f"{name}: {how_much(one[name], other[name])}" for name in differing[:SHOWN]] + more
-
-
-def _sum(name: str) -> str:
-    """Which sum of its step a tensor belongs to."""
-    return name.partition(", sum ")[2].partition(",")[0]
 
 
 def how_much(one: Tensor, other: Tensor) -> str:

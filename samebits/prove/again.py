@@ -5,7 +5,7 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ from ..record.chain import LINK, STEP, WORDS, rows_of
 from ..record.names import ADDRESS, CHECKPOINTS, ENVIRONMENT, METRIC_ROWS, METRICS, RUN, STEP_ROWS, WEIGHTS
 from ..record.reading import metric_rows, read_record
 from ..record.removal import VALUES
+from . import tensor
 from .segments import Segment
+from .tensor import END, STATE
 
 SUMS, *PHASES = WORDS  # of a row of the trace, in the order in which a step has them
-STATE = "state"  # of all objects after the last step of a segment
 TRAINED = "training"  # of the segment
 DISAGREE = re.compile(r"^step \d+: (.* differ), by the digests of:$", re.MULTILINE)  # as `guards.agreement` says it
-END, NONE = "weights of run.finish()", "none"  # which it never came to
+NONE = "none"  # the weights of run.finish(), which it never came to
 
 
 @dataclass(frozen=True)
@@ -34,15 +35,18 @@ class Difference:
         step: counted from 0.
         phase: one of `WORDS`, `STATE`, `END`, or `TRAINED`.
         there, here: digests, in hex: the run's, and that of the part that was trained again.
+        tensor: the first one that differs, or the first value of a state; empty where it is not known.
     """
 
     step: int
     phase: str
     there: str
     here: str
+    tensor: str = ""
 
     def __str__(self) -> str:
-        return f"step {self.step}: {self.phase}: {self.there} in the run, {self.here} when it was trained again"
+        first = f"; first in {self.tensor}" if self.tensor else ""
+        return f"step {self.step}: {self.phase}: {self.there} in the run, {self.here} when it was trained again{first}"
 
 
 def interrupted(run: Path, out: Path, step: int) -> int:
@@ -120,8 +124,14 @@ def difference(
     end = Difference(last, END, _weights(run), _weights(out))
     wanted, seen = states.get(str(segment.stop)) or _state(run, segment.stop), _state(out, segment.stop)
     if wanted and seen != wanted and not (ends and end.here == NONE):
-        return Difference(last, STATE, wanted[:16], str(seen)[:16])
-    return end if ends and end.there != end.here else None
+        return _named(Difference(last, STATE, wanted[:16], str(seen)[:16]), run, out)
+    return _named(end, run, out) if ends and end.there != end.here else None
+
+
+def _named(found: Difference, run: Path, out: Path) -> Difference:
+    """With the tensor, where both have what is compared."""
+    there, here = (tensor.digests(folder, found.phase, found.step + 1) for folder in (run, out))
+    return replace(found, tensor=tensor.first(found.phase, there, here))
 
 
 def _weights(out: Path) -> str:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,9 @@ from ..record.names import CHECKPOINTS, CONTRADICTION, PROOF, RUN
 from ..record.reading import read_record
 from ..start import trainings
 from ..start.ranks import STOPPED
-from . import again, setting
+from . import again, setting, tensor
 from .again import Difference
-from .cause import cause_of
+from .cause import FRESH, cause_of
 from .choice import Choice, choices
 from .fresh import ELSEWHERE, Fresh
 from .room import gpus, places
@@ -45,7 +45,6 @@ QUIET = {
     "tracking.enabled": False,
     "record.progress": False,
     "checkpoint.every": 10**9,
-    "trace.values": -1,
     "trace.profile": "",
     "receipt.key": "",
     "prove.when": "never",
@@ -125,6 +124,7 @@ class Proof:
         self._changed: list[str] = []
         self._not_tried: dict[str, str] = {}
         self._varying: set[str] = set()
+        self._values = -1  # the step of which a part is to keep its tensors
         self.found: _Found | None = None
 
     def _beside(self) -> list[tuple[int, Segment]]:
@@ -176,18 +176,38 @@ class Proof:
         Raises:
             Contradiction: it does.
         """
-        if not self.found:
+        if not (found := self.found):
             return
-        segment, choice, rows, difference = self.found
+        segment, choice, rows, difference = found
         is_first = segment.first == self._segments[0].first
         changed = [row.name for row in rows if row.name not in self._not_tried]
         cause, means = cause_of(choice, self._own, rows, partial(self._differs, segment), is_first, self._moved)
+        difference = replace(difference, tensor=self._tensor(found, cause))
         stated = {"difference": asdict(difference), "segment": asdict(segment), "trained": asdict(choice)}
         write_json(self._out / CONTRADICTION, stated | {"changed": changed, "cause": cause})
         raise Contradiction(
             f"{self._out / CONTRADICTION}: {difference}\n"
             f"The run contradicts itself, so it gets no receipt; its files are kept. {means}"
         )
+
+    def _tensor(self, found: _Found, cause: str) -> str:
+        """The first tensor that differs, where two ways to train the part show it: the run's own and the one that
+        differs, or the run's own twice where any fresh process differs.
+
+        Raises:
+            Preempted: SIGTERM came.
+        """
+        segment, choice, rows, difference = found
+        if difference.tensor or difference.phase not in (*tensor.KINDS, tensor.STATE):
+            return difference.tensor
+        if cause == FRESH and self.found and self.found is not found and self.found[3] == difference:
+            return ""  # trained again it is always the same: what the run had is gone
+        self._values = difference.step if difference.phase in tensor.KINDS else -1
+        sides = []
+        for way in (self._own, ()), ((self._own, ()) if cause == FRESH else (choice, rows)):
+            self._differs(segment, *way)
+            sides.append(tensor.digests(self._folder / "run", difference.phase, segment.stop))
+        return tensor.first(difference.phase, *sides)
 
     def close(self) -> None:
         """End the process that trains segments, and remove what it has written."""
@@ -321,7 +341,7 @@ class Proof:
         if self._config.trace.level != "off":
             again.cut(self._out, out, segment)
         ends = self._ended and segment.stop == self._recorded
-        keys = choice.keys() | {"parallel.timeout_seconds": patience}
+        keys = choice.keys() | {"parallel.timeout_seconds": patience, "trace.values": self._values}
         words = [str(segment.stop + ends), "--out", str(out), *trainings.overrides(keys)]
         process = fresh.start(trainings.REPEATED, words, log, choice.ranks)
         while (code := process.poll()) is None:
@@ -355,6 +375,6 @@ class Proof:
             self._wait(self._tried(segment, [choice], rows))
         except Preempted:
             raise
-        except RunError:
+        except (RunError, OSError):
             pass
         return self.found is not None

@@ -19,7 +19,7 @@ from .record import files as logged_files
 from .removal import CUT_SHORT, SAVED, own, remove_checkpoint, remove_empty
 
 TRACED = re.compile(
-    rf"(steps|tensors)\.bin|(tensors|profile\d+)\.json(\.part)?|values\.safetensors|rank\d+\.jsonl|{CUT_SHORT}"
+    rf"(steps|tensors)\.bin|(tensors|profile\d+)\.json(\.part)?|values\d*\.safetensors|rank\d+\.jsonl|{CUT_SHORT}"
 )
 
 

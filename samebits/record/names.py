@@ -14,7 +14,7 @@ TRACE = "trace"
 STEP_ROWS = f"{TRACE}/steps.bin"  # the digests of each step
 TENSOR_ROWS = f"{TRACE}/tensors.bin"  # the digests of each tensor at each step
 TENSOR_COLUMNS = f"{TRACE}/tensors.json"  # the names of their columns
-VALUES = f"{TRACE}/values.safetensors"  # the tensors of one step
+VALUES = f"{TRACE}/values.safetensors"  # the tensors of one step, as rank 0 saw them
 
 NEXT = "next.json"  # digests of the step after the state that was saved when the run was stopped
 PROOF = ".proof"  # a part of the run, while it is trained again; hidden, for all in it is removed
@@ -47,6 +47,11 @@ FILES = {*REMOVED, ADDRESS, ENVIRONMENT, RUN, LOCK, UPLOAD, UPLOAD_LOG, UPLOAD_L
 def rank_profile(rank: int) -> str:
     """The file of what its operations took in the steps that `trace.profile` names."""
     return f"{TRACE}/profile{rank:04d}.json"
+
+
+def rank_values(rank: int) -> str:
+    """The file of the tensors of one step that this rank alone saw."""
+    return f"{TRACE}/values{rank:04d}.safetensors" if rank else VALUES
 
 
 def rank_rows(rank: int) -> str:

@@ -4,7 +4,8 @@
     trace/tensors.bin     level `tensor`: such rows with a digest for each column of tensors.json
     trace/rank0000.jsonl  what differs between ranks by nature: host, time spent in each phase; and, at level
                           `tensor` for rank 0, numbers to look at: mean, deviation and largest of the weights
-    trace/values.safetensors  the tensors of the one step that `trace.values` names, as rank 0 saw them
+    trace/values.safetensors  the tensors of the one step that `trace.values` names, as rank 0 saw them; the batches
+                              and outputs of others lie beside it, such as in values0001.safetensors
 
 Every quantity in a row is the same on any world size: it is summed over micro-batches as an integer, or computed
 from what all ranks hold. So is the trace root, the hash at the end of the last row of steps.bin.
@@ -46,7 +47,7 @@ class Trace(Observer):
 
     def __init__(self, level: str, folder: Path, world: World, values: int = -1) -> None:
         self.level, self.folder, self.world = level, folder, world
-        self.kept = Kept(values if level != "off" else -1, folder / names.VALUES)
+        self.kept = Kept(values if level != "off" else -1, folder / names.rank_values(world.rank))
         self._modules: list[str] = []
         self._hooks: list[RemovableHandle] = []
         self._steps: Chain | None = None
@@ -176,10 +177,10 @@ class Trace(Observer):
         looked = self._tensors and not self._sharded  # a rank that holds shards would tell numbers of these alone
         groups = {"groups": [_numbers(group) for group in view.groups()]} if looked else {}
         self._timings.write(view.step, **groups)
-        if self.kept.active and (self.world.is_main or self._sharded):
-            self.kept.take(_whole(view.weights(), "weights"))
-            if self.world.is_main:
-                self.kept.save()
+        if self.kept.active:
+            if self.world.is_main or self._sharded:
+                self.kept.take(_whole(view.weights(), "weights"))
+            self.kept.save(self.world.is_main)
         if self.world.is_main or self._sharded:
             weights = view.step % WEIGHTS_EVERY == 0 or view.is_last
             digests = [digest for digests in self._all for digest in digests]

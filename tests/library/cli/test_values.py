@@ -22,7 +22,9 @@ from samebits.core.ranks import World
 from samebits.core.state import State
 from samebits.record import chain, chains, names
 from samebits.start import trainings
-from samebits.trace import trace
+from samebits.trace import tensors, trace
+
+OF_RANK = ("batch 0", ""), ("output a", ", call 1")
 
 # ---- by how much
 
@@ -71,6 +73,25 @@ def test_only_what_differs_in_the_phase_is_told():
     names = [line.partition(":")[0] for line in differences(one, other, "gradient")]
     assert names == ["gradient last", "gradient first"]  # as the backward pass comes by them
     assert differences(one, other, "batch") == []
+
+
+def test_tensors_of_all_ranks_are_read_in_the_order_of_a_step(tmp_path: Path):
+    """The batches and outputs of each, then what all hold, which rank 0 writes."""
+    (tmp_path / names.TRACE).mkdir()
+    for rank in 1, 0:
+        kept = tensors.Kept(0, tmp_path / names.rank_values(rank))
+        kept.begin(0)
+        kept.take({f"batch 0, micro-batch {rank}": ONE, f"output a, micro-batch {rank}, call 1": ONE, "loss": ONE})
+        kept.save(is_main=rank == 0)
+    batches = [f"{name}, micro-batch {rank}{call}" for rank in (0, 1) for name, call in OF_RANK]
+    assert [name for name, _ in tensors.read(tmp_path)] == [*batches, "loss"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "found"), [("weights", ["a, sum 2", "b, sum 2"]), ("gradient", ["b, sum 2", "a, sum 2"])]
+)
+def test_sums_of_a_step_that_follow_from_the_first_one_are_left_out(phase: str, found: list[str]):
+    assert tensors.ordered(["c, sum 10", "a, sum 2", "b, sum 2"], phase) == found
 
 
 # ---- a step made again

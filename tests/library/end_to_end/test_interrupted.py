@@ -108,7 +108,7 @@ def test_finished_run_started_again_is_a_new_run(
     first = read_json(interrupted / "run.json")["id"]
     (newest, *_) = checkpoint.found(interrupted / "checkpoints")
     replaced = shutil.copytree(interrupted, interrupted / names.EARLIER / f"{names.REPLACED}by-this")
-    for name in (names.TENSOR_ROWS, names.TENSOR_COLUMNS, names.VALUES, names.rank_rows(11)):
+    for name in (names.TENSOR_ROWS, names.TENSOR_COLUMNS, names.VALUES, names.rank_values(11), names.rank_rows(11)):
         (replaced / name).touch()
     (replaced / "checkpoints" / newest.name / "model-00001.safetensors").touch()
     again = inside(config, prepared, every=1000)

@@ -16,17 +16,20 @@ import pytest
 import torch
 from clone import commit, copied, edit, project_in
 from project.config import Config
+from safetensors.torch import load_file, save_file
 from server import until
 from support import OURS, PACKAGE, training
 from warm import Warm
 
 from samebits.analysis import verify, verify_receipt
 from samebits.base.files import read_json
+from samebits.checkpoint import checkpoint
 from samebits.config.params import load
 from samebits.core.errors import Disagreement, Preempted, RunError
 from samebits.core.flags import stated_variables
 from samebits.guards import agreement
-from samebits.prove import again, cause, choice, elsewhere, fresh, proof, setting
+from samebits.prove import again, choice, elsewhere, fresh, proof, setting
+from samebits.prove.cause import FRESH
 from samebits.prove.segments import Segment
 from samebits.record import names
 from samebits.record.receipt import read
@@ -36,11 +39,11 @@ FILES = "params.yaml", "results.lock", "dvc.yaml", "dvc.lock", "pyproject.toml",
 ELSEWHERE = Path(__file__).parents[1] / "elsewhere.py"
 FINISH = "    run.finish(**metrics(model, test_set, run)[0])\n"
 SHORT = "tracking.enabled=false", "loader.workers=0", "train.warmup=0", "train.decay=0"
-# Code that a researcher writes, after which `scale` is a factor of the network's outputs.
+# Code that a researcher writes, after which the network sees brighter images where `scale` is above 1.
 CLEAN = "scale = 1.0"
 STATE = "MEMORY['calls'] += self.training; scale = 1.0 + MEMORY['calls'] // 60 / 64"  # 60: behind the first steps
 VARIABLE = "scale = 1.0 + len(os.environ.get('PLANTED', '')) / 64"
-RANKS = "scale = 1.0 + (torch.distributed.is_initialized() and torch.distributed.get_world_size()) / 64"
+RANKS = "import torch.distributed as d; scale = 1.0 + (d.is_initialized() and d.get_rank() * d.get_world_size()) / 64"
 SURROUNDINGS = "scale = 1.0 + int(hashlib.sha256(AROUND.encode()).hexdigest()[:6], 16) / 2**24"
 MODEL = """
 
@@ -60,7 +63,7 @@ _forward = ConvNet.forward
 
 def _planted(self, images):
     {body}
-    return _forward(self, images) * scale
+    return _forward(self, images + (scale - 1.0))
 
 
 ConvNet.forward = _planted
@@ -169,25 +172,22 @@ def test_proof_leaves_nothing_but_what_a_run_without_it_leaves(proved: tuple[Pat
     assert one.stated["proof"] == {"segments": [], "not_tried": {"proof": "prove.when=never"}}
 
 
+FIRST_OUTPUT = "output features.0, micro-batch {}, call 1"
 FAULTS = {
-    "state": (STATE, "a fresh process", "saved in no checkpoint: model.MEMORY['calls']\n"),
-    "variable": (VARIABLE, "environment variables", "it reads a variable"),
-    "ranks": (
-        RANKS,
-        "3 ranks",
-        "Each rank and each loader worker has variables",
-    ),
+    "state": (STATE, "a fresh process", "saved in no checkpoint: model.MEMORY['calls']\n", ""),
+    "variable": (VARIABLE, "environment variables", "it reads a variable", FIRST_OUTPUT.format(0)),
+    "ranks": (RANKS, "3 ranks", "Each rank and each loader worker has variables", FIRST_OUTPUT.format(1)),
 }
 
 
 @pytest.mark.parametrize("fault", first_is_quick(FAULTS))
 def test_run_that_contradicts_itself_gets_no_receipt_and_its_cause_is_named(fault: str, project: Path):
-    body, cause, line = FAULTS[fault]
+    body, cause, line, tensor = FAULTS[fault]
     planted(project, body)
     printed, out = ended(project, *words(project), code=1), project / "made"
     found = read_json(out / names.CONTRADICTION)
     assert found["cause"] == cause and found["difference"]["phase"] == "loss" and line in printed
-    assert setting.VARIABLES in found["changed"]
+    assert found["difference"]["tensor"] == tensor and setting.VARIABLES in found["changed"]
     assert not (out / names.RECEIPT).exists() and (out / names.WEIGHTS).is_file() and not (out / names.PROOF).exists()
     page = re.search("(?m)^artifacts(/contradiction.json: .*)\n(.*)$", (OURS.library / "docs" / "prove.md").read_text())
     lines = [re.sub("[0-9a-f]{16}", "…", line) for line in page.groups()]
@@ -396,7 +396,7 @@ def test_late_import_is_found_by_the_proof_where_its_guard_is_off(project: Path)
     unguarded(project, ("address/loaded.py", "    loader.pin(project.name, ", "    dict(a="), {"train.py": edits})
     ended(project, *words(project), code=1)
     found = read_json(project / "made" / names.CONTRADICTION)
-    assert (found["difference"]["phase"], found["cause"]) == ("loss", cause.FRESH)
+    assert (found["difference"]["phase"], found["cause"]) == ("loss", FRESH)
 
 
 MEMORIES = """
@@ -473,27 +473,91 @@ def test_weights_that_no_step_shows_are_made_again_and_compared(project: Path):
     found = read_json(out / names.CONTRADICTION)
     steps = read_json(out / names.METRICS)["steps"]
     assert (found["difference"]["phase"], found["difference"]["step"]) == (again.END, steps - 1)
+    assert found["difference"]["tensor"] == "weights features.0.weight"
     assert "what follows the last step" in printed and not (out / names.RECEIPT).exists()
 
 
+def other_bias(out: Path) -> None:
+    """Change a number of the weights."""
+    weights = load_file(out / names.WEIGHTS)
+    weights["head.bias"][3] += 1
+    save_file(weights, out / names.WEIGHTS)
+
+
+def other_state(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """Change what the newest checkpoint holds."""
+
+    def changed(out: Path) -> None:
+        path = checkpoint.found(out / names.CHECKPOINTS)[-1] / "state.json"
+        state = read_json(path) | {"content": "0" * 64}
+        change(state)
+        path.write_text(json.dumps(state))
+
+    return changed
+
+
 @pytest.mark.parametrize(
-    ("change", "phase"),
+    ("change", "phase", "tensor"),
     [
-        (lambda out: None, None),
-        (lambda out: (out / names.WEIGHTS).write_bytes(b"other"), again.END),
-        (lambda out: (out / names.METRICS).unlink(), again.END),
-        (lambda out: shutil.rmtree(out / names.CHECKPOINTS), again.STATE),
+        (lambda out: None, None, None),
+        (other_bias, again.END, "weights head.bias"),
+        (lambda out: (out / names.WEIGHTS).write_bytes(b"no tensors"), again.END, ""),
+        (lambda out: (out / names.METRICS).unlink(), again.END, ""),
+        (lambda out: shutil.rmtree(out / names.CHECKPOINTS), again.STATE, ""),
+        (
+            other_state(lambda state: state["digests"]["model"].update({"head.bias": "0" * 16})),
+            again.STATE,
+            "weights head.bias",
+        ),
+        (
+            other_state(lambda state: state.update(state={"dict": [["bank", {"dict": [["calls", 3]]}]]})),
+            again.STATE,
+            "state['bank']",
+        ),
     ],
-    ids=["equal", "other weights", "not finished", "other state"],
+    ids=["equal", "other weights", "unreadable", "not finished", "no state", "other state", "another object"],
 )
 def test_end_of_a_run_is_compared_with_its_weights(
-    change: Callable[[Path], object], phase: str | None, proved: tuple[Path, str], tmp_path: Path
+    change: Callable[[Path], object], phase: str | None, tensor: str | None, proved: tuple[Path, str], tmp_path: Path
 ):
     out, steps = tmp_path / "again", read_json(proved[0] / names.METRICS)["steps"]
     shutil.copytree(proved[0], out)
     change(out)
     found = again.difference(proved[0], out, Segment(steps - 3, steps), {}, ends=True)
-    assert (found and found.phase) == phase
+    assert (found and found.phase) == phase and (found and found.tensor) == tensor
+
+
+OWN, OTHER = choice.Choice(1, 0, "none"), choice.Choice(3, 1, "full")
+HERE = {"output a": 1, "output b": 2, "loss": 3}
+CHANGED = HERE | {"output b": 4, "loss": 5}
+
+
+@pytest.mark.parametrize(
+    ("cause", "once_more", "sides", "ways", "tensor"),
+    [
+        ("3 ranks", None, (HERE, CHANGED), [OWN, OTHER], "output b"),
+        (FRESH, "another", (HERE, CHANGED), [OWN, OWN], "output b"),  # as by a clock
+        (FRESH, "here", (HERE, CHANGED), [], ""),  # it has forgotten something
+        ("3 ranks", None, (HERE, {}), [OWN, OTHER], ""),  # one could not be trained
+    ],
+)
+def test_tensor_is_that_which_differs_between_two_ways_to_train_a_part(
+    cause: str,
+    once_more: str | None,
+    sides: Sequence[dict[str, int]],
+    ways: list[choice.Choice],
+    tensor: str,
+    clean: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    part, seen, held = Segment(0, 3), list[choice.Choice](), iter(sides)
+    made = proof.Proof(project_in(clean), load(Config, clean / "params.yaml"), tmp_path, 1, [part], lambda: False)
+    monkeypatch.setattr(made, "_differs", lambda segment, way, rows: seen.append(way))
+    monkeypatch.setattr(proof.tensor, "digests", lambda out, phase, steps: next(held))
+    found = part, OTHER, setting.ROWS, again.Difference(1, "loss", "there", "here")
+    made.found = (part, OWN, (), again.Difference(1, "loss", "there", once_more)) if once_more else None
+    assert made._tensor(found, cause) == tensor and seen == ways
 
 
 def test_run_that_ends_early_has_its_end_trained_again(proved: tuple[Path, str], clean: Path, tmp_path: Path):
