@@ -249,6 +249,19 @@ CENTERED = """    def centered(optimizer: Any, *given: Any) -> None:
 
     optimizer.register_step_pre_hook(centered)
 """
+SCALED = """
+
+class Scaled(torch.optim.SGD):
+    elementwise = True
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.div_(parameter.grad.abs().max() + 1)
+        return super().step(closure)
+
+
+def train("""
 COMPILED = """
 def other(graph: Any, inputs: Any) -> Any:
     return lambda *values: tuple(1.25 * result for result in graph(*values))
@@ -312,6 +325,12 @@ SLIPS = {
     "a hook of an optimizer": Slip(
         ("core/shardable.py", "    if hooks := [", "    if hooks := False and ["),
         {"train.py": [(LOOP, f"{CENTERED}{LOOP}")]},
+        "weights",
+        ranks=3,
+    ),
+    "an optimizer that its owner calls elementwise": Slip(
+        ("core/shardable.py", "            _require_alike(", "            () and _require_alike("),
+        {"train.py": [("\n\ndef train(", SCALED), (OPTIMIZER, "Scaled(model.parameters(), lr=0.1)")]},
         "weights",
         ranks=3,
     ),
