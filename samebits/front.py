@@ -30,6 +30,7 @@ from .core.flags import missing_variables, require_held, set_environment, stated
 from .core.seeds import derive, seed_everything
 from .environment import variables
 from .guards import imported, opened, stages
+from .start import anew
 
 overriding = click.option(
     "--set",
@@ -173,6 +174,8 @@ def run(
         project: Project = ours.project
         overrides = (*overrides, *_started(source, state, out))
         config = begin(project, overrides, out, ranks, trains=name == "train", fresh=fresh, reads=name != "prepare")
+        if anew.handed():
+            _prove_early(project, config, out)
         loading.load(*LOADED[name])
         function = _function(project, name)
     except RunError as failure:
@@ -196,6 +199,7 @@ def begin(
     then this process starts them, and ends with their exit code. One that is to be `fresh` finds no earlier run. One
     that `reads` the prepared data finds them, unless it is one of several ranks.
     """
+    anew.remember(project)
     loaded.remember(project)
     opened.watch(project, [Path(sys.prefix), *([] if trains else [out])], out if trains else None)
     if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank of torchrun
@@ -229,8 +233,17 @@ def _started(source: Path | None, state: bool, out: Path) -> list[str]:
 
 
 def _is_first() -> bool:
-    """Whether this process is the only one, or rank 0, and torchrun has not started it again."""
-    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
+    """Whether this process is the only one, or rank 0, and has not been started again."""
+    return not anew.handed() and all(os.environ.get(name, "0") == "0" for name in ("RANK", anew.COUNT))
+
+
+def _prove_early(project: Project, config: Settings, out: Path) -> None:
+    from .prove.early import prove  # it loads torch
+
+    try:
+        prove(project, config, out)
+    except OSError as error:
+        raise of_system(error) or error from None
 
 
 def _set_aside(project: Project, out: Path) -> None:
@@ -388,4 +401,6 @@ def _emptied(given: Section) -> AbstractContextManager[None]:
 
 def _end(failure: RunError) -> NoReturn:
     failure.report()
+    if isinstance(failure, anew.Anew):
+        anew.become(failure)
     sys.exit(failure.exit_code)

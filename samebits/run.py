@@ -53,7 +53,7 @@ from .guards.observers import Opened, Replicas
 from .guards.still import Still
 from .guards.unsaved import UnsavedState
 from .guards.updates import Updates
-from .prove import hosts, proof
+from .prove import early, hosts, proof
 from .prove.beside import Beside
 from .prove.segments import Segment, chosen
 from .record import names, proved, started
@@ -63,6 +63,7 @@ from .record.opening import non_portable_before, reported_of
 from .record.reading import read_record
 from .record.record import ENDS, as_number, ends, require_name
 from .stage import C, Collate, Stage, let_read, loading
+from .start.anew import Anew
 from .trace import profile
 from .trace.metrics import Live, Metrics
 from .trace.trace import Trace
@@ -267,7 +268,14 @@ class Run(Stage[C]):
                     self._proof.require()
         if self._stop.saved is not None:
             together(self.world, self._finish_saving)  # launchers kill the others soon after one has ended
+            if self._stop.stops == Beside.stops and not any(self.world.total(self._stop.came)):
+                raise self._anew()
             raise self._preempted()
+
+    def _anew(self) -> Anew:
+        done = self._stop.saved
+        line = f"stopped after step {done} to prove its early parts, which have no room beside it; it goes on then"
+        return Anew(line, {"steps": done} | (self._proof.handed() if self._proof else {}))
 
     def _preempted(self) -> Preempted:
         stop = self._stop
@@ -382,7 +390,8 @@ class Run(Stage[C]):
                 record.describe(segments=[[each.first, each.stop] for each in found])
             given = self.project, self.config, self.out, self.world.size, found
             moved = Moved(owners_frames(), loop.state, loop.generators)
-            self._proof = proof.Proof(*given, lambda: self._stop.came, moved.names)
+            seen = (lambda: self._stop.came), moved.names
+            self._proof = made.go_on(*seen) if (made := early.made()) else proof.Proof(*given, *seen)
         return found
 
     def _note(self, step: int, digest: str) -> None:
@@ -609,6 +618,8 @@ class Run(Stage[C]):
         self._stop.restore()
         if self._loop and isinstance(self._loop.batches, Generator):
             self._loop.batches.close()  # its workers end now; of a loader that is found as garbage they never hear
+        if isinstance(error, Anew) and self._stop.came:
+            refused = self._preempted()
         if refused:
             raise refused
 

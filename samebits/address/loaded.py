@@ -79,6 +79,11 @@ def require_unchanged(project: Project, now: Mapping[str, str] | None = None) ->
         )
 
 
+def is_unchanged(project: Project) -> bool:
+    """Whether the code is still that with which the stage began."""
+    return not _changed(project, code(project))
+
+
 def require_kept(project: Project) -> None:
     """Refuse an outcome whose code, as far as it is no Python source, changed since the stage began.
 

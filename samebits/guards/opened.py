@@ -9,7 +9,8 @@ kill, is no part of the checkpoint from which the run goes on.
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -152,6 +153,16 @@ def watch(project: Project, known: Sequence[Path], out: Path | None = None) -> N
     """
     _listen()
     _watches[:] = [_Watch(project, known, out)]
+
+
+@contextmanager
+def unnoticed() -> Iterator[None]:
+    """What is opened inside, the library opens for itself."""
+    watches, _watches[:] = [*_watches], []
+    try:
+        yield
+    finally:
+        _watches[:] = watches
 
 
 def know(path: Path) -> None:

@@ -38,21 +38,28 @@ def together(world: World, stopped: Callable[[], bool], everywhere: bool = False
     store = dist.distributed_c10d._get_default_store()
     ranks.leave()  # now, for NCCL wants all to leave at a time
     if world.is_main:
-        failure: RunError | None = None
-        try:
+        with telling(store):
             yield
-        except BaseException as error:
-            failure = _alike(error)
-            raise
-        finally:
-            with suppress(RuntimeError):  # nobody is left to be told
-                store.set(KEY, json.dumps(failure and [failure.exit_code, str(failure)]))
-                if not failure and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
-                    time.sleep(LAST)
     else:
         yield
         if everywhere or os.environ.get("GROUP_RANK", "0") != "0":  # torchrun's number of a host
-            _wait(store, stopped)
+            wait(store, stopped)
+
+
+@contextmanager
+def telling(store: Any) -> Iterator[None]:
+    """Tell those who `wait` how what follows has ended."""
+    failure: RunError | None = None
+    try:
+        yield
+    except BaseException as error:
+        failure = _alike(error)
+        raise
+    finally:
+        with suppress(RuntimeError):  # nobody is left to be told
+            store.set(KEY, json.dumps(failure and [failure.exit_code, str(failure)]))
+            if not failure and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+                time.sleep(LAST)
 
 
 @contacting
@@ -66,11 +73,26 @@ def _failure(store: Any) -> RunError | None:
     return KINDS[failed[0]](failed[1]) if failed else None
 
 
-def _wait(store: Any, stopped: Callable[[], bool]) -> None:
+def pause(stopped: Callable[[], bool]) -> None:
+    """Wait a moment.
+
+    Raises:
+        Preempted: SIGTERM came.
+    """
+    if stopped():
+        raise Preempted("stopped by SIGTERM while rank 0 proves the run; the same command goes on from there")
+    time.sleep(PAUSE)
+
+
+def wait(store: Any, stopped: Callable[[], bool]) -> None:
+    """Wait for what rank 0 tells.
+
+    Raises:
+        RunError: that of rank 0; or it is gone.
+        Preempted: SIGTERM came.
+    """
     while not _ended(store):
-        if stopped():
-            raise Preempted("stopped by SIGTERM while rank 0 proves the run; the same command goes on from there")
-        time.sleep(PAUSE)
+        pause(stopped)
     if failure := _failure(store):
         raise failure
 

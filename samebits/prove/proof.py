@@ -26,7 +26,7 @@ from ..core.errors import FULL, Preempted, RunError
 from ..record import proved
 from ..record.names import CHECKPOINTS, CONTRADICTION, PROOF, RUN
 from ..record.reading import read_record
-from ..start import trainings
+from ..start import anew, trainings
 from ..start.ranks import STOPPED
 from . import again, setting, tensor
 from .again import Difference
@@ -38,8 +38,10 @@ from .segments import Segment
 
 RANKS = "number of ranks"
 PAUSE = 0.02  # seconds between two looks at a segment
-LINE = 200  # characters of what a segment said
+LINE = 200  # characters of what a segment said, or of a name
+MOST = 100  # names
 SOON = 20  # seconds after which whoever waits for the proof is shown how far it is
+EARLY = 2  # parts, where `prove.when` is early
 PATIENCE = 120  # seconds that ranks of a segment wait for each other, beside those that the run has taken so far
 QUIET = {
     "tracking.enabled": False,
@@ -80,7 +82,7 @@ def unwanted(config: Settings, ranks: int) -> str:
 
 def again_in_vain(out: Path) -> Contradiction | None:
     """What the run ends with where torchrun starts it again although its proof has failed: it would fail again."""
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" or not (out / CONTRADICTION).is_file():
+    if anew.handed() or os.environ.get(anew.COUNT, "0") == "0" or not (out / CONTRADICTION).is_file():
         return None
     return Contradiction(f"{out / CONTRADICTION}: the run contradicts itself, so torchrun starts it again in vain")
 
@@ -93,6 +95,7 @@ class Proof:
 
     Attributes:
         found: what differs, if anything does.
+        wants_room: whether the run is to stop for early parts, which have no room beside it, if most of it is left.
     """
 
     def __init__(
@@ -121,27 +124,57 @@ class Proof:
         self._ended = False
         self._work = self._trained(self._beside())
         self._done: dict[Segment, Choice] = {}
+        self._stopped_for: set[Segment] = set()  # those of them that were trained while the run had stopped
         self._changed: list[str] = []
         self._not_tried: dict[str, str] = {}
         self._varying: set[str] = set()
         self._values = -1  # the step of which a part is to keep its tensors
         self.found: _Found | None = None
+        self.wants_room = False
 
     def _beside(self) -> list[tuple[int, Segment]]:
         """Which segments are trained beside the run, with their numbers: all where a core is free, else early ones."""
         busy = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         is_free = len(os.sched_getaffinity(0)) > busy and not gpus(self._config.device)
-        early = 2 if self._config.prove.when == "early" else 0
-        return [*enumerate(self._segments)][: None if is_free else early]
+        return [*enumerate(self._segments)] if is_free else self._early()
 
-    def look(self, recorded: int) -> bool:
-        """See to the segment that is trained, and begin the next one of so many `recorded` steps.
+    def _early(self) -> list[tuple[int, Segment]]:
+        return [*enumerate(self._segments)][: EARLY if self._config.prove.when == "early" else 0]
 
-        Returns whether one differs.
+    def look(self, recorded: int, left: int = 0) -> bool:
+        """See to the segment that is trained, and begin the next one of so many `recorded` steps; some are `left`.
+
+        Returns whether the run is to end, for one differs, or to stop for early ones.
         """
         self._recorded = recorded
         next(self._work, None)
-        return self.found is not None
+        is_early = left > recorded - self._segments[0].first
+        return self.found is not None or (self.wants_room and is_early)
+
+    def handed(self) -> dict[str, Any]:
+        """What `early` is given where the run has stopped; short enough for a variable."""
+        return {"began": self._began, "moved": [name[:LINE] for name in self._moved()[:MOST]]}
+
+    def early(self, steps: int, began: float, moved: Sequence[str]) -> None:
+        """Train the early segments of a run that has stopped for it after so many steps; it began at such a time.
+
+        Those that cannot be trained are left to its end.
+
+        Raises:
+            Contradiction: one has other bits than the run.
+            Preempted: SIGTERM came.
+        """
+        self._recorded, self._began, self._moved = steps, began, lambda: moved
+        self._wait(self._trained(self._early()))
+        self._stopped_for = {*self._done}
+        self.require()
+        if any(part not in self._done for _, part in self._early()):
+            self._work = iter(())  # in vain
+
+    def go_on(self, stopped: Callable[[], bool], moved: Callable[[], Sequence[str]]) -> "Proof":
+        """The run goes on after `early`."""
+        self._stopped, self._moved = stopped, moved
+        return self
 
     def make(self, steps: int) -> dict[str, Any]:
         """Train all segments that are left of the run, which has made so many steps. Returns what its receipt states.
@@ -285,10 +318,16 @@ class Proof:
                     self._attempts = _attempts()
                     tried = f"{segment} on "
                     self._not_tried = {what: why for what, why in self._not_tried.items() if not what.startswith(tried)}
+                    early = [part for each, part in self._early() if number < EARLY]
+                    while not all(map(self._is_there, early)) and not self._ended:
+                        yield
+                    self.wants_room = bool(early) and not self._ended and anew.is_possible(self._project)
                     return
-                if self._done and isinstance(failed, RunError):  # where another one was trained
+                # where another one was trained, which had as little room
+                if self._done.keys() - self._stopped_for and isinstance(failed, RunError):
                     self.found = segment, self._own, rows, again.failure(segment, str(failed))
-                self._not_tried["any part"] = self._failed
+                missed = [str(part) for _, part in segments if part not in self._done] if self._done else ["any part"]
+                self._not_tried |= dict.fromkeys(missed, self._failed)
 
     def _tried(self, segment: Segment, choices: Sequence[Choice], rows: Sequence[setting.Row]) -> Iterator[None]:
         """Train a segment in the first of these ways in which it comes to its end, and compare it.
