@@ -7,6 +7,7 @@ the difference.
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -15,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, astuple, replace
 from functools import partial
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 from ..base.files import write_json
@@ -40,6 +42,7 @@ RANKS = "number of ranks"
 PAUSE = 0.02  # seconds between two looks at a segment
 LINE = 200  # characters of what a segment said, or of a name
 MOST = 100  # names
+NO_ROOM = re.compile("out of memory|MemoryError|Cannot allocate memory|ended with -9|signal: Killed")
 SOON = 20  # seconds after which whoever waits for the proof is shown how far it is
 EARLY = 2  # parts, where `prove.when` is early
 PATIENCE = 120  # seconds that ranks of a segment wait for each other, beside those that the run has taken so far
@@ -124,7 +127,6 @@ class Proof:
         self._ended = False
         self._work = self._trained(self._beside())
         self._done: dict[Segment, Choice] = {}
-        self._stopped_for: set[Segment] = set()  # those of them that were trained while the run had stopped
         self._changed: list[str] = []
         self._not_tried: dict[str, str] = {}
         self._varying: set[str] = set()
@@ -166,7 +168,6 @@ class Proof:
         """
         self._recorded, self._began, self._moved = steps, began, lambda: moved
         self._wait(self._trained(self._early()))
-        self._stopped_for = {*self._done}
         self.require()
         if any(part not in self._done for _, part in self._early()):
             self._work = iter(())  # in vain
@@ -323,8 +324,7 @@ class Proof:
                         yield
                     self.wants_room = bool(early) and not self._ended and anew.is_possible(self._project)
                     return
-                # where another one was trained, which had as little room
-                if self._done.keys() - self._stopped_for and isinstance(failed, RunError):
+                if self._done and isinstance(failed, RunError) and not NO_ROOM.search(self._failed):  # another one was
                     self.found = segment, self._own, rows, again.failure(segment, str(failed))
                 missed = [str(part) for _, part in segments if part not in self._done] if self._done else ["any part"]
                 self._not_tried |= dict.fromkeys(missed, self._failed)
@@ -390,6 +390,8 @@ class Proof:
         if not again.is_done(out, segment):
             if difference := again.disagreement(segment, "\n".join(lines)):
                 return "", difference
+            if code == -SIGKILL:
+                return f"it ended with {code}: out of memory, if nobody sent SIGKILL", None
             return said or "it ended without a word", None
         states = read_record(self._out, RUN).get("states", {})
         difference = again.difference(self._out, out, segment, states, ends)

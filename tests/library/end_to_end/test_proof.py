@@ -695,12 +695,12 @@ def test_part_that_has_no_room_beside_the_run_is_trained_at_its_end_and_not_name
 class Crowded(proof.Proof):
     """The proof of a run beside which there is no room."""
 
-    room = False
+    room, said = False, "out of memory"
 
     def _tried(self, segment: Segment, ways: Sequence[choice.Choice], rows: object) -> Iterator[None]:
         yield
         if not self.room:
-            raise RunError("out of memory")
+            raise RunError(self.said)
         self._done[segment] = ways[0]
 
     def _possible(self, steps: int) -> list[tuple[int, Segment]]:
@@ -744,14 +744,18 @@ def test_run_does_not_stop_where_that_gives_nothing(
     assert not any(made.look(step, 100 - step) for step in steps) and made._failed
 
 
-def test_part_that_was_trained_while_the_run_had_stopped_is_not_trained_again(crowded: Callable[..., Crowded]):
+@pytest.mark.parametrize("said", ["CUDA out of memory", "the process that loads torch ended with -9"])
+def test_part_that_was_trained_while_the_run_had_stopped_is_not_trained_again(
+    said: str, crowded: Callable[..., Crowded]
+):
     made = crowded("prove.when=early")
+    made.said = said
     made.room = True
     made.early(30, 0.0, [])
     made.room = False
     stated = made.go_on(lambda: False, list).make(100)
     assert [each["first"] for each in stated["segments"]] == [0, 20]
-    assert stated["not_tried"]["steps 97 to 99"] == "out of memory"  # which is no contradiction
+    assert stated["not_tried"]["steps 97 to 99"] == said  # which is no contradiction
 
 
 def test_run_goes_on_where_its_early_parts_cannot_be_trained_though_it_has_stopped(crowded: Callable[..., Crowded]):
@@ -882,6 +886,16 @@ def test_full_disk_leaves_the_proof_to_the_next_command(
     assert [made.look(3) for _ in range(9)] == [False] * 9
     with pytest.raises(type(error), match="No space"):
         made.make(3)
+
+
+def test_part_that_the_system_has_killed_had_no_room(clean: Path, proved: tuple[Path, str]):
+    made = proof.Proof(project_in(clean), load(Config, clean / "params.yaml"), proved[0], 1, [], lambda: False)
+    process = SimpleNamespace(start=lambda *given: SimpleNamespace(poll=lambda: -signal.SIGKILL), without_place=str)
+    with pytest.raises(StopIteration) as ended:
+        next(made._compared(process, Segment(0, 3), made._own, 9))
+    made.close()
+    said, difference = ended.value.value
+    assert proof.NO_ROOM.search(said) and not difference
 
 
 @pytest.mark.parametrize(("code", "refused"), [(1, "KeyError: 'TOKEN'"), (143, "")])
