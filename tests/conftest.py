@@ -24,8 +24,11 @@ FIRST = (
     *("test_stored", "test_stale", "test_forgotten", "test_yours", "test_started", "test_sharded", "test_worlds"),
     "test_benchmarks",
 )
-# Files that share what is slow to make, which one worker does: a server of MLflow.
-TOGETHER = {"server": ("test_logged", "test_sync", "test_tracking")}
+# Files that share what is slow to make, which one worker does: a server of MLflow, a run that has proved itself.
+TOGETHER = {
+    "server": ("test_logged", "test_sync", "test_tracking"),
+    "proof": ("test_proof", "test_proof_early", "test_proof_guards", "test_proof_parts"),
+}
 # The project that the library's tests run on. Written here, for their modules look for it when they are imported.
 OWN = Path(gettempdir(), f"samebits-tests-{os.getpid()}")
 if "REPRO_PROJECT" not in os.environ:

@@ -27,7 +27,7 @@ FINDERS = {
 
 def test_each_guard_has_its_test() -> None:
     """The function stands in that file of the library's tests, or of those of hosts."""
-    places = "library/*/test_*.py", "hosts/test_*.py"
+    places = "library/**/test_*.py", "hosts/test_*.py"
     paths = {path.name: path for place in places for path in (ROOT / "tests").glob(place)}
     missing = []
     for channel, _, _, test in ROWS:

@@ -1,0 +1,312 @@
+"""A run proves itself: it is trained again in part, with all changed that must not matter, before its receipt."""
+
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from clone import edit, project_in
+from project.config import Config
+from proving import (
+    CLEAN,
+    FIRST,
+    LAST,
+    RANKS,
+    STATE,
+    SURROUNDINGS,
+    VARIABLE,
+    differs,
+    ended,
+    first_is_quick,
+    planted,
+    started,
+    words,
+)
+from server import until
+from support import OURS, PACKAGE
+
+from samebits.analysis import verify, verify_receipt
+from samebits.base.files import read_json
+from samebits.config.params import load
+from samebits.prove import again, choice, fresh, proof, setting
+from samebits.prove.segments import Segment
+from samebits.record import names
+from samebits.record.receipt import read
+
+
+def test_receipt_states_which_steps_were_trained_again_and_in_which_circumstances(proved: tuple[Path, str]):
+    out, printed = proved
+    stated = read(out).stated["proof"]
+    begin, end, late = stated["segments"]
+    assert (begin["first"], begin["stop"]) == (0, 3) and end["first"] <= 22 < end["stop"] - 1 and late["first"] >= 30
+    assert {each["ranks"] for each in stated["segments"]} == {1, 2, 3}
+    assert {each["shard"] for each in stated["segments"]} > {"none"} and begin["workers"] == 1
+    missing = {row.name for row in setting.ROWS} - {*stated["changed"]}
+    assert missing == {*stated["not_tried"]} <= {setting.CORES, "host name"} and fresh.ELSEWHERE in stated["changed"]
+    assert read_json(out / names.RUN)["tags"]["repro.proof"].startswith("EQUAL: steps 0 to 2, ")
+    assert f"EQUAL: steps 0 to 2, {end['first']} to {end['stop'] - 1}, " in printed
+
+
+def test_logged_numbers_that_do_not_repeat_are_named(proved: tuple[Path, str]):
+    assert read(proved[0]).stated["proof"]["varying"] == ["clock"]
+
+
+def test_what_follows_the_end_of_a_run_is_done_once(proved: tuple[Path, str]):
+    assert (proved[0].parent / "uploaded.txt").read_text() == "once"
+
+
+def test_check_of_a_receipt_says_what_was_proved(proved: tuple[Path, str], clean: Path):
+    lines = verify_receipt.report(project_in(clean), proved[0], None)
+    assert any(line.startswith("proof: EQUAL: steps 0 to 2, ") for line in lines)
+
+
+def test_proof_leaves_nothing_but_what_a_run_without_it_leaves(proved: tuple[Path, str], clean: Path):
+    out = clean / "made-unproved"
+    ended(clean, *words(clean, "train.epochs=2", "prove.when=never", out=out.name))
+    assert {each.name for each in out.iterdir()} == {each.name for each in proved[0].iterdir()}
+    kept = [sorted(each.name[:9] for each in (run / names.CHECKPOINTS).iterdir()) for run in (out, proved[0])]
+    assert set(kept[0]) <= set(kept[1]) and len(kept[1]) <= 3
+    one, other = read(out), read(proved[0])
+    assert one.weights == other.weights and one.stated["trace"] == other.stated["trace"]
+    assert one.stated["proof"] == {"segments": [], "not_tried": {"proof": "prove.when=never"}}
+
+
+FIRST_OUTPUT = "output features.0, micro-batch {}, call 1"
+FAULTS = {
+    "state": (STATE, "a fresh process", "saved in no checkpoint: model.MEMORY['calls']\n", ""),
+    "variable": (VARIABLE, "environment variables", "it reads a variable", FIRST_OUTPUT.format(0)),
+    "ranks": (RANKS, "3 ranks", "Each rank and each loader worker has variables", FIRST_OUTPUT.format(1)),
+}
+
+
+@pytest.mark.parametrize("fault", first_is_quick(FAULTS))
+def test_run_that_contradicts_itself_gets_no_receipt_and_its_cause_is_named(fault: str, project: Path):
+    body, cause, line, tensor = FAULTS[fault]
+    planted(project, body)
+    printed, out = ended(project, *words(project), code=1), project / "made"
+    found = read_json(out / names.CONTRADICTION)
+    assert found["cause"] == cause and found["difference"]["phase"] == "loss" and line in printed
+    assert found["difference"]["tensor"] == tensor and setting.VARIABLES in found["changed"]
+    assert not (out / names.RECEIPT).exists() and (out / names.WEIGHTS).is_file() and not (out / names.PROOF).exists()
+    page = re.search("(?m)^artifacts(/contradiction.json: .*)\n(.*)$", (OURS.library / "docs" / "prove.md").read_text())
+    lines = [re.sub("[0-9a-f]{16}", "…", line) for line in page.groups()]
+    assert fault != "variable" or all(line in re.sub("[0-9a-f]{16}", "…", printed) for line in lines)
+    first = found["segment"]["first"]
+    assert first <= found["difference"]["step"] < found["segment"]["stop"] and (first > 0) == (
+        fault in ("state", "ranks")
+    )
+
+
+MEMORIES = """
+import ctypes, itertools, os, tempfile
+from functools import lru_cache
+from pathlib import Path
+
+COUNTS, NOW, POSITIONS, C = {"calls": 0}, [0], itertools.cycle(range(7)), ctypes.CDLL(None)
+FILE = Path(tempfile.gettempdir(), "memory")
+
+
+class Seen:
+    calls = 0
+
+
+def counter():
+    calls = 0
+
+    def count():
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return count
+
+
+count, cached = counter(), lru_cache(lambda label: NOW[0])
+
+
+def numbers(step):
+    NOW[0], COUNTS["calls"], Seen.calls = step, COUNTS["calls"] + 1, Seen.calls + 1
+    FILE.write_text("x" + (FILE.read_text() if FILE.exists() else ""))
+    return {
+        "dictionary": COUNTS["calls"], "class": Seen.calls, "closure": count(), "cache": cached("label"),
+        "iterator": next(POSITIONS), "file": len(FILE.read_text()), "library in C": C.rand(),
+        "entropy": int.from_bytes(os.urandom(4)), "own step": step,
+    }
+"""
+
+
+@pytest.mark.long
+def test_whatever_remembers_earlier_steps_is_other_in_the_part_that_is_trained_again(project: Path):
+    """Of things that no guard knows, and of one that is right; each decides a logged number, which decides no bit.
+
+    TMPDIR has a long name: below it Linux refuses the sockets of loader workers, and the first part has one.
+    """
+    package = project / "src" / PACKAGE
+    (package / "memories.py").write_text(MEMORIES)
+    logged = "step.log(**memories.numbers(step.number), clock=", "from . import memories\nimport samebits as sb"
+    edit(package / "train.py", ("step.log(clock=", logged[0]), ("import samebits as sb", logged[1]))
+    place = project / f"tmp-{'x' * 40}"
+    place.mkdir()
+    ended(project, *words(project), TMPDIR=str(place))
+    seen = {"dictionary", "class", "closure", "cache", "iterator", "file", "library in C", "entropy"}
+    stated = read(project / "made").stated["proof"]
+    assert {*stated["varying"]} - {"clock"} == seen and stated["segments"][0]["workers"] == 1
+
+
+AVERAGE = """
+    average = [each.detach().clone() for each in model.parameters()]
+    for step in run.steps("""
+FOLLOW = "step.log(", "[one.lerp_(other.detach(), 0.1) for one, other in zip(average, model.parameters())]; step.log("
+RESULT = (
+    "    run.finish(",
+    "    [one.data.copy_(other) for one, other in zip(model.parameters(), average)]\n    run.finish(",
+)
+
+
+@pytest.mark.long
+def test_weights_that_no_step_shows_are_made_again_and_compared(project: Path):
+    """Such as an average that the loop holds in a variable, and that becomes the result."""
+    edit(project / "src" / PACKAGE / "train.py", ("\n    for step in run.steps(", AVERAGE), FOLLOW, RESULT)
+    printed, out = ended(project, *words(project), code=1), project / "made"
+    found = read_json(out / names.CONTRADICTION)
+    steps = read_json(out / names.METRICS)["steps"]
+    assert (found["difference"]["phase"], found["difference"]["step"]) == (again.END, steps - 1)
+    assert found["difference"]["tensor"] == "weights features.0.weight"
+    assert "what follows the last step" in printed and not (out / names.RECEIPT).exists()
+
+
+def test_run_that_ends_early_has_its_end_trained_again(proved: tuple[Path, str], clean: Path, tmp_path: Path):
+    """From its last state before; where that lies more steps back than checkpoints lie apart, it is not tried."""
+    steps = read_json(proved[0] / names.METRICS)["steps"]
+    segments = [Segment(0, 3), Segment(steps + 10, steps + 13)]
+    for every, last in (steps, Segment(0, steps)), (4, None):
+        config = load(Config, clean / "params.yaml", [f"checkpoint.every={every}"])
+        made = proof.Proof(project_in(clean), config, tmp_path, 1, segments, lambda: False)
+        made._recorded = steps
+        possible = [(0, segments[0]), *([(1, last)] if last else [])]
+        assert made._possible(steps) == possible and bool(made._not_tried) == (last is None)
+
+
+@pytest.mark.long
+def test_run_that_goes_on_from_anothers_state_is_trained_again_from_there(proved: tuple[Path, str], clean: Path):
+    """Its trace has no rows of the steps before."""
+    longer = words(clean, "train.epochs=3", "prove.segments=1", out="made-longer")
+    ended(clean, *longer, "--from", str(proved[0]), "--state")
+    (segment,) = read(clean / "made-longer").stated["proof"]["segments"]
+    assert segment["first"] == read_json(proved[0] / names.METRICS)["steps"]
+
+
+@pytest.mark.long
+def test_variable_that_the_config_lists_is_the_same_in_each_part(project: Path):
+    """Also one that the proof would change otherwise."""
+    planted(project, VARIABLE)
+    listed = "environment.variables=[PLANTED,TZ,UNSET]"
+    assert "proof      EQUAL: " in ended(project, *words(project, listed, "prove.segments=1"), TZ="SBT-1")
+    stated = read(project / "made").stated
+    wanted = {"PLANTED": "by hand", "TZ": "SBT-1", "UNSET": None}
+    assert stated["environment"]["preimage"]["own_variables"] == wanted
+    assert stated["proof"]["not_tried"]["TZ"] == fresh.LISTED and setting.VARIABLES in stated["proof"]["changed"]
+
+
+@pytest.mark.long
+def test_proof_has_the_code_and_the_config_of_the_runs_begin(project: Path):
+    loop = project / "src" / PACKAGE / "train.py"
+    keeps = "(run.out / 'proof').mkdir(exist_ok=True); (run.out / 'proof' / 'mine').touch()"
+    edit(loop, ("step.log(", f"Path('last.txt').write_text(str(step.number)); {keeps}; step.log("))
+    edit(loop, ("import time", "import time\nfrom pathlib import Path"))
+    process = started(project, *words(project, "prove.segments=1"))
+    until(lambda: (project / "last.txt").exists() or process.poll() is not None)
+    planted(project, "scale = 2.0")
+    edit(project / "params.yaml", ("learning_rate: ", "learning_rate: 9"))
+    assert process.wait() == 0, project.with_suffix(".log").read_text()
+    assert "proof      EQUAL" in project.with_suffix(".log").read_text()
+    assert (project / "made" / "proof" / "mine").exists() and not (project / "made" / names.PROOF).exists()
+    assert int((project / "last.txt").read_text()) + 1 == read(project / "made").stated["metrics"]["steps"]
+
+
+@pytest.mark.long
+def test_run_of_ranks_that_shard_its_state_proves_itself(clean: Path):
+    ended(clean, *words(clean, "parallel.shard=full", out="made-sharded"), "--ranks", "3")
+    stated = read(clean / "made-sharded").stated["proof"]
+    assert {each["ranks"] for each in stated["segments"]} == {1, 2, 3} and proof.RANKS not in stated["not_tried"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
+def test_proof_that_was_interrupted_is_made_up(by: signal.Signals, project: Path):
+    process, out = started(project, *words(project)), project / "made"
+    while not (out / names.METRICS).exists():
+        assert process.poll() is None, project.with_suffix(".log").read_text()
+    process.send_signal(by)
+    code = process.wait()
+    assert code == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143}[by] and not (out / names.RECEIPT).exists()
+    assert "EQUAL: steps 0 to 2, " in ended(project, *words(project)) and read(out).stated["proof"]["segments"]
+
+
+@pytest.mark.long
+def test_verify_finds_what_depends_on_circumstances(project: Path):
+    """In one way alone. The copy of the project in which it is trained is gone afterwards."""
+    planted(project, VARIABLE)
+    ways = "once more", "other circumstances"
+    printed = ended(project, "verify", *(word for way in ways for word in ("--only", way)), code=1)
+    assert re.findall("(?m)^(?:once more|other circumstances) .* (EQUAL|DIFFERS)$", printed) == ["EQUAL", "DIFFERS"]
+    assert not (project / verify.FOLDER / verify.COPY).exists()
+
+
+# ---- each circumstance alone
+
+
+@pytest.fixture(scope="module")
+def dependent(clean: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose run has depended on all circumstances."""
+    folder = tmp_path_factory.mktemp("dependent") / "project"
+    shutil.copytree(clean, folder, ignore=shutil.ignore_patterns("made*"))
+    planted(folder, SURROUNDINGS)
+    ended(folder, *words(folder, "prove.when=never"))
+    return folder
+
+
+@pytest.mark.parametrize("row", first_is_quick(setting.ROWS), ids=[row.name for row in setting.ROWS])
+def test_circumstance_that_a_run_depends_on_is_found(
+    row: setting.Row, dependent: Path, monkeypatch: pytest.MonkeyPatch
+):
+    found = differs(dependent, monkeypatch, row)
+    assert found and (found.step, found.phase) == (0, "loss")
+
+
+RARE = "MEMORY['calls'] += self.training; scale = 1.0 + (80 < MEMORY['calls'] <= 104) / 64"  # steps 10 to 12, of 8 each
+AT_ITS_PLACE = "scale = 1.0 + len(__file__) / 4096"
+IN_WORKERS = "float().unsqueeze(0) / (16 + (torch.utils.data.get_worker_info() is not None))"
+ONE, WORKER = choice.Choice(1, 0, "none"), choice.Choice(1, 1, "none")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("body", "item", "finds", "misses"),
+    [
+        (RARE, "float().unsqueeze(0) / 16", (Segment(10, 13), ONE), (LAST, ONE)),
+        (AT_ITS_PLACE, "float().unsqueeze(0) / 16", (FIRST, ONE), None),
+        (CLEAN, IN_WORKERS, (FIRST, WORKER), (FIRST, ONE)),
+    ],
+    ids=["steps that a place covers", "folder of the project", "loader workers"],
+)
+def test_fault_is_found_by_a_part_that_covers_it_or_is_trained_so(
+    body: str,
+    item: str,
+    finds: tuple[Segment, choice.Choice],
+    misses: tuple[Segment, choice.Choice] | None,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    planted(project, body)
+    edit(project / "src" / PACKAGE / "data.py", ("float().unsqueeze(0) / 16", item))
+    ended(project, *words(project, "prove.when=never", "checkpoint.every=10", "checkpoint.keep=9"))
+    assert differs(project, monkeypatch, segment=finds[0], own=finds[1])
+    assert not misses or differs(project, monkeypatch, segment=misses[0], own=misses[1]) is None
+
+
+def test_run_that_depends_on_circumstances_is_equal_where_none_changes(
+    dependent: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert differs(dependent, monkeypatch) is None
