@@ -187,11 +187,10 @@ def early(project: Path) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("launcher", [[], TORCHRUN])
-def test_run_stops_for_early_parts_that_have_no_room_beside_it_and_no_bit_changes(launcher: list[str], full: Path):
+def test_run_stops_for_early_parts_that_have_no_room_beside_it_and_no_bit_changes(full: Path):
     out, own = full / "made", early(full)
     ended(full, *own, "--set", "prove.when=never")
-    process = by_hand(full, *launcher, "samebits", *own, "--fresh")
+    process = by_hand(full, *TORCHRUN, "samebits", *own, "--fresh")
     assert process.wait(PATIENCE) == 0, full.with_suffix(".log").read_text()
     printed = full.with_suffix(".log").read_text()
     assert len(re.findall("(?m)^stopped after step .* have no room beside it; ", printed)) == 1
@@ -205,7 +204,7 @@ def test_run_stops_for_early_parts_that_have_no_room_beside_it_and_no_bit_change
 @pytest.mark.long
 def test_what_a_run_forgets_is_found_while_its_ranks_have_stopped(full: Path):
     planted(full, "MEMORY['calls'] += self.training; scale = 1.0 + (MEMORY['calls'] > 24) / 64")
-    process = by_hand(full, "samebits", *words(full, "train.epochs=40", "prove.when=early"), "--ranks", "2")
+    process = by_hand(full, "samebits", *words(full, "train.epochs=40", "prove.when=early"))
     printed = full.with_suffix(".log")
     assert process.wait(PATIENCE) == 1, printed.read_text()
     assert "model.MEMORY['calls']" in printed.read_text() and "resumed " not in printed.read_text()
