@@ -79,6 +79,7 @@ DOORS = {
         {
             "start/trainings.py": "trainings, and whatever else of analysis is Python",
             "start/warm.py": "forks of a training",
+            "start/anew.py": "this process again, without what it holds",
             "tracking/follower.py": "the uploader",
             "address/pull.py": "DVC",
             "base/git.py": "git",
@@ -135,7 +136,7 @@ def test_module_that_does_it_too_is_found_and_one_that_asks_is_not(name: str):
     assert passing(door, module.format(door.fault)) and not passing(door, module.format(door.control))
 
 
-def test_python_is_started_by_two_modules():
+def test_python_is_started_by_three_modules():
     """Others hand it the words."""
     starting = [
         module
@@ -144,4 +145,4 @@ def test_python_is_started_by_two_modules():
         and "sys.executable" in source
         and Path(module).parts[0] in ("analysis", "start")
     ]
-    assert starting == ["start/trainings.py", "start/warm.py"]
+    assert starting == ["start/anew.py", "start/trainings.py", "start/warm.py"]
