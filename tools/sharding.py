@@ -124,19 +124,30 @@ def measure(way: str, width: int, micro_batches: int, steps: int, levels: int) -
     return per_parameter | {"seconds": statistics.median(seconds[1:])}
 
 
+def measure_levels(way: str, *numbers: int) -> list[dict[str, float]]:
+    """What `measure` returns on one level, then on two, if there are, by the same processes: to start them is slow."""
+    two = [] if way in STOCK else [measure(way, *numbers, 2)]
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(len(two))  # so that they meet anew
+    return [measure(way, *numbers, 1), *two]
+
+
 # ---- here
 
 
-def run(
-    project: Path, way: str, ranks: int, *numbers: int, levels: int = 2, hosts: Sequence[str] = (), kept: bool = False
-) -> dict[str, float]:
-    """What `measure` returns, of so many ranks on this machine, or on each of these hosts."""
-    variables = (KEPT if kept else RETURNED) | ({"GLOO_SOCKET_IFNAME": "eth0"} if hosts else {})
-    node = [str(VENV / "bin" / "python"), "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+def run(project: Path, way: str, ranks: int, *numbers: int, kept: bool = False) -> dict[str, float]:
+    """What `measure` returns, of so many ranks on this machine."""
+    variables, torchrun = KEPT if kept else RETURNED, ranks if ranks > 1 else 0
+    return within(project, measure, way, *numbers, 2, ranks=torchrun, variables=variables)
+
+
+def on_hosts(project: Path, hosts: Sequence[str], way: str, width: int, steps: int) -> list[dict[str, float]]:
+    """What `measure_levels` returns, of two ranks on each of these hosts."""
+    node = [str(VENV / "bin" / "python"), "-m", "torch.distributed.run", f"--nproc-per-node={LOCAL}"]
     node += [f"--nnodes={len(hosts)}", "--master-addr=10.77.0.1", "--master-port=29500"]
     launchers = [["ip", "netns", "exec", host, *node, f"--node-rank={n}"] for n, host in enumerate(hosts)]
-    torchrun = ranks if ranks > 1 else 0
-    return within(project, measure, way, *numbers, levels, ranks=torchrun, variables=variables, launchers=launchers)
+    variables = RETURNED | {"GLOO_SOCKET_IFNAME": "eth0"}
+    given = way, width, len(hosts) * LOCAL, steps
+    return within(project, measure_levels, *given, variables=variables, launchers=launchers)
 
 
 def sharded(project: Path) -> Iterator[list[object]]:
@@ -161,8 +172,7 @@ def between(project: Path) -> Iterator[list[object]]:
     """What a host sends to itself and to another one."""
     with two_hosts() as names:
         for way, (title, *_) in WAYS.items():
-            for levels in (1,) if way in STOCK else (1, 2):
-                found = run(project, way, LOCAL, NARROW, HOSTS * LOCAL, STEPS, levels=levels, hosts=names)
+            for levels, found in enumerate(on_hosts(project, names, way, NARROW, STEPS), 1):
                 yield [title, levels, f"{found['sent']:.1f}", f"{found['between']:.1f}"]
 
 
