@@ -256,8 +256,8 @@ def test_kept_memory_is_measured(project: InstalledProject, monkeypatch: pytest.
 
     message = "from samebits.core.flag_table import ALLOCATION; import json; print(json.dumps(ALLOCATION))"
     assert json.loads(project.run(project.python, "-c", message)) == allocation.SETTINGS[allocation.OURS]
-    monkeypatch.setitem(allocation.STEPS, "wide", 1)
-    plain, ours = (allocation.started(project.path, "wide", way) for way in (allocation.DEFAULTS, allocation.OURS))
+    monkeypatch.setitem(allocation.STEPS, network := "transformer", 1)
+    plain, ours = (allocation.started(project.path, network, way) for way in (allocation.DEFAULTS, allocation.OURS))
     assert plain["seconds"] > 0 and plain["peak"] > 100 and ours["faults"] < plain["faults"] / 2
 
 
