@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from bake import VENV, python_path
 from bake import bake as bake_in
-from baked import STRICT, Bake, BakedProject, Environment, InstalledProject, cookiecutter, copy_template
+from baked import STRICT, Answers, Bake, BakedProject, Environment, InstalledProject, cookiecutter, copy_template
 from xdist.scheduler import LoadScopeScheduling
 
 # What takes longest begins first.
@@ -99,19 +99,24 @@ def template(tmp_path_factory: pytest.TempPathFactory, env: Environment) -> Path
 
 @pytest.fixture(scope="session")
 def bake(tmp_path_factory: pytest.TempPathFactory, template: Path, env: Environment) -> Bake:
-    """Return a function that generates a project from answers; the same answers give a copy."""
+    """Return a function that generates a project from answers. That of a starter alone is a copy."""
 
-    @cache
-    def generated(source: Path | str, *answers: tuple[str, str]) -> tuple[Path, str]:
-        out = tmp_path_factory.mktemp("generated")
-        done = cookiecutter(source, out, dict(answers), env=env)
+    def generated(source: Path | str, answers: Answers) -> tuple[Path, str]:
+        out = tmp_path_factory.mktemp("out")
+        done = cookiecutter(source, out, answers, env=env)
         assert done.returncode == 0, done.stdout
         return out, done.stdout
 
+    @cache
+    def first(starter: str) -> tuple[Path, str]:
+        return generated(template, {"starter": starter})
+
     def bake(source: Path | str | None = None, /, **answers: str) -> BakedProject:
-        first, log = generated(source or template, *sorted(answers.items()))
-        out = tmp_path_factory.mktemp("out")
-        shutil.copytree(first, out, symlinks=True, dirs_exist_ok=True)
+        if source or answers.keys() - {"starter"}:
+            out, log = generated(source or template, answers)
+        else:
+            kept, log = first(answers.get("starter", "digits"))
+            out = Path(shutil.copytree(kept, tmp_path_factory.mktemp("out"), symlinks=True, dirs_exist_ok=True))
         return BakedProject(out / answers.get("project", "repro-project"), log, env)
 
     return bake

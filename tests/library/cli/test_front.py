@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clone import command, copied, edit, project_in
+from clone import cold, command, copied, edit, project_in
 from support import PACKAGE, PROJECT, Trained, python, training
 
 import samebits
@@ -190,7 +190,7 @@ def test_import_that_fails_within_another_module_keeps_its_traceback(other: Path
     """The owner's line is not to blame."""
     (other / "src" / "broken.py").write_text("from json import nothing\n")
     edit(other / "src" / PACKAGE / "prepare.py", ("import samebits as sb", "import broken"))
-    done = command(other, "prepare")
+    done = cold(other, "prepare")
     assert done.returncode == 1 and done.stderr.startswith("Traceback") and "broken.py" in done.stderr, done.stderr
 
 
