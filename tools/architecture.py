@@ -38,8 +38,8 @@ OWNERS = """\
 ## The owner's files
 
 A generated project has the files of one starter in `src/<package>/`; `finetuning` has those of `digits` that it does
-not bring. They import each other and the public names of samebits, which lies in `vendor/samebits`; samebits imports
-none of them by name but `config`, `prepare`, `train` and `evaluate`.
+not bring. They import each other and the public names of samebits, which lies in `vendor/samebits`. samebits loads
+`config`, `prepare`, `train` and `evaluate` by name, and for an owner's tests `data` and `model`, too.
 """
 
 

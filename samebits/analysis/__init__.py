@@ -1,1 +1,1 @@
-"""Questions asked of runs. Analysis starts runs and reads their records; no run imports it."""
+"""Questions about runs. Analysis starts runs and reads their records; no run imports it."""

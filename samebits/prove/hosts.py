@@ -56,7 +56,7 @@ def telling(store: Any) -> Iterator[None]:
         failure = _alike(error)
         raise
     finally:
-        with suppress(RuntimeError):  # nobody is left to be told
+        with suppress(RuntimeError):  # nobody is left to hear it
             store.set(KEY, json.dumps(failure and [failure.exit_code, str(failure)]))
             if not failure and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
                 time.sleep(LAST)

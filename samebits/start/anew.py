@@ -60,7 +60,7 @@ _handed: dict[str, Any] = {}
 def remember(project: Project) -> None:
     """A command begins; take what the one before has handed on to it."""
     _handed.clear()
-    _handed.update(json.loads(os.environ.pop(VARIABLE, "{}")))
+    _handed.update(json.loads(os.environ.pop(VARIABLE, "") or "{}"))
     files = {number: file for number, file in _files().items() if os.get_inheritable(number)}
     _begun[:] = [_Begun(dict(os.environ), os.getcwd(), os.sched_getaffinity(0), files, _params(project))]  # noqa: PTH109
 

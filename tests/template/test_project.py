@@ -65,7 +65,7 @@ def test_names_and_servers_change_no_hash(baked: BakedProject, project: Installe
 
 @pytest.fixture(scope="module")
 def reproduced(bake: Bake) -> BakedProject:
-    """The whole way, under other names, from generation to the verdict, which `log` holds."""
+    """All the way, under other names, from generation to the verdict, which `log` holds."""
     baked = bake(**ANSWERS["everything-else"])
     # another project may have been installed there since; a run waits a minute for a server that is nowhere
     env = in_venv(baked.path, baked.env) | {"MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}

@@ -31,7 +31,9 @@ print("end", anew.VARIABLE in os.environ)
 """
 
 
-@pytest.mark.parametrize(("place", "count"), [({}, None), ({"RANK": "1"}, "-1"), ({"RANK": "0", "COUNT": "2"}, "-3")])
+@pytest.mark.parametrize(
+    ("place", "count"), [({"SAMEBITS_ANEW": ""}, None), ({"RANK": "1"}, "-1"), ({"RANK": "0", "COUNT": "2"}, "-3")]
+)
 def test_process_that_becomes_its_command_again_is_as_it_was_started(
     place: dict[str, str], count: str | None, tmp_path: Path
 ):
