@@ -36,8 +36,10 @@ _made: list[Proof] = []  # at most one
 def prove(project: Project, config: Settings, out: Path) -> None:
     """Train the early parts of the run that has stopped in `out`, on rank 0; the others wait for that.
 
+    A run that contradicts itself goes on until it has opened its record, which is to say that it failed.
+
     Raises:
-        Contradiction: one has other bits than the run. On other ranks a RunError says so.
+        RunError: on other ranks, where rank 0 failed.
         Preempted: SIGTERM came.
     """
     came: list[int] = []

@@ -8,52 +8,39 @@ the difference.
 import json
 import os
 import re
-import shutil
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, astuple, replace
 from functools import partial
 from pathlib import Path
-from signal import SIGKILL
 from typing import Any
 
 from ..base.files import write_json
 from ..base.project import Project
-from ..base.shape import plain
 from ..checkpoint import checkpoint
 from ..config.settings import Settings
 from ..core.errors import FULL, Preempted, RunError
 from ..record import proved
-from ..record.names import CHECKPOINTS, CONTRADICTION, PROOF, RUN
+from ..record.names import CHECKPOINTS, CONTRADICTION, RUN
 from ..record.reading import read_record
 from ..start import anew, trainings
-from ..start.ranks import STOPPED
 from . import again, setting, tensor
 from .again import Difference
 from .cause import FRESH, cause_of
 from .choice import Choice, choices
-from .fresh import ELSEWHERE, Fresh
+from .fresh import ELSEWHERE
 from .room import gpus, places
 from .segments import Segment
+from .trainer import LINE, Trainer
 
 RANKS = "number of ranks"
 PAUSE = 0.02  # seconds between two looks at a segment
-LINE = 200  # characters of what a segment said, or of a name
 MOST = 100  # names
 NO_ROOM = re.compile("out of memory|MemoryError|Cannot allocate memory|ended with -9|signal: Killed")
 SOON = 20  # seconds after which whoever waits for the proof is shown how far it is
 EARLY = 2  # parts, where `prove.when` is early
 PATIENCE = 120  # seconds that ranks of a segment wait for each other, beside those that the run has taken so far
-QUIET = {
-    "tracking.enabled": False,
-    "record.progress": False,
-    "checkpoint.every": 10**9,
-    "trace.profile": "",
-    "receipt.key": "",
-    "prove.when": "never",
-}
 
 
 class Contradiction(RunError):
@@ -116,11 +103,9 @@ class Proof:
         self._segments, self._ranks = segments, ranks
         fits = ranks <= places(config.device)  # ranks of other hosts may have no room on this one
         self._own = Choice(ranks if fits else 1, config.loader.workers, config.parallel.shard if fits else "none")
-        self._folder = self._out / PROOF
+        self._trainer = Trainer(project, config, self._out)
         self._attempts = _attempts()
         self._failed = ""  # what the last attempt that failed said
-        self._stack = ExitStack()
-        self._process: Fresh | None = None
         self._recorded = 0  # steps of the run that its trace holds
         self._began, self._now = time.monotonic(), ""
         self._refused, self._hangs = False, False
@@ -129,8 +114,7 @@ class Proof:
         self._done: dict[Segment, Choice] = {}
         self._changed: list[str] = []
         self._not_tried: dict[str, str] = {}
-        self._varying: set[str] = set()
-        self._values = -1  # the step of which a part is to keep its tensors
+        self._contradiction: Contradiction | None = None  # of early segments
         self.found: _Found | None = None
         self.wants_room = False
 
@@ -160,20 +144,28 @@ class Proof:
     def early(self, steps: int, began: float, moved: Sequence[str]) -> None:
         """Train the early segments of a run that has stopped for it after so many steps; it began at such a time.
 
-        Those that cannot be trained are left to its end.
+        Those that cannot be trained are left to its end. Where one has other bits, `go_on` ends the run.
 
         Raises:
-            Contradiction: one has other bits than the run.
             Preempted: SIGTERM came.
         """
         self._recorded, self._began, self._moved = steps, began, lambda: moved
         self._wait(self._trained(self._early()))
-        self.require()
+        try:
+            self.require()
+        except Contradiction as failure:
+            self._contradiction = failure
         if any(part not in self._done for _, part in self._early()):
             self._work = iter(())  # in vain
 
     def go_on(self, stopped: Callable[[], bool], moved: Callable[[], Sequence[str]]) -> "Proof":
-        """The run goes on after `early`."""
+        """The run goes on after `early`.
+
+        Raises:
+            Contradiction: one has other bits than the run.
+        """
+        if self._contradiction:
+            raise self._contradiction
         self._stopped, self._moved = stopped, moved
         return self
 
@@ -201,7 +193,7 @@ class Proof:
             "segments": [asdict(segment) | asdict(self._done[segment]) for segment in sorted(self._done, key=astuple)],
             "changed": [name for name in self._changed if name not in self._not_tried],
             "not_tried": self._not_tried,
-            "varying": sorted(self._varying),
+            "varying": sorted(self._trainer.varying),
         }
 
     def require(self) -> None:
@@ -236,18 +228,16 @@ class Proof:
             return difference.tensor
         if cause == FRESH and self.found and self.found is not found and self.found[3] == difference:
             return ""  # trained again it is always the same: what the run had is gone
-        self._values = difference.step if difference.phase in tensor.KINDS else -1
+        values = difference.step if difference.phase in tensor.KINDS else -1
         sides = []
         for way in (self._own, ()), ((self._own, ()) if cause == FRESH else (choice, rows)):
-            self._differs(segment, *way)
-            sides.append(tensor.digests(self._folder / "run", difference.phase, segment.stop))
+            self._differs(segment, *way, values)
+            sides.append(tensor.digests(self._trainer.run, difference.phase, segment.stop))
         return tensor.first(difference.phase, *sides)
 
     def close(self) -> None:
         """End the process that trains segments, and remove what it has written."""
-        self._stack.close()
-        self._process = None
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._trainer.close()
 
     def _possible(self, steps: int) -> list[tuple[int, Segment]]:
         """Those that the run has made and whose states there are; of one that has ended early, the end.
@@ -329,8 +319,12 @@ class Proof:
                 missed = [str(part) for _, part in segments if part not in self._done] if self._done else ["any part"]
                 self._not_tried |= dict.fromkeys(missed, self._failed)
 
-    def _tried(self, segment: Segment, choices: Sequence[Choice], rows: Sequence[setting.Row]) -> Iterator[None]:
+    def _tried(
+        self, segment: Segment, choices: Sequence[Choice], rows: Sequence[setting.Row], values: int = -1
+    ) -> Iterator[None]:
         """Train a segment in the first of these ways in which it comes to its end, and compare it.
+
+        The tensors of the step `values` are kept.
 
         Raises:
             RunError: in none.
@@ -339,12 +333,13 @@ class Proof:
         for choice in choices:
             if self._hangs and choice != self._own:  # as where rank 0 alone evaluates: it would be waited for again
                 continue
-            if not self._process:
-                yield from self._start(rows)
-            assert self._process
+            if not self._trainer.is_started:
+                yield from self._trainer.start(rows)
+                self._not_tried |= self._trainer.not_tried
             began, self._now = time.monotonic(), f"{segment} on {choice}"
             patience = min(self._config.parallel.timeout_seconds, PATIENCE + int(began - self._began))
-            refused, difference = yield from self._compared(self._process, segment, choice, patience)
+            ends = self._ended and segment.stop == self._recorded
+            refused, difference = yield from self._trainer.compared(segment, choice, patience, ends, values)
             if not refused:
                 self._done[segment] = choice
                 self._changed = [ELSEWHERE, *(row.name for row in rows)]
@@ -357,55 +352,10 @@ class Proof:
             self._hangs = self._hangs or time.monotonic() - began >= patience
         raise RunError(refused)
 
-    def _start(self, rows: Sequence[setting.Row]) -> Iterator[None]:
-        """Start a fresh process in these circumstances that forks trainings, of the project elsewhere."""
-        self.close()
-        changed = QUIET | self._level
-        fresh = Fresh(self._project, self._config, changed, self._folder / "project", rows)
-        self._process = self._stack.enter_context(fresh)
-        while not fresh.has_begun:
-            yield
-        self._not_tried |= fresh.not_tried
-
-    def _compared(
-        self, fresh: Fresh, segment: Segment, choice: Choice, patience: int
-    ) -> Generator[None, None, tuple[str, Difference | None]]:
-        """Train a segment on ranks that wait so many seconds for each other. Returns why it did not come to its end,
-        and what differs.
-        """
-        out, log = self._folder / "run", self._folder / "log"
-        shutil.rmtree(out, ignore_errors=True)
-        log.unlink(missing_ok=True)
-        again.interrupted(self._out, out, segment.first)
-        if self._config.trace.level != "off":
-            again.cut(self._out, out, segment)
-        ends = self._ended and segment.stop == self._recorded
-        keys = choice.keys() | {"parallel.timeout_seconds": patience, "trace.values": self._values}
-        words = [str(segment.stop + ends), "--out", str(out), *trainings.overrides(keys)]
-        process = fresh.start(trainings.REPEATED, words, log, choice.ranks)
-        while (code := process.poll()) is None:
-            yield
-        lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
-        said = fresh.without_place(plain(lines[-1]))[:LINE] if lines else ""
-        if not again.is_done(out, segment):
-            if difference := again.disagreement(segment, "\n".join(lines)):
-                return "", difference
-            if code == -SIGKILL:
-                return f"it ended with {code}: out of memory, if nobody sent SIGKILL", None
-            return said or "it ended without a word", None
-        states = read_record(self._out, RUN).get("states", {})
-        difference = again.difference(self._out, out, segment, states, ends)
-        if difference and difference.here == again.NONE and code not in (0, STOPPED):  # what follows the loop failed
-            return said or f"it ended with {code}", None
-        self._varying |= again.varying(self._out, out, segment)
-        return "", difference
-
-    @property
-    def _level(self) -> dict[str, str]:
-        return {"trace.level": "off" if self._config.trace.level == "off" else "step"}
-
-    def _differs(self, segment: Segment, choice: Choice, rows: Sequence[setting.Row]) -> bool:
+    def _differs(self, segment: Segment, choice: Choice, rows: Sequence[setting.Row], values: int = -1) -> bool:
         """Whether a segment differs that is trained in this way; not where it cannot be trained so.
+
+        The tensors of the step `values` are kept.
 
         Raises:
             Preempted: SIGTERM came.
@@ -413,7 +363,7 @@ class Proof:
         self.close()
         self.found = None
         try:
-            self._wait(self._tried(segment, [choice], rows))
+            self._wait(self._tried(segment, [choice], rows, values))
         except Preempted:
             raise
         except (RunError, OSError):

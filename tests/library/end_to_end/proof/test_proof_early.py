@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from clone import edit, project_in
@@ -34,16 +33,12 @@ def test_part_that_has_no_room_beside_the_run_is_trained_at_its_end_and_not_name
     part, config = Segment(0, 3), load(Config, clean / "params.yaml", ["prove.when=early"])
     made = proof.Proof(project_in(clean), config, tmp_path, 1, [part], lambda: False)
 
-    def start(rows: Sequence[setting.Row]) -> Iterator[None]:
-        made._process = SimpleNamespace()
-        yield
-
-    def compared(process: object, segment: Segment, way: choice.Choice, patience: int) -> Iterator[None]:
+    def compared(*given: object) -> Iterator[None]:
         yield
         return "" if made._ended else "no room", None
 
-    monkeypatch.setattr(made, "_start", start)
-    monkeypatch.setattr(made, "_compared", compared)
+    monkeypatch.setattr(made._trainer, "start", lambda rows: iter([None]))
+    monkeypatch.setattr(made._trainer, "compared", compared)
     monkeypatch.setattr(made, "_possible", lambda steps: [(0, part)])
     monkeypatch.setattr(made, "_kept", lambda: {0})
     assert [made.look(3) for _ in range(99)] == [False] * 99 and not made._done and made._failed
@@ -211,6 +206,7 @@ def test_what_a_run_forgets_is_found_while_its_ranks_have_stopped(full: Path):
     found, out = read_json(full / "made" / names.CONTRADICTION), full / "made"
     assert found["segment"]["first"] > 0 and found["cause"] == "a fresh process"
     assert not (out / names.WEIGHTS).exists() and not (out / names.PROOF).exists()
+    assert read_json(out / names.RUN)["status"] == "FAILED"
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ from samebits.config.params import load
 from samebits.core.errors import Disagreement, Preempted, RunError
 from samebits.core.flags import stated_variables
 from samebits.guards import agreement
-from samebits.prove import again, choice, elsewhere, fresh, proof, setting
+from samebits.prove import again, choice, elsewhere, fresh, proof, setting, trainer
 from samebits.prove.cause import FRESH
 from samebits.prove.segments import Segment
 from samebits.record import names
@@ -105,7 +105,7 @@ def test_tensor_is_that_which_differs_between_two_ways_to_train_a_part(
 ):
     part, seen, held = Segment(0, 3), list[choice.Choice](), iter(sides)
     made = proof.Proof(project_in(clean), load(Config, clean / "params.yaml"), tmp_path, 1, [part], lambda: False)
-    monkeypatch.setattr(made, "_differs", lambda segment, way, rows: seen.append(way))
+    monkeypatch.setattr(made, "_differs", lambda segment, way, rows, values: seen.append(way))
     monkeypatch.setattr(proof.tensor, "digests", lambda out, phase, steps: next(held))
     found = part, OTHER, setting.ROWS, again.Difference(1, "loss", "there", "here")
     made.found = (part, OWN, (), again.Difference(1, "loss", "there", once_more)) if once_more else None
@@ -163,15 +163,14 @@ def test_circumstance_that_a_part_cannot_do_without_is_left_alone_and_named_and_
 
     def start(rows: Sequence[setting.Row]) -> Iterator[None]:
         changed[:] = [row.name for row in rows]
-        made._process = SimpleNamespace()
         yield
 
-    def compared(process: object, segment: Segment, way: choice.Choice, patience: int) -> Iterator[None]:
+    def compared(*given: object) -> Iterator[None]:
         yield
         return "no such weights" if needed in changed else "", None
 
-    monkeypatch.setattr(made, "_start", start)
-    monkeypatch.setattr(made, "_compared", compared)
+    monkeypatch.setattr(made._trainer, "start", start)
+    monkeypatch.setattr(made._trainer, "compared", compared)
     monkeypatch.setattr(made, "_possible", lambda steps: [(0, part)])
     monkeypatch.setattr(made, "_kept", lambda: {0})
     stated, others = made.make(3), {row.name for row in setting.ROWS} - {needed}
@@ -201,10 +200,12 @@ def test_full_disk_leaves_the_proof_to_the_next_command(
 
 
 def test_part_that_the_system_has_killed_had_no_room(clean: Path, proved: tuple[Path, str]):
-    made = proof.Proof(project_in(clean), load(Config, clean / "params.yaml"), proved[0], 1, [], lambda: False)
-    process = SimpleNamespace(start=lambda *given: SimpleNamespace(poll=lambda: -signal.SIGKILL), without_place=str)
+    made = trainer.Trainer(project_in(clean), load(Config, clean / "params.yaml"), proved[0])
+    made._process = SimpleNamespace(
+        start=lambda *given: SimpleNamespace(poll=lambda: -signal.SIGKILL), without_place=str
+    )
     with pytest.raises(StopIteration) as ended:
-        next(made._compared(process, Segment(0, 3), made._own, 9))
+        next(made.compared(Segment(0, 3), OWN, 9))
     made.close()
     said, difference = ended.value.value
     assert proof.NO_ROOM.search(said) and not difference
@@ -216,8 +217,7 @@ def test_part_in_which_what_follows_the_loop_fails_cannot_be_trained(
 ):
     """So it is trained with less changed. One that does not end where the run did differs."""
     run, steps = Path(shutil.copytree(proved[0], tmp_path / "run")), read_json(proved[0] / names.METRICS)["steps"]
-    made = proof.Proof(project_in(clean), load(Config, clean / "params.yaml"), run, 1, [], lambda: False)
-    made._recorded, made._ended = steps, True
+    made = trainer.Trainer(project_in(clean), load(Config, clean / "params.yaml"), run)
 
     def start(module: str, words: list[str], log: Path, ranks: int) -> SimpleNamespace:
         again_in = Path(shutil.copytree(proved[0], words[2], dirs_exist_ok=True))
@@ -225,8 +225,8 @@ def test_part_in_which_what_follows_the_loop_fails_cannot_be_trained(
         log.write_text("Traceback ...\nKeyError: 'TOKEN'\n")
         return SimpleNamespace(poll=lambda: code)
 
-    process = SimpleNamespace(start=start, without_place=str)
-    work = made._compared(process, Segment(steps - 3, steps), made._own, 9)
+    made._process = SimpleNamespace(start=start, without_place=str)
+    work = made.compared(Segment(steps - 3, steps), OWN, 9, ends=True)
     with pytest.raises(StopIteration) as ended:
         next(work)
     said, difference = ended.value.value
@@ -329,7 +329,7 @@ def test_ranks_that_wait_for_each_other_in_vain_are_tried_once(
     monkeypatch.setattr(proof.time, "monotonic", lambda: clock[0])
     made = proof.Proof(project_in(clean), config, tmp_path, 1, parts, lambda: False)
 
-    def compared(process: object, segment: Segment, way: choice.Choice, patience: int) -> Iterator[None]:
+    def compared(segment: Segment, way: choice.Choice, patience: int, *given: object) -> Iterator[None]:
         yield
         assert timeout >= patience >= min(timeout, proof.PATIENCE)
         seen.append(way.ranks)
@@ -337,10 +337,10 @@ def test_ranks_that_wait_for_each_other_in_vain_are_tried_once(
         return "no answer" if way.ranks > 1 else "", None
 
     monkeypatch.setattr(choice, "places", lambda device: 4)
-    monkeypatch.setattr(made, "_compared", compared)
+    monkeypatch.setattr(made._trainer, "compared", compared)
+    monkeypatch.setattr(made._trainer, "start", lambda rows: iter(()))
     monkeypatch.setattr(made, "_possible", lambda steps: [*enumerate(parts)])
     monkeypatch.setattr(made, "_kept", lambda: {part.first for part in parts})
-    made._process = SimpleNamespace()
     assert [each["ranks"] for each in made.make(12)["segments"]] == [1, 1, 1]
     assert len(seen) == 1 + tried and seen[:2] == [1, 3]
     assert made._not_tried[proof.RANKS] == "on others no segment could be trained"
