@@ -40,7 +40,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 def about() -> str:
     """A line on the machine, torch and the commit. Call it before what is measured makes the machine busy."""
     models = re.findall(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    torch = printed(ROOT, "-c", "import torch; print(torch.__version__)").strip()
+    torch = printed(ROOT, "-c", "from importlib.metadata import version; print(version('torch'))").strip()
     cpu, busy = models[0] if models else platform.machine(), os.getloadavg()[0]
     return f"{os.cpu_count()} cores, {cpu}; torch {torch}; commit {commit()}; load before it began: {busy:.1f}."
 
@@ -121,6 +121,8 @@ def configured(*settings: str) -> Any:
     config_class = import_module(f"{PACKAGE}.config").Config
     config = import_module("samebits.config.params").load(config_class, Path("params.yaml"), settings)
     flags.set_environment(config.determinism)
+    loading = import_module("samebits.base.loading")
+    loading.load(*loading.TRAINING)
     flags.apply(config.determinism)
     return config
 

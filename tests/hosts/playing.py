@@ -37,6 +37,8 @@ PROGRAM = (
 def started_again(*words):
     raise AssertionError("started again, out of its disguise")
 os.execv = started_again
+from samebits.base import loading
+loading.load("torch", *(loading.TRAINING if {trainings} else ()))
 apply(flags)
 import hashlib, random, runpy, sys
 import numpy, torch
@@ -53,7 +55,6 @@ sys.stdout.flush()
 for number, (project, arguments, imports) in enumerate({trainings}):
     if number == 0:
         import shutil
-        import torch._dynamo, samebits.run
     for line in imports:
         exec(line)
     if child := os.fork():

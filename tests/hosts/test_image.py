@@ -87,8 +87,10 @@ def image(bake: Bake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Imag
         made = ["make", "image", "DEVICE=cpu", f"BASE_IMAGE={base}"]
         digests = []
         for project in projects:
-            docker.docker("builder", "prune", "--all", "--force")
-            sh(*made, f"IMAGE={NAME}", f"BUILD_OPTIONS={options}", cwd=project.path, env=docker.env)
+            # pip's cache alone is removed: a file system that has just lost many files is slow to make as many
+            docker.docker("builder", "prune", "--all", "--force", "--filter", "type=exec.cachemount")
+            words = f"{options} --no-cache" if digests else options
+            sh(*made, f"IMAGE={NAME}", f"BUILD_OPTIONS={words}", cwd=project.path, env=docker.env)
             digests.append(docker.inspect(NAME)["Id"])
         # now, while the engine remembers what it built; the stage with Python's venv stands in for the server's base
         options += f" --build-arg SERVER_BASE={PYTHON}"
