@@ -127,7 +127,7 @@ def of_another_address(out: Path, differing: Sequence[Difference]) -> UserError:
         f"{out} holds an unfinished run of another content address ({some(values)}). "
         f"To finish that one, repeat the command with {_requested_there(out, differing)}. "
         f"To leave it as it is, begin this one elsewhere: --out {beside}. "
-        f"To have this one here, move that one away first: mv {shlex.quote(str(out))} {aside}"
+        f"To have this one here, give --fresh, or move that one away: mv {shlex.quote(str(out))} {aside}"
     )
 
 

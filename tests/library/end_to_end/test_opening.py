@@ -190,7 +190,7 @@ def test_unfinished_run_of_another_address_is_refused_with_three_ways(begin: Beg
     assert ways == [
         "finish that one, repeat the command with --set seed=0",
         f"leave it as it is, begin this one elsewhere: --out {tmp_path / 'run-3'}",
-        f"have this one here, move that one away first: mv {out} {tmp_path / 'run-unfinished'}",
+        f"have this one here, give --fresh, or move that one away: mv {out} {tmp_path / 'run-unfinished'}",
     ]
     begin(0)  # the control
 
