@@ -210,7 +210,7 @@ class Proof:
         cause, means = cause_of(choice, self._own, rows, partial(self._differs, segment), is_first, self._moved)
         difference = replace(difference, tensor=self._tensor(found, cause))
         stated = {"difference": asdict(difference), "segment": asdict(segment), "trained": asdict(choice)}
-        write_json(self._out / CONTRADICTION, stated | {"changed": changed, "cause": cause})
+        write_json(self._out / CONTRADICTION, stated | {"changed": changed, "cause": cause, "advice": means})
         raise Contradiction(
             f"{self._out / CONTRADICTION}: {difference}\n"
             f"The run contradicts itself, so it gets no receipt; its files are kept. {means}"

@@ -87,6 +87,7 @@ def test_run_that_contradicts_itself_gets_no_receipt_and_its_cause_is_named(faul
     printed, out = ended(project, *words(project), code=1), project / "made"
     found = read_json(out / names.CONTRADICTION)
     assert found["cause"] == cause and found["difference"]["phase"] == "loss" and line in printed
+    assert f"; its files are kept. {found['advice']}\n" in printed
     assert found["difference"]["tensor"] == tensor and setting.VARIABLES in found["changed"]
     assert not (out / names.RECEIPT).exists() and (out / names.WEIGHTS).is_file() and not (out / names.PROOF).exists()
     page = re.search("(?m)^artifacts(/contradiction.json: .*)\n(.*)$", (OURS.library / "docs" / "prove.md").read_text())
