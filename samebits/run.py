@@ -3,6 +3,7 @@
 import shutil
 import sys
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -55,6 +56,7 @@ from .guards.unsaved import UnsavedState
 from .guards.updates import Updates
 from .prove import early, hosts, proof
 from .prove.beside import Beside
+from .prove.lent import lent, tensors_of
 from .prove.segments import Segment, chosen
 from .record import names, proved, started
 from .record.classes import environments
@@ -390,7 +392,7 @@ class Run(Stage[C]):
                 record.describe(segments=[[each.first, each.stop] for each in found])
             given = self.project, self.config, self.out, self.world.size, found
             moved = Moved(owners_frames(), loop.state, loop.generators)
-            seen = (lambda: self._stop.came), moved.names
+            seen = (lambda: self._stop.came), moved.names, self._lent
             self._proof = made.go_on(*seen) if (made := early.made()) else proof.Proof(*given, *seen)
         return found
 
@@ -407,6 +409,11 @@ class Run(Stage[C]):
     def _prove(self) -> dict[str, Any]:
         assert self._loop
         return self._proof.make(self._loop.done) if self._proof else proved.none(self._unproved)
+
+    def _lent(self) -> AbstractContextManager[None]:
+        """Parts of the run that are trained again on a GPU need its memory."""
+        assert self._loop
+        return lent(tensors_of(self._loop.state)) if self.world.device.type == "cuda" else nullcontext()
 
     def _start(self, loop: Loop) -> int:
         """Give model and optimizer the state from which the run starts, if that is asked for; its number of steps."""

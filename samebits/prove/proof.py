@@ -11,8 +11,10 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, astuple, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,7 @@ class Contradiction(RunError):
     """A part of the run, trained again, has other bits."""
 
 
+_Lent = Callable[[], AbstractContextManager[None]]
 _Found = tuple[Segment, Choice, Sequence[setting.Row], Difference]
 OFTEN = "HOME", setting.VARIABLES  # what a part most often cannot do without: weights in ~/.cache, credentials
 
@@ -81,7 +84,7 @@ class Proof:
     """The proof of the run in `out`, on so many `ranks`, by these segments of it.
 
     It is made beside the run, a look at a time, and at its end. `stopped` says whether SIGTERM came, `moved` what the
-    owner's code holds that has changed and that no checkpoint holds.
+    owner's code holds that has changed and that no checkpoint holds. `lent` gives memory to parts that are waited for.
 
     Attributes:
         found: what differs, if anything does.
@@ -97,8 +100,9 @@ class Proof:
         segments: Sequence[Segment],
         stopped: Callable[[], bool],
         moved: Callable[[], Sequence[str]] = list,
+        lent: _Lent = nullcontext,
     ) -> None:
-        self._moved = moved
+        self._moved, self._lent = moved, lent
         self._project, self._config, self._out, self._stopped = project, config, out.absolute(), stopped
         self._segments, self._ranks = segments, ranks
         fits = ranks <= places(config.device)  # ranks of other hosts may have no room on this one
@@ -158,7 +162,12 @@ class Proof:
         if any(part not in self._done for _, part in self._early()):
             self._work = iter(())  # in vain
 
-    def go_on(self, stopped: Callable[[], bool], moved: Callable[[], Sequence[str]]) -> "Proof":
+    def go_on(
+        self,
+        stopped: Callable[[], bool],
+        moved: Callable[[], Sequence[str]],
+        lent: _Lent = nullcontext,
+    ) -> "Proof":
         """The run goes on after `early`.
 
         Raises:
@@ -166,7 +175,7 @@ class Proof:
         """
         if self._contradiction:
             raise self._contradiction
-        self._stopped, self._moved = stopped, moved
+        self._stopped, self._moved, self._lent = stopped, moved, lent
         return self
 
     def make(self, steps: int) -> dict[str, Any]:
@@ -177,8 +186,7 @@ class Proof:
             Preempted: SIGTERM came.
         """
         self._recorded, self._ended = steps, True
-        self._wait(self._work)
-        self._wait(self._trained(self._possible(steps)))
+        self._wait(chain(self._work, self._trained(self._possible(steps))))
         self.require()
         self.close()
         checkpoint.drop(self._out / CHECKPOINTS, self._config.checkpoint.keep)
@@ -272,13 +280,16 @@ class Proof:
 
     def _wait(self, work: Iterator[None]) -> None:
         began, said = time.monotonic(), ""
-        for _ in work:
-            if said != self._now and self._config.record.progress and time.monotonic() - began > SOON:
-                said = self._now
-                print(f"proof: {said}", file=sys.stderr, flush=True)
-            if self._stopped():
-                raise Preempted("stopped by SIGTERM while the run proves itself; the same command goes on from there")
-            time.sleep(PAUSE)
+        with self._lent():
+            for _ in work:
+                if said != self._now and self._config.record.progress and time.monotonic() - began > SOON:
+                    said = self._now
+                    print(f"proof: {said}", file=sys.stderr, flush=True)
+                if self._stopped():
+                    raise Preempted(
+                        "stopped by SIGTERM while the run proves itself; the same command goes on from there"
+                    )
+                time.sleep(PAUSE)
 
     def _trained(self, segments: Sequence[tuple[int, Segment]]) -> Iterator[None]:
         """Train segments, given their numbers, with less and less changed where one cannot be trained to its end.

@@ -10,6 +10,7 @@ from clone import edit, project_in
 from project.config import Config
 from proving import (
     CLEAN,
+    FINISH,
     FIRST,
     LAST,
     RANKS,
@@ -227,9 +228,15 @@ def test_proof_has_the_code_and_the_config_of_the_runs_begin(project: Path):
 
 
 @pytest.mark.long
-def test_run_of_ranks_that_shard_its_state_proves_itself(clean: Path):
-    ended(clean, *words(clean, "parallel.shard=full", out="made-sharded"), "--ranks", "3")
-    stated = read(clean / "made-sharded").stated["proof"]
+def test_run_of_ranks_that_shard_its_state_proves_itself(project: Path):
+    """It lends the memory of its state, as on a GPU, and has it back after run.finish()."""
+    edit(project / "vendor" / "samebits" / "run.py", ('self.world.device.type == "cuda" else', "self.world.size else"))
+    parts = "[getattr(each, 'to_local', lambda: each)() for each in model.parameters()]"
+    used = f"    print('used', all(each.abs().sum() > 0 for each in {parts} if each.numel()))\n"
+    edit(project / "src" / PACKAGE / "train.py", (FINISH, f"{FINISH}{used}"))
+    printed = ended(project, *words(project, "parallel.shard=full"), "--ranks", "3")
+    assert printed.count("used True") == 3
+    stated = read(project / "made").stated["proof"]
     assert {each["ranks"] for each in stated["segments"]} == {1, 2, 3} and proof.RANKS not in stated["not_tried"]
 
 
