@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from ..core.shards import local
 from ..core.state import State
+from .room import free
 
 
 def tensors_of(state: State) -> Iterator[Tensor]:
@@ -46,9 +47,11 @@ def lent(tensors: Iterable[Tensor]) -> Iterator[None]:
             storages[storage.data_ptr()] = storage
     kept: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
     try:
+        room = free() // 2  # the parts that are trained need some, too
         with suppress(RuntimeError, MemoryError):  # no room: what is left stays
             for storage in storages.values():
-                if storage.resizable():
+                room -= storage.nbytes()
+                if room >= 0 and storage.resizable():
                     kept.append((storage, torch.UntypedStorage(storage.nbytes()).copy_(storage)))
                     storage.resize_(0)
         if torch.cuda.is_initialized():

@@ -29,10 +29,14 @@ def places(device: str) -> int:
     """
     if count := gpus(device):
         return count
-    available = re.findall(r"^MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    free = [int(kilobytes) * 1024 for kilobytes in available] + left()
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return max(1, min(free) // held)
+    return max(1, free() // held)
+
+
+def free() -> int:
+    """The bytes of memory that processes of this host can have, beside what they hold."""
+    available = re.findall(r"^MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return min([int(kilobytes) * 1024 for kilobytes in available] + left())
 
 
 def left() -> list[int]:

@@ -1,6 +1,5 @@
 """The memory that a run's process lends while parts of the run are trained again."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from samebits.core.state import State
-from samebits.prove.lent import lent, tensors_of
+from samebits.prove import lent
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def all_of(state: State) -> list[Tensor]:
 def test_all_that_a_run_holds_is_lent_and_comes_back_as_it_was(state: State):
     held = all_of(state)
     before, view = [each.clone() for each in held], state.model[0].weight.detach()[1]
-    with lent(tensors_of(state)):
+    with lent.lent(lent.tensors_of(state)):
         assert not any(each.untyped_storage().size() for each in held)
     assert all(map(torch.equal, before, held)) and state.model[2].weight is state.model[0].weight
     with torch.no_grad():
@@ -47,23 +46,23 @@ def test_all_that_a_run_holds_is_lent_and_comes_back_as_it_was(state: State):
 
 def test_it_comes_back_after_an_error_too(state: State):
     before = [each.clone() for each in all_of(state)]
-    with pytest.raises(KeyError), lent(tensors_of(state)):
+    with pytest.raises(KeyError), lent.lent(lent.tensors_of(state)):
         raise KeyError
     assert all(map(torch.equal, before, all_of(state)))
 
 
-def full(*given: Any) -> torch.UntypedStorage:
-    """A host that has no more memory."""
+def refused(*given: Any) -> torch.UntypedStorage:
+    """As where a limit of the process is reached."""
     raise RuntimeError("can't allocate memory")
 
 
-@pytest.mark.parametrize(
-    "tensor", [lambda: torch.from_numpy(np.ones(3, np.float32)), lambda: torch.ones(3)], ids=["of numpy", "no room"]
-)
-def test_what_cannot_be_moved_stays(tensor: Callable[[], Tensor], request: Any, monkeypatch: pytest.MonkeyPatch):
-    held = tensor()
-    if "no room" in request.node.name:
-        monkeypatch.setattr(torch, "UntypedStorage", full)
-    with lent([held]):
+@pytest.mark.parametrize("why", ["of numpy", "no room", "refused"])
+def test_what_cannot_be_moved_stays(why: str, monkeypatch: pytest.MonkeyPatch):
+    held = torch.from_numpy(np.ones(3, np.float32)) if why == "of numpy" else torch.ones(3)
+    if why == "no room":
+        monkeypatch.setattr(lent, "free", lambda: 2 * 3 * 4 - 1)
+    if why == "refused":
+        monkeypatch.setattr(torch, "UntypedStorage", refused)
+    with lent.lent([held]):
         assert torch.equal(held, torch.ones(3))
     assert torch.equal(held, torch.ones(3))
