@@ -413,7 +413,8 @@ class Run(Stage[C]):
     def _lent(self) -> AbstractContextManager[None]:
         """Parts of the run that are trained again on a GPU need its memory."""
         assert self._loop
-        return lent(tensors_of(self._loop.state)) if self.world.device.type == "cuda" else nullcontext()
+        kind = self.world.device.type
+        return lent(tensors_of(self._loop.state), kind) if kind == "cuda" else nullcontext()
 
     def _start(self, loop: Loop) -> int:
         """Give model and optimizer the state from which the run starts, if that is asked for; its number of steps."""

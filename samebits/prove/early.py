@@ -36,7 +36,7 @@ _made: list[Proof] = []  # at most one
 def prove(project: Project, config: Settings, out: Path) -> None:
     """Train the early parts of the run that has stopped in `out`, on rank 0; the others wait for that.
 
-    A run that contradicts itself goes on until it has opened its record, which is to say that it failed.
+    A run that contradicts itself goes on until its record is open, and fails then: so the record can say it.
 
     Raises:
         RunError: on other ranks, where rank 0 failed.

@@ -1,13 +1,13 @@
 """The memory of a GPU that the process of a run lends while parts of the run are trained again on it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ..core.batch import tensors_in
 from ..core.shards import local
 from ..core.state import State
 from .room import free
@@ -19,32 +19,24 @@ def tensors_of(state: State) -> Iterator[Tensor]:
     The ranks may have left the process group, without which no snapshot of shards can be taken.
     """
     yield from map(local, state.gradients().values())
-    yield from _tensors([[*state.model.parameters()], [*state.model.buffers()]])
-    yield from _tensors([optimizer.state for optimizer in state.optimizers.all])
-    yield from _tensors([each.state_dict() for each in state.objects.values()])
-
-
-def _tensors(held: Any) -> Iterator[Tensor]:
-    if isinstance(held, DTensor):
-        yield held.to_local().detach()
-    elif isinstance(held, Tensor):
-        yield held
-    elif isinstance(held, Mapping | list | tuple):
-        for each in held.values() if isinstance(held, Mapping) else held:
-            yield from _tensors(each)
+    held = [*state.model.parameters()], [*state.model.buffers()], [each.state for each in state.optimizers.all]
+    for each in tensors_in([held, [each.state_dict() for each in state.objects.values()]]):
+        yield each.to_local().detach() if isinstance(each, DTensor) else each
 
 
 @contextmanager
-def lent(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Keep these tensors in the host's memory for a while, as far as it has room. Afterwards they are as before.
+def lent(tensors: Iterable[Tensor], kind: str) -> Iterator[None]:
+    """Keep those of these tensors that lie on a device of this `kind` in the host's memory for a while.
 
-    Their storages are emptied and filled again, so tensors that share one still do.
+    They take at most half of what is free there. Afterwards all are as before. Their storages are emptied and filled
+    again, so tensors that share one still do.
     """
     storages = dict[int, torch.UntypedStorage]()
     for tensor in tensors:
         with suppress(RuntimeError, NotImplementedError):  # it has none: it is sparse, or stands for other tensors
             storage = tensor.untyped_storage()
-            storages[storage.data_ptr()] = storage
+            if storage.device.type == kind:
+                storages[storage.data_ptr()] = storage
     kept: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
     try:
         room = free() // 2  # the parts that are trained need some, too

@@ -34,7 +34,7 @@ class Trainer:
     """Trains segments of the run in `out` again, in the circumstances in which its process was started.
 
     Attributes:
-        folder: in which it trains.
+        run: the folder of the segment that it has trained last.
         not_tried: circumstances that stay as they are, each with the reason.
         varying: names of logged numbers that were others than in the run.
     """
@@ -44,8 +44,8 @@ class Trainer:
         self._is_traced = config.trace.level != "off"
         self._stack = ExitStack()
         self._process: Fresh | None = None
-        self.folder = out / PROOF
-        self.run = self.folder / "run"
+        self._folder = out / PROOF
+        self.run = self._folder / "run"
         self.not_tried: dict[str, str] = {}
         self.varying: set[str] = set()
 
@@ -58,7 +58,7 @@ class Trainer:
         """Start a fresh process in these circumstances that forks trainings, of the project elsewhere."""
         self.close()
         changed = QUIET | {"trace.level": "step" if self._is_traced else "off"}
-        fresh = Fresh(self._project, self._config, changed, self.folder / "project", rows)
+        fresh = Fresh(self._project, self._config, changed, self._folder / "project", rows)
         self._process = self._stack.enter_context(fresh)
         while not fresh.has_begun:
             yield
@@ -73,7 +73,7 @@ class Trainer:
         """
         fresh = self._process
         assert fresh
-        out, log = self.run, self.folder / "log"
+        out, log = self.run, self._folder / "log"
         shutil.rmtree(out, ignore_errors=True)
         log.unlink(missing_ok=True)
         again.interrupted(self._out, out, segment.first)
@@ -103,4 +103,4 @@ class Trainer:
         """End the process that trains, and remove what it has written."""
         self._stack.close()
         self._process = None
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -36,7 +36,7 @@ def all_of(state: State) -> list[Tensor]:
 def test_all_that_a_run_holds_is_lent_and_comes_back_as_it_was(state: State):
     held = all_of(state)
     before, view = [each.clone() for each in held], state.model[0].weight.detach()[1]
-    with lent.lent(lent.tensors_of(state)):
+    with lent.lent(lent.tensors_of(state), "cpu"):
         assert not any(each.untyped_storage().size() for each in held)
     assert all(map(torch.equal, before, held)) and state.model[2].weight is state.model[0].weight
     with torch.no_grad():
@@ -46,7 +46,7 @@ def test_all_that_a_run_holds_is_lent_and_comes_back_as_it_was(state: State):
 
 def test_it_comes_back_after_an_error_too(state: State):
     before = [each.clone() for each in all_of(state)]
-    with pytest.raises(KeyError), lent.lent(lent.tensors_of(state)):
+    with pytest.raises(KeyError), lent.lent(lent.tensors_of(state), "cpu"):
         raise KeyError
     assert all(map(torch.equal, before, all_of(state)))
 
@@ -56,13 +56,13 @@ def refused(*given: Any) -> torch.UntypedStorage:
     raise RuntimeError("can't allocate memory")
 
 
-@pytest.mark.parametrize("why", ["of numpy", "no room", "refused"])
+@pytest.mark.parametrize("why", ["of numpy", "on another device", "no room", "refused"])
 def test_what_cannot_be_moved_stays(why: str, monkeypatch: pytest.MonkeyPatch):
     held = torch.from_numpy(np.ones(3, np.float32)) if why == "of numpy" else torch.ones(3)
     if why == "no room":
         monkeypatch.setattr(lent, "free", lambda: 2 * 3 * 4 - 1)
     if why == "refused":
         monkeypatch.setattr(torch, "UntypedStorage", refused)
-    with lent.lent([held]):
+    with lent.lent([held], "cuda" if why == "on another device" else "cpu"):
         assert torch.equal(held, torch.ones(3))
     assert torch.equal(held, torch.ones(3))
