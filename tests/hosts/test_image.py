@@ -37,6 +37,7 @@ class Image:
     engine: Engine
     base: str
     digests: list[str]  # of two builds that shared nothing
+    reused: list[list[str]]  # the steps that the second of them, and one after it, took from a build before
     project: BakedProject
 
     def run(self, *command: str, mounts: tuple[str, ...] = (), name: str = NAME) -> str:
@@ -72,6 +73,13 @@ def download(project: BakedProject, folder: Path) -> None:
     sh(*pip, *wanted, *others)
 
 
+def cached(log: str) -> list[str]:
+    """Return the steps that BuildKit says to have taken from a build before, but for the base images."""
+    steps = dict(re.findall(r"^#(\d+) (\[.*)$", log, re.MULTILINE))
+    numbers = re.findall(r"^#(\d+) CACHED$", log, re.MULTILINE)
+    return [steps[number] for number in numbers if " FROM " not in steps[number]]
+
+
 @pytest.fixture(scope="module")
 def image(bake: Bake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     """The image of a project with the default answers, from the CPU lock."""
@@ -83,20 +91,23 @@ def image(bake: Bake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Imag
         base = standin(docker, folder)
         pip = folder / "pip.conf"
         pip.write_text(f"[global]\nno-index = true\nfind-links = http://builder:{SECRET}@{packages}/\n")
-        options = f"--network host --secret id=pipconf,src={pip}"
+        options = f"--progress plain --network host --secret id=pipconf,src={pip}"
         made = ["make", "image", "DEVICE=cpu", f"BASE_IMAGE={base}"]
-        digests = []
+        digests, reused = [], []
         for project in projects:
             # pip's cache alone is removed: a file system that has just lost many files is slow to make as many
             docker.docker("builder", "prune", "--all", "--force", "--filter", "type=exec.cachemount")
             words = f"{options} --no-cache" if digests else options
-            sh(*made, f"IMAGE={NAME}", f"BUILD_OPTIONS={words}", cwd=project.path, env=docker.env)
+            built = sh(*made, f"IMAGE={NAME}", f"BUILD_OPTIONS={words}", cwd=project.path, env=docker.env)
             digests.append(docker.inspect(NAME)["Id"])
         # now, while the engine remembers what it built; the stage with Python's venv stands in for the server's base
+        reused.append(cached(built.stderr))
         options += f" --build-arg SERVER_BASE={PYTHON}"
         for name, target in ((PYTHON, "builder"), (SERVER, "mlflow"), (EDITOR, "editor")):
-            sh(*made, f"IMAGE={name}", f"BUILD_OPTIONS={options} --target {target}", cwd=project.path, env=docker.env)
-        yield Image(docker, base, digests, projects[0])
+            words = f"{options} --target {target}"
+            built = sh(*made, f"IMAGE={name}", f"BUILD_OPTIONS={words}", cwd=project.path, env=docker.env)
+            reused.append(cached(built.stderr))
+        yield Image(docker, base, digests, reused[:2], projects[0])
 
 
 @pytest.fixture
@@ -110,6 +121,8 @@ def checkout(image: Image, tmp_path: Path) -> Path:
 def test_builds_that_share_nothing_give_one_digest(image: Image) -> None:
     """Two checkouts of one commit, no cache: every layer, and the image with its dates."""
     assert image.digests[0] == image.digests[1]
+    second, later = image.reused
+    assert not second and later
 
 
 def names(texts: Iterable[str]) -> set[str]:
