@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from bake import ROOT, VENV, command
+from bake import ROOT, TOOLS, VENV, command
 
 PROJECT = "{{cookiecutter.project}}"
 LINK = Path(PROJECT, "vendor", "samebits")  # to the library, whose files lie at the root
 
+UV_INSTALL = "install", "--quiet", "--no-deps", "--require-hashes", "--index-strategy", "unsafe-best-match"
 STRICT = "REPRO_TESTS_STRICT"  # holds the variables of the strict environment, which the library's tests get, as JSON
 
 Answers = Mapping[str, str]
@@ -91,8 +92,11 @@ def weights(out: Path) -> str:
     return hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
 
 
-def copy_venv(target: Path) -> Path:
-    """Make an environment of the shared one's files, which takes no time; return its python."""
+def copy_venv(target: Path, *locks: Path) -> Path:
+    """Make an environment of the shared one's files, which takes no time, and of what these locks have beyond it.
+
+    Returns its python.
+    """
 
     def link(source: str, target: str) -> None:
         try:
@@ -109,7 +113,12 @@ def copy_venv(target: Path) -> Path:
             script.unlink()
             script.write_bytes(content.replace(bytes(VENV), bytes(target)))
             script.chmod(0o755)
-    return target / "bin" / "python"
+    python = target / "bin" / "python"
+    if locks:
+        words = [word for lock in locks for word in ("-r", lock)]
+        env = {**os.environ, "PATH": f"{TOOLS}:{os.environ['PATH']}"}
+        run(python, ROOT / PROJECT / "requirements" / "with_uv.py", *UV_INSTALL, *words, env=env)
+    return python
 
 
 def commit_all(repository: Path, env: Environment) -> None:

@@ -12,7 +12,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-from bake import ROOT, TOOLS, in_venv
+from bake import ROOT, in_venv
 from baked import BakedProject, copy_venv, run
 from machine import encrypt, free_port, until
 
@@ -97,11 +97,7 @@ def bucket(folder: Path) -> Iterator[tuple[str, Settings]]:
 
 def with_plugin(project: BakedProject, folder: Path) -> dict[str, str]:
     """Return the variables of an environment that has what the project's locks have beyond the shared one."""
-    python = copy_venv(folder / "venv")
-    install = "install", "--no-deps", "--require-hashes", "--index-strategy", "unsafe-best-match"
-    env = {**project.env, "PATH": f"{TOOLS}:{project.env['PATH']}"}
-    lock = project.path / "requirements" / "run.txt"
-    run(python, project.path / "requirements" / "with_uv.py", *install, "-r", lock, env=env)
+    copy_venv(folder / "venv", project.path / "requirements" / "run.txt")
     return in_venv(project.path, project.env, folder / "venv")
 
 

@@ -158,8 +158,9 @@ def test_template_and_project_are_linted_by_the_same_ruff(texts: dict[str, str])
 
 def collected(*words: str) -> set[str]:
     """The files of tests/hosts whose tests pytest finds; without their conftest.py, which wants root."""
-    env = os.environ | {"PYTHONPATH": f"{ROOT}/tests:{ROOT}/build/beside"}
-    pytest_words = [sys.executable, "-m", "pytest", "--noconftest", "--collect-only", "-q", "--ignore=tests/library"]
+    env = os.environ | {"PYTHONPATH": f"{ROOT}/tests:{ROOT}/tests/template:{ROOT}/build/beside"}
+    others = "--ignore=tests/library", "--ignore=tests/template"
+    pytest_words = [sys.executable, "-m", "pytest", "--noconftest", "--collect-only", "-q", *others]
     printed = run(*pytest_words, *words, cwd=ROOT, env=env).stdout
     return set(re.findall(r"^tests/hosts/\w+\.py", printed, re.MULTILINE))
 

@@ -1,37 +1,38 @@
 """Generate a project, train it through DVC, train it again in another way, and compare the bits.
 
+    python tools/demo.py [FOLDER] [ANSWER=VALUE ...]
+
 What must not matter differs on purpose: one process or two, no loader worker or one, through DVC or not.
 """
 
 import hashlib
 import subprocess
 import sys
+from pathlib import Path
 
-from bake import NAME, ROOT, VENV, bake, in_venv
-
-PROJECT = ROOT / "build" / "demo" / NAME
+from bake import ROOT, VENV, bake, in_venv
 
 
-def run(*command: str) -> int:
+def run(project: Path, *command: str) -> int:
     """Run a command in the project, with its environment's programs first."""
     print(f"\n$ {' '.join(command)}", flush=True)
-    return subprocess.run(command, cwd=PROJECT, env=in_venv(PROJECT)).returncode
+    return subprocess.run(command, cwd=project, env=in_venv(project)).returncode
 
 
-def weights(run_directory: str) -> str:
+def weights(out: Path) -> str:
     """SHA-256 of the weights that a run has written."""
-    return hashlib.sha256((PROJECT / run_directory / "model.safetensors").read_bytes()).hexdigest()
+    return hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
 
 
-def main() -> int:
+def main(folder: str | Path = ROOT / "build" / "demo", *answers: str) -> int:
     """Exit code 0 if the bits are equal and the released ones, or if this machine is known to have others."""
-    print(f"$ cookiecutter --no-input {ROOT.name}", flush=True)
-    bake(PROJECT.parent)
-    released = run("make", "--no-print-directory", "repro", f"VENV={VENV}")
+    print(f"$ cookiecutter --no-input {ROOT.name}", *answers, flush=True)
+    project = bake(Path(folder), **dict(answer.split("=", 1) for answer in answers))
+    released = run(project, "make", "--no-print-directory", "repro", f"VENV={VENV}")
     again = ("python", "-m", "samebits", "train", "--ranks", "2")
-    if run(*again, "--set", "loader.workers=1", "--out", "artifacts-2") != 0:
+    if run(project, *again, "--set", "loader.workers=1", "--out", "artifacts-2") != 0:
         return 1  # it has said why
-    first, second = weights("artifacts"), weights("artifacts-2")
+    first, second = weights(project / "artifacts"), weights(project / "artifacts-2")
     print(f"\none process, no worker, by dvc     {first}")
     print(f"two processes, one worker each     {second}")
     print("EQUAL" if first == second else "DIFFERENT")
@@ -40,4 +41,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -19,16 +19,14 @@ import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 events = EventAccumulator(sys.argv[1])
 events.Reload()
-print(json.dumps([[event.step, event.value] for event in events.Scalars(sys.argv[2])]))
+print(json.dumps([[[event.step, event.value] for event in events.Scalars(name)] for name in sys.argv[2:]]))
 """
 
 
 @pytest.fixture(scope="module")
 def boards(bake: Bake, project: InstalledProject, tmp_path_factory: pytest.TempPathFactory) -> InstalledProject:
     """A project whose lock and environment have both packages, as after `make lock`; its data are prepared."""
-    path, python = bake().path, copy_venv(tmp_path_factory.mktemp("boards") / "venv")
-    install = "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"
-    project.run(python, *install, "-r", LOCK)
+    path, python = bake().path, copy_venv(tmp_path_factory.mktemp("boards") / "venv", LOCK)
     for lock in ("train-cpu.txt", "train-cuda.txt"):
         with (path / "requirements" / lock).open("a") as pins:
             pins.write(LOCK.read_text())
@@ -59,15 +57,15 @@ def rows(out: Path, name: str) -> list[tuple[int, float]]:
 
 @pytest.mark.long
 def test_boards_have_the_numbers_of_a_run_whose_bits_they_leave_alone(boards: InstalledProject) -> None:
-    """And rank 0 alone writes."""
+    """And rank 0 alone writes, of two."""
     boards.run("python", "-m", "samebits", "train", *SHORT, "--out", "runs/plain")
-    by_tensorboard, by_wandb = shown(boards, "tensorboard", "--ranks", "2"), shown(boards, "wandb", "--ranks", "2")
+    by_tensorboard, by_wandb = shown(boards, "tensorboard", "--ranks", "2"), shown(boards, "wandb")
     assert len({weights(out) for out in (boards.path / "runs" / "plain", by_tensorboard, by_wandb)}) == 1
 
     assert len([*(by_tensorboard / "tensorboard").iterdir()]) == 1
-    for name in ("loss", "accuracy"):
-        found = json.loads(boards.run("python", "-c", SCALARS, by_tensorboard / "tensorboard", name))
-        assert found == [[step, float(np.float32(value))] for step, value in rows(by_tensorboard, name)]
+    names = "loss", "accuracy"
+    found = json.loads(boards.run("python", "-c", SCALARS, by_tensorboard / "tensorboard", *names))
+    assert found == [[[at, float(np.float32(value))] for at, value in rows(by_tensorboard, name)] for name in names]
 
     (written,) = by_wandb.glob("wandb/offline-run-*/*.wandb")
     kept, losses = written.read_bytes(), [json.dumps(value).encode() for _, value in rows(by_wandb, "loss")]

@@ -144,13 +144,10 @@ def test_released_row_is_shown(fresh: BakedProject) -> None:
 
 
 @pytest.fixture(scope="module")
-def more(bake: Bake, project: InstalledProject, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def more(bake: Bake, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The environment with what all starters add, made once, of their locks."""
-    python = copy_venv(tmp_path_factory.mktemp("more") / "venv")
     locks = [bake(starter=name).path / "requirements" / "train-cpu.txt" for name in ADDING]
-    words = [word for lock in locks for word in ("-r", lock)]
-    project.run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", *words)
-    return python.parents[1]
+    return copy_venv(tmp_path_factory.mktemp("more") / "venv", *locks).parents[1]
 
 
 def of_starter(name: str, bake: Bake, project: InstalledProject, venv: Path) -> InstalledProject:
