@@ -1,7 +1,7 @@
 """A run proves itself: it is trained again in part, with all changed that must not matter, before its receipt."""
 
+import os
 import re
-import shutil
 import signal
 from pathlib import Path
 
@@ -9,11 +9,11 @@ import pytest
 from clone import edit, project_in
 from project.config import Config
 from proving import (
-    CLEAN,
+    ALONE,
     FINISH,
     FIRST,
     LAST,
-    RANKS,
+    ONE,
     STATE,
     SURROUNDINGS,
     VARIABLE,
@@ -73,11 +73,14 @@ def test_proof_leaves_nothing_but_what_a_run_without_it_leaves(proved: tuple[Pat
     assert one.stated["proof"] == {"segments": [], "not_tried": {"proof": "prove.when=never"}}
 
 
-FIRST_OUTPUT = "output features.0, micro-batch {}, call 1"
 FAULTS = {
     "state": (STATE, "a fresh process", "saved in no checkpoint: model.MEMORY['calls']\n", ""),
-    "variable": (VARIABLE, "environment variables", "it reads a variable", FIRST_OUTPUT.format(0)),
-    "ranks": (RANKS, "3 ranks", "Each rank and each loader worker has variables", FIRST_OUTPUT.format(1)),
+    "variable": (
+        VARIABLE,
+        "environment variables",
+        "it reads a variable",
+        "output features.0, micro-batch 0, call 1",
+    ),
 }
 
 
@@ -85,7 +88,7 @@ FAULTS = {
 def test_run_that_contradicts_itself_gets_no_receipt_and_its_cause_is_named(fault: str, project: Path):
     body, cause, line, tensor = FAULTS[fault]
     planted(project, body)
-    printed, out = ended(project, *words(project), code=1), project / "made"
+    printed, out = ended(project, *words(project, ALONE), code=1), project / "made"
     found = read_json(out / names.CONTRADICTION)
     assert found["cause"] == cause and found["difference"]["phase"] == "loss" and line in printed
     assert f"; its files are kept. {found['advice']}\n" in printed
@@ -95,15 +98,15 @@ def test_run_that_contradicts_itself_gets_no_receipt_and_its_cause_is_named(faul
     lines = [re.sub("[0-9a-f]{16}", "…", line) for line in page.groups()]
     assert fault != "variable" or all(line in re.sub("[0-9a-f]{16}", "…", printed) for line in lines)
     first = found["segment"]["first"]
-    assert first <= found["difference"]["step"] < found["segment"]["stop"] and (first > 0) == (
-        fault in ("state", "ranks")
-    )
+    assert first <= found["difference"]["step"] < found["segment"]["stop"] and (first > 0) == (fault == "state")
 
 
 MEMORIES = """
-import ctypes, itertools, os, tempfile
+import ctypes, itertools, os, tempfile, zlib
 from functools import lru_cache
 from pathlib import Path
+
+from .model import AROUND
 
 COUNTS, NOW, POSITIONS, C = {"calls": 0}, [0], itertools.cycle(range(7)), ctypes.CDLL(None)
 FILE = Path(tempfile.gettempdir(), "memory")
@@ -134,12 +137,12 @@ def numbers(step):
         "dictionary": COUNTS["calls"], "class": Seen.calls, "closure": count(), "cache": cached("label"),
         "iterator": next(POSITIONS), "file": len(FILE.read_text()), "library in C": C.rand(),
         "entropy": int.from_bytes(os.urandom(4)), "own step": step,
-    }
+    } | {name: zlib.crc32(repr(value).encode()) for name, value in AROUND.items()}
 """
 
 
 @pytest.mark.long
-def test_whatever_remembers_earlier_steps_is_other_in_the_part_that_is_trained_again(project: Path):
+def test_whatever_remembers_earlier_steps_or_reads_surroundings_is_other_in_the_part_trained_again(project: Path):
     """Of things that no guard knows, and of one that is right; each decides a logged number, which decides no bit.
 
     TMPDIR has a long name: below it Linux refuses the sockets of loader workers, and the first part has one.
@@ -150,10 +153,12 @@ def test_whatever_remembers_earlier_steps_is_other_in_the_part_that_is_trained_a
     edit(package / "train.py", ("step.log(clock=", logged[0]), ("import samebits as sb", logged[1]))
     place = project / f"tmp-{'x' * 40}"
     place.mkdir()
-    ended(project, *words(project), TMPDIR=str(place))
+    ended(project, *words(project, ALONE, "prove.segments=2"), TMPDIR=str(place))
     seen = {"dictionary", "class", "closure", "cache", "iterator", "file", "library in C", "entropy"}
-    stated = read(project / "made").stated["proof"]
-    assert {*stated["varying"]} - {"clock"} == seen and stated["segments"][0]["workers"] == 1
+    stated, around = read(project / "made").stated["proof"], {row.name for row in setting.ROWS}
+    if missed := around & {*stated["not_tried"]}:
+        assert missed == {"host name"} and os.getuid(), stated["not_tried"]
+    assert {*stated["varying"]} - {"clock"} == seen | (around - missed) and stated["segments"][0]["workers"] == 1
 
 
 AVERAGE = """
@@ -170,7 +175,7 @@ RESULT = (
 def test_weights_that_no_step_shows_are_made_again_and_compared(project: Path):
     """Such as an average that the loop holds in a variable, and that becomes the result."""
     edit(project / "src" / PACKAGE / "train.py", ("\n    for step in run.steps(", AVERAGE), FOLLOW, RESULT)
-    printed, out = ended(project, *words(project), code=1), project / "made"
+    printed, out = ended(project, *words(project, ALONE), code=1), project / "made"
     found = read_json(out / names.CONTRADICTION)
     steps = read_json(out / names.METRICS)["steps"]
     assert (found["difference"]["phase"], found["difference"]["step"]) == (again.END, steps - 1)
@@ -204,7 +209,7 @@ def test_variable_that_the_config_lists_is_the_same_in_each_part(project: Path):
     """Also one that the proof would change otherwise."""
     planted(project, VARIABLE)
     listed = "environment.variables=[PLANTED,TZ,UNSET]"
-    assert "proof      EQUAL: " in ended(project, *words(project, listed, "prove.segments=1"), TZ="SBT-1")
+    assert "proof      EQUAL: " in ended(project, *words(project, ALONE, listed, "prove.segments=1"), TZ="SBT-1")
     stated = read(project / "made").stated
     wanted = {"PLANTED": "by hand", "TZ": "SBT-1", "UNSET": None}
     assert stated["environment"]["preimage"]["own_variables"] == wanted
@@ -217,7 +222,7 @@ def test_proof_has_the_code_and_the_config_of_the_runs_begin(project: Path):
     keeps = "(run.out / 'proof').mkdir(exist_ok=True); (run.out / 'proof' / 'mine').touch()"
     edit(loop, ("step.log(", f"Path('last.txt').write_text(str(step.number)); {keeps}; step.log("))
     edit(loop, ("import time", "import time\nfrom pathlib import Path"))
-    process = started(project, *words(project, "prove.segments=1"))
+    process = started(project, *words(project, ALONE, "prove.segments=1"))
     until(lambda: (project / "last.txt").exists() or process.poll() is not None)
     planted(project, "scale = 2.0")
     edit(project / "params.yaml", ("learning_rate: ", "learning_rate: 9"))
@@ -234,87 +239,62 @@ def test_run_of_ranks_that_shard_its_state_proves_itself(project: Path):
     parts = "[getattr(each, 'to_local', lambda: each)() for each in model.parameters()]"
     used = f"    print('used', all(each.abs().sum() > 0 for each in {parts} if each.numel()))\n"
     edit(project / "src" / PACKAGE / "train.py", (FINISH, f"{FINISH}{used}"))
-    printed = ended(project, *words(project, "parallel.shard=full"), "--ranks", "3")
-    assert printed.count("used True") == 3
+    keys = "parallel.micro_batches=2", "parallel.shard=full", "prove.segments=2"
+    printed = ended(project, *words(project, *keys), ranks=2)
+    assert printed.count("used True") == 2
     stated = read(project / "made").stated["proof"]
-    assert {each["ranks"] for each in stated["segments"]} == {1, 2, 3} and proof.RANKS not in stated["not_tried"]
+    assert {each["ranks"] for each in stated["segments"]} == {1, 2} and proof.RANKS not in stated["not_tried"]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
-def test_proof_that_was_interrupted_is_made_up(by: signal.Signals, project: Path):
-    process, out = started(project, *words(project)), project / "made"
-    while not (out / names.METRICS).exists():
-        assert process.poll() is None, project.with_suffix(".log").read_text()
-    process.send_signal(by)
-    code = process.wait()
-    assert code == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143}[by] and not (out / names.RECEIPT).exists()
-    assert "EQUAL: steps 0 to 2, " in ended(project, *words(project)) and read(out).stated["proof"]["segments"]
+def test_proof_that_was_interrupted_is_made_up(project: Path):
+    own, out = words(project, ALONE), project / "made"
+    for by, code in (signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143):
+        (out / names.METRICS).unlink(missing_ok=True)
+        process = started(project, *own)
+        until(lambda made=process: (out / names.METRICS).exists() or made.poll() is not None)
+        process.send_signal(by)
+        assert process.wait() == code and not (out / names.RECEIPT).exists(), project.with_suffix(".log").read_text()
+    assert "EQUAL: steps 0 to 2, " in ended(project, *own) and read(out).stated["proof"]["segments"]
 
 
 @pytest.mark.long
 def test_verify_finds_what_depends_on_circumstances(project: Path):
     """In one way alone. The copy of the project in which it is trained is gone afterwards."""
     planted(project, VARIABLE)
+    edit(project / "params.yaml", ("shorten: [train.epochs=2]", f"shorten: [train.epochs=1, model.width=8, {ALONE}]"))
     ways = "once more", "other circumstances"
     printed = ended(project, "verify", *(word for way in ways for word in ("--only", way)), code=1)
     assert re.findall("(?m)^(?:once more|other circumstances) .* (EQUAL|DIFFERS)$", printed) == ["EQUAL", "DIFFERS"]
     assert not (project / verify.FOLDER / verify.COPY).exists()
 
 
-# ---- each circumstance alone
+# ---- a circumstance, a place, or a way alone
 
 
-@pytest.fixture(scope="module")
-def dependent(clean: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose run has depended on all circumstances."""
-    folder = tmp_path_factory.mktemp("dependent") / "project"
-    shutil.copytree(clean, folder, ignore=shutil.ignore_patterns("made*"))
-    planted(folder, SURROUNDINGS)
-    ended(folder, *words(folder, "prove.when=never"))
-    return folder
-
-
-@pytest.mark.parametrize("row", first_is_quick(setting.ROWS), ids=[row.name for row in setting.ROWS])
-def test_circumstance_that_a_run_depends_on_is_found(
-    row: setting.Row, dependent: Path, monkeypatch: pytest.MonkeyPatch
-):
-    found = differs(dependent, monkeypatch, row)
+def test_circumstance_that_a_run_depends_on_is_found(project: Path, monkeypatch: pytest.MonkeyPatch):
+    """And nothing where none changes."""
+    planted(project, SURROUNDINGS)
+    ended(project, *words(project, ALONE, "prove.when=never"))
+    rows = [row for row in setting.ROWS if row.name == "umask"]
+    assert differs(project, monkeypatch, (FIRST, ONE), keys=[ALONE]) == [None]
+    (found,) = differs(project, monkeypatch, (FIRST, ONE), rows=rows, keys=[ALONE])
     assert found and (found.step, found.phase) == (0, "loss")
 
 
-RARE = "MEMORY['calls'] += self.training; scale = 1.0 + (80 < MEMORY['calls'] <= 104) / 64"  # steps 10 to 12, of 8 each
-AT_ITS_PLACE = "scale = 1.0 + len(__file__) / 4096"
+RARE = "MEMORY['calls'] += self.training; scale = 1.0 + (20 < MEMORY['calls'] <= 26) / 64"  # steps 10 to 12, of 2 each
+RANKS = "import torch.distributed as d; scale += (d.is_initialized() and d.get_rank() * d.get_world_size()) / 64"
 IN_WORKERS = "float().unsqueeze(0) / (16 + (torch.utils.data.get_worker_info() is not None))"
-ONE, WORKER = choice.Choice(1, 0, "none"), choice.Choice(1, 1, "none")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("body", "item", "finds", "misses"),
-    [
-        (RARE, "float().unsqueeze(0) / 16", (Segment(10, 13), ONE), (LAST, ONE)),
-        (AT_ITS_PLACE, "float().unsqueeze(0) / 16", (FIRST, ONE), None),
-        (CLEAN, IN_WORKERS, (FIRST, WORKER), (FIRST, ONE)),
-    ],
-    ids=["steps that a place covers", "folder of the project", "loader workers"],
-)
-def test_fault_is_found_by_a_part_that_covers_it_or_is_trained_so(
-    body: str,
-    item: str,
-    finds: tuple[Segment, choice.Choice],
-    misses: tuple[Segment, choice.Choice] | None,
-    project: Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
-    planted(project, body)
-    edit(project / "src" / PACKAGE / "data.py", ("float().unsqueeze(0) / 16", item))
-    ended(project, *words(project, "prove.when=never", "checkpoint.every=10", "checkpoint.keep=9"))
-    assert differs(project, monkeypatch, segment=finds[0], own=finds[1])
-    assert not misses or differs(project, monkeypatch, segment=misses[0], own=misses[1]) is None
-
-
-def test_run_that_depends_on_circumstances_is_equal_where_none_changes(
-    dependent: Path, monkeypatch: pytest.MonkeyPatch
-):
-    assert differs(dependent, monkeypatch) is None
+def test_fault_is_found_by_a_part_that_covers_it_or_is_trained_so(project: Path, monkeypatch: pytest.MonkeyPatch):
+    """One in some steps, one in loader workers, and one of several ranks; other parts are equal."""
+    planted(project, f"{RARE}; {RANKS}")
+    few = "parallel.micro_batches=2"
+    edit(project / "src" / PACKAGE / "data.py", ("float().unsqueeze(0) / 16", IN_WORKERS))
+    ended(project, *words(project, few, "prove.when=never", "checkpoint.every=10", "checkpoint.keep=9"))
+    equal = (LAST, ONE), (FIRST, ONE)
+    other = (Segment(10, 13), ONE), (FIRST, choice.Choice(1, 1, "none")), (FIRST, choice.Choice(2, 0, "none"))
+    found = differs(project, monkeypatch, *equal, *other, keys=[few])
+    assert [*map(bool, found)] == [False, False, True, True, True]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from clone import edit, project_in
 from project.config import Config
-from proving import FINISH, VARIABLE, ended, planted, started, words
+from proving import ALONE, AT_ITS_PLACE, FINISH, ended, planted, started, words
 from server import until
 from support import PACKAGE
 from warm import PATIENCE
@@ -178,7 +178,7 @@ def by_hand(project: Path, *words: str) -> "subprocess.Popen[bytes]":
 
 def early(project: Path) -> list[str]:
     """A training of some epochs that is to find early what it forgets."""
-    return words(project, "train.epochs=8", "prove.when=early", "prove.segments=2")
+    return words(project, "parallel.micro_batches=2", "train.epochs=4", "prove.when=early", "prove.segments=2")
 
 
 @pytest.mark.long
@@ -198,8 +198,8 @@ def test_run_stops_for_early_parts_that_have_no_room_beside_it_and_no_bit_change
 
 @pytest.mark.long
 def test_what_a_run_forgets_is_found_while_its_ranks_have_stopped(full: Path):
-    planted(full, "MEMORY['calls'] += self.training; scale = 1.0 + (MEMORY['calls'] > 24) / 64")
-    process = by_hand(full, "samebits", *words(full, "train.epochs=40", "prove.when=early"))
+    planted(full, "MEMORY['calls'] += self.training; scale = 1.0 + (MEMORY['calls'] > 3) / 64")
+    process = by_hand(full, "samebits", *words(full, ALONE, "train.epochs=40", "prove.when=early"))
     printed = full.with_suffix(".log")
     assert process.wait(PATIENCE) == 1, printed.read_text()
     assert "model.MEMORY['calls']" in printed.read_text() and "resumed " not in printed.read_text()
@@ -211,14 +211,13 @@ def test_what_a_run_forgets_is_found_while_its_ranks_have_stopped(full: Path):
 
 @pytest.mark.long
 def test_sigterm_is_heeded_while_the_ranks_have_stopped_and_the_same_command_goes_on(full: Path):
-    own, log = ("samebits", *early(full), "--ranks", "2"), full.with_suffix(".log")
-    process = by_hand(full, *own)
+    own, log = early(full), full.with_suffix(".log")
+    process = by_hand(full, "samebits", *own, "--ranks", "2")
     until(lambda: "stopped after step" in log.read_text() or process.poll() is not None)
     until(lambda: (full / "made" / names.PROOF).exists() or process.poll() is not None)
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE) == 143 and "resumed " not in log.read_text(), log.read_text()
-    process = by_hand(full, *own, "--set", "prove.when=never")  # which takes less time
-    assert process.wait(PATIENCE) == 0 and "resumed " in log.read_text(), log.read_text()
+    assert "resumed " in ended(full, *own, "--set", "prove.when=never", ranks=2)  # which takes less time
 
 
 @pytest.mark.long
@@ -236,7 +235,8 @@ def test_run_on_one_core_proves_itself_early_and_no_bit_changes(proved: tuple[Pa
 
 @pytest.mark.long
 def test_run_that_contradicts_itself_early_ends_early(project: Path):
-    planted(project, VARIABLE)
-    printed = ended(project, *words(project, "prove.when=early", "prove.steps=6", "train.epochs=5000"), code=1)
+    planted(project, AT_ITS_PLACE)
+    edit(project / "src" / PACKAGE / "train.py", ("        step.log(", f"        {SLOW}\n        step.log("))
+    printed = ended(project, *words(project, ALONE, "prove.when=early", "prove.steps=6", "train.epochs=5000"), code=1)
     assert "The run contradicts itself" in printed and read_json(project / "made" / names.RUN)["status"] == "FAILED"
     assert not (project / "made" / names.WEIGHTS).exists()
