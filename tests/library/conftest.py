@@ -138,7 +138,7 @@ def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv("MLFLOW_TRACKING_URI", request.getfixturevalue("server").uri)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tracked(server: "Server", prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """A training that the server followed; its URI, with a password, stands in the environment."""
     folder = tmp_path_factory.mktemp("tracked")

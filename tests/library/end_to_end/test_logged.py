@@ -21,6 +21,7 @@ from server import Proxy, Server, until
 from support import OURS, PACKAGE, PROJECT, Trained, python
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
+from warm import Warm
 
 from samebits.base.files import read_json, write_json
 from samebits.base.project import Project
@@ -102,7 +103,7 @@ def test_older_server_gets_all_but_the_model(server: Server, tracked: Trained, t
 
 
 def test_system_metrics_are_measured_where_that_is_asked(server: Server, tmp_path: Path, prepared: Path):
-    from test_tracking import started
+    from test_tracking import said, started
 
     out = tmp_path / "run"
     query = "SELECT count(*) FROM metrics WHERE run_uuid = ? AND key LIKE 'system/cpu%'"
@@ -111,8 +112,7 @@ def test_system_metrics_are_measured_where_that_is_asked(server: Server, tmp_pat
         (run,) = until(lambda: server.runs_of(out))
         until(lambda: server.rows(query, run)[0][0])
         process.send_signal(signal.SIGCONT)
-        _, stderr = process.communicate()
-    assert (process.returncode, stderr) == (0, ""), stderr
+        assert (process.wait(), said(out)[1]) == (0, ""), said(out)
     assert server.content(out)["runs"][0][0] == "FINISHED"
 
 
@@ -167,8 +167,9 @@ class Net(nn.Linear):
 
 assert logged.write(Net(2, 3), Project.at(Path.cwd()), Path(sys.argv[1])) is None
 """
-    done = python("-c", write, tmp_path)
-    assert done.returncode == 0, done.stderr
+    loop, said = tmp_path / "loop.py", tmp_path / "said"
+    loop.write_text(write)
+    assert Warm(str(tmp_path), out=said, err=said, script=loop).wait() == 0, said.read_text()
     assert type(torch.load(tmp_path / names.PICKLED, weights_only=False)).__name__ == "Net"
 
 

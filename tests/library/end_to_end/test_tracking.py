@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +14,8 @@ import pytest
 from clone import verb
 from project.config import Config
 from server import Server, assert_complete, logged, until
-from support import PROJECT, WORD, Trained, python, training
-from warm import PATIENCE
+from support import PROJECT, WORD, Trained, training
+from warm import PATIENCE, Warm
 
 from samebits.address.manifest import sha256_file
 from samebits.base.files import read_json
@@ -73,9 +71,9 @@ def test_artifacts_are_what_the_run_left_and_the_locks(server: Server, tracked: 
 
 def test_run_is_compared_by_its_id(server: Server, tracked: Trained, monkeypatch: pytest.MonkeyPatch):
     run = tracking.read_state(tracked.out)["run"]
-    done = python("-m", "samebits", "diff", run, tracked.out)
-    assert (done.returncode, done.stderr) == (0, "") and "have equal bits in all 23 steps, trace root " in done.stdout
     monkeypatch.chdir(PROJECT)
+    done = verb("diff", run, tracked.out)
+    assert (done.exit_code, done.stderr) == (0, "") and "have equal bits in all 23 steps, trace root " in done.stdout
     done = verb("diff", "0" * 32, tracked.out)
     assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1 and "0" * 32 in done.stderr
 
@@ -133,7 +131,7 @@ def test_store_that_cannot_be_written_is_named_and_not_waited_for(
 
 def synced(out: Path) -> str:
     """Where a run is uploaded to; nothing while the server is too busy to answer."""
-    return python("-m", "samebits", "sync", out).stdout
+    return verb("sync", out).stdout
 
 
 def test_sync_uploads_later_what_is_missing(server: Server, offline: Trained, tmp_path: Path):
@@ -156,19 +154,23 @@ def followers(out: Path) -> list[int]:
 
 
 @contextmanager
-def started(out: Path, prepared: Path, *overrides: str, uri: str) -> Iterator[subprocess.Popen[str]]:
+def started(out: Path, prepared: Path, *overrides: str, uri: str, script: Path | None = None) -> Iterator[Warm]:
     """A training that is still at it, and whose follower has just been started."""
-    command = [sys.executable, "-m", "samebits", "train", *training(out, prepared, *overrides)]
-    env = os.environ | {"MLFLOW_TRACKING_URI": uri}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, cwd=PROJECT, env=env, **pipes)
+    files, env = {"out": out.with_suffix(".out"), "err": out.with_suffix(".err")}, {"MLFLOW_TRACKING_URI": uri}
+    words = [*(["train"] if script else []), *training(out, prepared, *overrides)]
+    process = Warm(*words, **files, env=env, script=script)
     try:
         until(lambda: process.poll() is not None or followers(out))
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None, said(out)
         yield process
     finally:
         process.kill()
         process.wait()
+
+
+def said(out: Path) -> tuple[str, str]:
+    """What it printed, and its errors."""
+    return out.with_suffix(".out").read_text(), out.with_suffix(".err").read_text()
 
 
 def test_server_that_dies_midway_costs_a_warning(server: Server, tmp_path: Path, prepared: Path, untracked: Trained):
@@ -179,9 +181,9 @@ def test_server_that_dies_midway_costs_a_warning(server: Server, tmp_path: Path,
         until(lambda: tracking.read_state(out).get("rows"))
         server.kill()
         process.send_signal(signal.SIGCONT)
-        stdout, stderr = process.communicate(timeout=PATIENCE)
+        code, (stdout, stderr) = process.wait(), said(out)
     try:
-        assert (process.returncode, stderr) == (0, "")
+        assert (code, stderr) == (0, "")
         assert "tracking incomplete (" in stdout and f"samebits sync {out}" in stdout
         assert Trained(out, untracked.done).weights == untracked.weights
         assert followers(out) == []
@@ -202,6 +204,7 @@ def hook(event, arguments):
 
 sys.addaudithook(hook)
 """
+TRAINING = "import runpy\nrunpy.run_module('samebits', run_name='__main__', alter_sys=True)\n"
 
 
 @pytest.mark.long
@@ -211,6 +214,7 @@ def test_server_that_hangs_does_not_hold_the_training_up(
     """It ends while the server still hangs, and has asked nothing of it itself."""
     out, notes = tmp_path / "run", tmp_path / "notes"
     (tmp_path / "sitecustomize.py").write_text(NOTING)
+    (tmp_path / "noted.py").write_text(f"{NOTING}{TRAINING}")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
     monkeypatch.setenv("NOTES", str(notes))
 
@@ -222,15 +226,15 @@ def test_server_that_hangs_does_not_hold_the_training_up(
     server.signal(signal.SIGSTOP)
     try:
         settings = "tracking.wait_seconds=1", "unhashed.modules=[sitecustomize]"
-        with started(out, prepared, *settings, uri=server.uri) as process:
+        with started(out, prepared, *settings, uri=server.uri, script=tmp_path / "noted.py") as process:
             process.send_signal(signal.SIGSTOP)  # until the upload is held up
             following = set(followers(out))
             until(asking)
             process.send_signal(signal.SIGCONT)
-            stdout, stderr = process.communicate(timeout=PATIENCE)
+            code, (stdout, stderr) = process.wait(), said(out)
     finally:
         server.signal(signal.SIGCONT)
-    assert (process.returncode, stderr) == (0, "") and "tracking incomplete (" in stdout
+    assert (code, stderr) == (0, "") and "tracking incomplete (" in stdout
     assert Trained(out, untracked.done).weights == untracked.weights
     assert asking() == following
     until(lambda: synced(out))  # it is refused while the server starts its worker anew, which did not answer
