@@ -15,6 +15,7 @@ from server import Proxy, Server, assert_complete
 from support import PROJECT, WORD, Trained, python
 from warm import FORKS, PATIENCE
 
+from samebits.address.locks import locks_here
 from samebits.base.files import read_json, write_json
 from samebits.core.errors import RunError, UserError
 from samebits.record import names
@@ -127,6 +128,15 @@ def test_infinities_and_nan_are_uploaded_once(server: Server, another: Path):
     assert sorted((key, is_nan) for key, *_, is_nan in metrics) == [("minus", 0), ("none", 1), ("plus", 0)]
 
 
+@pytest.fixture(scope="module")
+def locks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The locks of this environment alone: each file is a request."""
+    folder = tmp_path_factory.mktemp("locks")
+    for path in locks_here(LOCKS):
+        shutil.copy(path, folder)
+    return folder
+
+
 @pytest.fixture
 def few(another: Path) -> Path:
     """That record with fewer files of one kind, each of which is some requests."""
@@ -136,33 +146,33 @@ def few(another: Path) -> Path:
 
 
 @pytest.mark.long
-def test_lost_answers_do_no_harm(server: Server, few: Path, proxy: Proxy):
+def test_lost_answers_do_no_harm(server: Server, few: Path, locks: Path, proxy: Proxy):
     """The server did what was asked and its answer was lost: at every request of an upload in turn."""
     for fatal in range(1, 100):
         rename(few)
         proxy.count, proxy.fatal = 0, fatal
         try:
-            tracking.sync(few, LOCKS)
+            tracking.sync(few, locks)
         except RunError:
             assert proxy.count == fatal  # it is not asked again at once: that made second runs
-            tracking.sync(few, LOCKS)
+            tracking.sync(few, locks)
         assert_complete(server, few)
         if proxy.count < fatal:
             break
     assert fatal > 10
 
 
-def upload(folder: str, uri: str) -> None:
+def upload(folder: Path, uri: str, locks: Path) -> None:
     """What a child does: as `samebits sync`."""
     os.environ["MLFLOW_TRACKING_URI"] = uri
-    tracking.sync(Path(folder), LOCKS)
+    tracking.sync(folder, locks)
 
 
 @pytest.mark.long
-def test_killed_uploads_end_up_exactly_once(server: Server, few: Path, proxy: Proxy):
+def test_killed_uploads_end_up_exactly_once(server: Server, few: Path, locks: Path, proxy: Proxy):
     """The uploader is killed (SIGKILL) at every request of an upload in turn, each going on from the last."""
     for fatal in range(1, 100):
-        child = FORKS.Process(target=upload, args=(str(few), proxy.uri))
+        child = FORKS.Process(target=upload, args=(few, proxy.uri, locks))
         proxy.count, proxy.fatal, proxy.act = 0, fatal, lambda child=child: os.kill(child.pid, signal.SIGKILL)
         child.start()
         child.join(PATIENCE)
@@ -184,7 +194,7 @@ def test_second_upload_of_the_same_run_is_refused_and_harmless(server: Server, a
         except UserError as refusal:
             refused.append(str(refusal))
 
-    child = FORKS.Process(target=upload, args=(str(another), proxy.uri))
+    child = FORKS.Process(target=upload, args=(another, proxy.uri, LOCKS))
     proxy.fatal, proxy.act = 5, meanwhile
     child.start()
     child.join(PATIENCE)
