@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 from states import ORIGIN, Training, silent
-from support import TESTS, Trained, python, trained, training
+from support import TESTS, Trained, trained, training
 from torch import nn
+from warm import FORKS, Warm
 
 from samebits.checkpoint.checkpoint import found, newest
 from samebits.checkpoint.saver import Saver
@@ -35,13 +36,13 @@ class Large(Training):
         self.done = 1
 
 
-def on_a_full_disk(folder: Path, on_error: str) -> dict[str, Any]:
+def on_a_full_disk(folder: Path, on_error: str, limited: bool = False) -> dict[str, Any]:
     """Save twice, where the second one does not fit; what happened."""
     training = Large()
     saver = Saver(folder, ORIGIN, Checkpoint(every=1, keep=3, on_error=on_error), lambda: None)
     saver.save(training.state.look(1))
     saver.wait()
-    if os.environ["DISK"] == "limit":  # no file may grow beyond half of one
+    if limited:  # no file may grow beyond half of one
         resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL // 4, resource.RLIM_INFINITY))
     saver.save(training.state.look(2))
     saver.wait()
@@ -55,14 +56,15 @@ def on_a_full_disk(folder: Path, on_error: str) -> dict[str, Any]:
     return {"failure": str(failure or ""), "told": lines, "step": there and there.step, "rest": rest}
 
 
+HOW = "stop", "continue"
 # In a process of its own, because its disk is full: prints what happened, stopping and continuing.
 WRITER = """
 import json, sys
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 import support
-from test_full_disk import on_a_full_disk
-print(json.dumps({how: on_a_full_disk(Path(sys.argv[1]), how) for how in ("stop", "continue")}))
+from test_full_disk import HOW, on_a_full_disk
+print(json.dumps({how: on_a_full_disk(Path(sys.argv[1]), how) for how in HOW}))
 """
 SMALL_DISK = f'mount -t tmpfs -o size={SMALL} none "$0" && exec "$@"'  # in a mount namespace of its own
 NAMESPACE = "unshare", "--map-root-user", "--mount"
@@ -76,12 +78,16 @@ def mountable() -> bool:
 
 @pytest.mark.parametrize("disk", [pytest.param("tmpfs", marks=pytest.mark.long), "limit"] if mountable() else ["limit"])
 def test_full_disk_is_told_and_costs_no_older_checkpoint(disk: str, tmp_path: Path):
-    command = [sys.executable, "-c", WRITER, str(tmp_path / "checkpoints"), str(TESTS), str(Path(__file__).parent)]
     if disk == "tmpfs":
+        command = [sys.executable, "-c", WRITER, str(tmp_path / "checkpoints"), str(TESTS), str(Path(__file__).parent)]
         command = [*NAMESPACE, "sh", "-c", SMALL_DISK, str(tmp_path), *command]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"DISK": disk})
-    assert done.returncode == 0, done.stderr
-    for on_error, seen in json.loads(done.stdout).items():
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+    else:
+        with FORKS.Pool(1) as child:
+            told = {how: child.apply(on_a_full_disk, (tmp_path / "checkpoints", how, True)) for how in HOW}
+    for on_error, seen in told.items():
         assert seen["step"] == 1 and seen["rest"] == []
         (message,) = seen["told"] if on_error == "continue" else [seen["failure"]]
         assert message.startswith("no checkpoint was written: ")
@@ -96,6 +102,11 @@ def test_full_disk_is_told_and_costs_no_older_checkpoint(disk: str, tmp_path: Pa
 # ---- a whole run: no file may grow beyond so many bytes
 
 
+LIMITED = """
+import resource, runpy
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, -1))
+runpy.run_module("samebits", run_name="__main__", alter_sys=True)
+"""
 LIMITS = {"record": 3_000, "weights": 60_000}  # neither address.json fits in the first, nor the weights in the second
 
 
@@ -106,10 +117,11 @@ def test_run_that_meets_a_full_disk_is_told_and_finished_later(
 ):
     out = tmp_path / "run"
     settings = "tracking.enabled=false", "checkpoint.on_error=continue"
-    command = "-m", "samebits", "train", *training(out, prepared, *settings)
-    done = python(*command, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LIMITS[hit], -1)))
-    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    text = done.stderr.splitlines()[-1]
+    script, said = tmp_path / "limited.py", tmp_path / "said"
+    script.write_text(LIMITED.format(limit=LIMITS[hit]))
+    code = Warm("train", *training(out, prepared, *settings), out=tmp_path / "out", err=said, script=script).wait()
+    assert code == 1 and "Traceback" not in said.read_text(), said.read_text()
+    text = said.read_text().splitlines()[-1]
     assert os.strerror(errno.EFBIG) in text
     assert ("model.safetensors was not written" if hit == "weights" else "free some space; the same command") in text
     again = trained(out, prepared, *settings)
