@@ -23,13 +23,13 @@ EVERY_STEP = "checkpoint.every=1", "checkpoint.keep=2"
 
 @pytest.mark.long
 def test_killed_again_and_again_on_changing_world_sizes(start: Start, whole: dict[str, Any]):
-    """Four processes, one, three that hold shards; most times while a checkpoint is being written."""
+    """Three processes that hold shards, one, two; most times while a checkpoint is being written."""
     dice = random.Random(3)
-    for ranks, shard in ((4, "full"), (None, "none"), (3, "optimizer")):
+    for ranks, shard in ((3, "full"), (None, "none"), (2, "optimizer")):
         victim = start(*EVERY_STEP, f"parallel.shard={shard}", ranks=ranks)
         rows = dice.randint(2, 5)
         assert victim.until(lambda v=victim, n=rows: v.news() >= n), victim.log.read_text()
-        if ranks != 4:
+        if ranks != 3:
             assert victim.until(victim.writing), victim.log.read_text()
         victim.kill()
         assert 0 < victim.rows() < STEPS, "killed too late to prove anything"
@@ -107,13 +107,10 @@ def test_sigterm_saves_that_very_step_and_ends_with_143(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_torchrun_that_is_ended_takes_its_ranks_along_and_they_save(
-    number: signal.Signals, start: Start, finish: Finish
-):
+def test_torchrun_that_is_killed_takes_its_ranks_along_and_they_save(start: Start, finish: Finish):
     victim = start("checkpoint.every=1000", ranks=2, restarts=0)
     assert victim.until(lambda: victim.rows() >= 5)
-    victim.process.send_signal(number)
+    victim.process.send_signal(signal.SIGKILL)
     assert victim.end() != 0
     victim.wait_for_ranks()
     assert victim.rows() < STEPS
