@@ -110,6 +110,9 @@ def test_killed_and_resumed_on_two_ranks_that_hold_shards_it_has_the_same_bits(
     resumed = start(*begun, "parallel.shard=full", ranks=2)
     assert resumed.end() == 0, resumed.log.read_text()
     assert bits(resumed.out) == bits(second) and "resumed " in resumed.log.read_text()
+    # its state has one digest, however many ranks hold it
+    one, other = (started.requested(out, True, tmp_path / "new") for out in (second, resumed.out))
+    assert one["start.state"] == other["start.state"] and one["start.run"] != other["start.run"]
 
 
 def test_with_its_state_a_run_goes_on_as_if_it_had_never_ended(
@@ -118,7 +121,7 @@ def test_with_its_state_a_run_goes_on_as_if_it_had_never_ended(
     """Also where it is killed, and goes on with sharded weights on two ranks."""
     long = trained(tmp_path / "long", prepared, *TWO)
     begun = [*TWO, "checkpoint.every=3", *from_run(first, tmp_path / "run", state=True)]
-    victim = start(*begun, ranks=2)
+    victim = start(*begun)
     assert victim.until(lambda: victim.rows() >= 5), victim.log.read_text()
     victim.kill()
     assert 0 < victim.rows() < STEPS, "killed too late to prove anything"
@@ -133,13 +136,6 @@ def test_with_its_state_a_run_goes_on_as_if_it_had_never_ended(
     assert all((here[name] == there[name][STEPS:]).all() for name in fields) and len(here) == len(there) - STEPS
     # weights alone are another run
     assert read(resumed.out).stated["preimage"]["start"].keys() == {"weights", "state"}
-
-
-def test_state_has_one_digest_however_many_ranks_hold_it(first: Path, prepared: Path, tmp_path: Path):
-    sharded = trained(tmp_path / "sharded", prepared, *LEVEL, "parallel.shard=full", ranks=2)
-    assert sharded.done.returncode == 0, sharded.done.stderr
-    one, other = (started.requested(out, True, tmp_path / "new") for out in (first, sharded.out))
-    assert one["start.state"] == other["start.state"] and one["start.receipt"] != other["start.receipt"]
 
 
 def test_more_steps_than_the_state_has_are_wanted(first: Path, prepared: Path, tmp_path: Path):
