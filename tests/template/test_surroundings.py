@@ -8,10 +8,9 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from bake import TOOLS
+from bake import TOOLS, command
 from baked import (
     LINK,
     PROJECT,
@@ -56,7 +55,7 @@ def test_same_answers_give_the_same_bytes_and_commit(
     answers = {"project": "twice", "author": "Zoë"}
     here = bake(**answers)
     elsewhere = {**env, **variables, **for_git}
-    done = cookiecutter(template, tmp_path, answers, cwd=tmp_path, env=elsewhere, umask=0o077)
+    done = run(*command(template, tmp_path, answers), cwd=tmp_path, env=elsewhere, umask=0o077)
     there = BakedProject(tmp_path / "twice", done.stdout, env)
     assert there.log == here.log
     assert there.files() == here.files()
@@ -74,43 +73,45 @@ socket.socket.connect = socket.getaddrinfo = refuse
 """
 
 
+Offline = tuple[tuple[str, ...], Environment]  # a command that runs another one, and its variables
+
+
 @pytest.fixture
-def offline(tmp_path: Path, env: Environment) -> dict[str, Any]:
-    """Return the options of `run` that keep a process from the network, having seen that they do."""
+def offline(tmp_path: Path, env: Environment) -> Offline:
+    """Return what keeps a process from the network, having seen that it does."""
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
-    ways: list[dict[str, Any]] = [
-        {"before": ("unshare", "--net"), "env": env},
-        {"before": ("unshare", "--map-root-user", "--net"), "env": env},
-        {"before": (), "env": {**env, "PYTHONPATH": str(tmp_path)}},
+    ways: list[Offline] = [
+        (("unshare", "--net"), env),
+        (("unshare", "--map-root-user", "--net"), env),
+        ((), {**env, "PYTHONPATH": str(tmp_path)}),
     ]
     with socket.create_server(("127.0.0.1", 0)) as server:
         call = f"import socket; socket.create_connection({server.getsockname()}, 5)"
         run(sys.executable, "-c", call, env=env)
-        for way in ways:
-            before, without = way["before"], way["env"]
+        for before, without in ways:
             if before and (not shutil.which(before[0]) or run(*before, "true", check=False).returncode):
                 continue
             if run(*before, sys.executable, "-c", call, check=False, env=without).returncode:
-                return way
+                return before, without
     pytest.fail("no way to flag the network off here: neither unshare nor a sitecustomize works")
 
 
 def test_generation_takes_less_than_a_second_and_no_network(
-    template: Path, tmp_path: Path, offline: dict[str, Any], record_property: Callable[[str, object], None]
+    template: Path, tmp_path: Path, offline: Offline, record_property: Callable[[str, object], None]
 ) -> None:
-    """Hooks and the first commit included. Seconds of a processor, the best of five: other work goes on beside."""
+    """Hooks and the first commit included. Seconds of a processor, the best of three: other work goes on beside."""
+    before, env = offline
 
     def spent() -> float:
         return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
     seconds = []
-    for attempt in "abcde":
-        before = spent()
-        done = cookiecutter(template, tmp_path / attempt, {}, **offline)
-        seconds.append(spent() - before)
-        assert done.returncode == 0, done.stdout
+    for attempt in "abc":
+        began = spent()
+        run(*before, *command(template, tmp_path / attempt, {}), env=env)
+        seconds.append(spent() - began)
         assert (tmp_path / attempt / "repro-project" / ".git").is_dir()
-    record_property("generation, best of five", f"{min(seconds):.2f} s")
+    record_property("generation, best of three", f"{min(seconds):.2f} s")
     assert min(seconds) < 1
 
 
@@ -135,8 +136,8 @@ def test_questions_are_sentences_and_their_defaults_work(
 ) -> None:
     """Return at every question gives what --no-input gives."""
     questions = json.loads((template / "cookiecutter.json").read_text(encoding="utf-8"))["__prompts__"]
-    command = (TOOLS / "cookiecutter", "--output-dir", tmp_path, template)
-    printed = run(*command, input="\n" * len(questions), env={**env, "COLUMNS": "500"}).stdout
+    words = (TOOLS / "cookiecutter", "--output-dir", tmp_path, template)
+    printed = run(*words, input="\n" * len(questions), env={**env, "COLUMNS": "500"}).stdout
     for question in questions.values():
         for text in [question] if isinstance(question, str) else question.values():
             assert text in printed
