@@ -11,7 +11,7 @@ from pathlib import Path
 
 from warm import Warm
 
-WORLDS = ("none", None), ("optimizer", 2), ("full", 3)
+WORLDS = ("none", None), ("full", 2)
 KEYS = "train.steps=2", "tracking.enabled=false"
 SHARDED = "99.5% of the weights are sharded"
 

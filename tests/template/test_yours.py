@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from bake import ROOT, in_venv
-from baked import Bake, InstalledProject, run
+from baked import Bake, InstalledProject, left_of_the_starter, run
 
 YOURS = Path(__file__).parent / "yours"
 PAGE = ROOT / "samebits" / "docs" / "your-model.md"
@@ -133,19 +133,9 @@ def test_no_other_file_is_touched(yours: InstalledProject) -> None:
     assert len(listed) == 7
 
 
-# The doctor, without its other checks: to read all files of all packages takes longest.
-LEFTOVERS = """
-import runpy
-from samebits.analysis.doctor import doctor
-doctor.CHECKS = [check for check in doctor.CHECKS if check.area == "leftovers"]
-runpy.run_module("samebits", run_name="__main__")
-"""
-
-
 def leftovers(yours: InstalledProject) -> dict[str, str]:
     """What the doctor says that is left of the starter."""
-    done = run("python", "-c", LEFTOVERS, "doctor", "--json", cwd=yours.path, env=yours.env, check=False)
-    found = json.loads(done.stdout)
+    found = left_of_the_starter(yours)
     assert len(found) == 5
     return {row["name"]: row["seen"] for row in found if row["state"] != "ok"}
 
