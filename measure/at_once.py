@@ -10,8 +10,8 @@ from rounds import harness
 MODELS = "transformer", "convnet"
 
 
-def message(name: str) -> list[str]:
-    """The lines on one model."""
+def lines(name: str) -> list[str]:
+    """Those on one model."""
     config = harness.configured("device=cpu", f"model.name={name}", "model.dropout=0.0")
     import torch
     from repro_project.model import build
@@ -32,20 +32,24 @@ def message(name: str) -> list[str]:
     each, again = ([grad(loss)(weights, *batch) for batch in zip(images, labels, strict=True)] for _ in range(2))
     of = len(each) * len(weights)
     equal = sum(torch.equal(one[key], other[key]) for one, other in zip(each, again, strict=True) for key in weights)
-    lines = [f"{name}: one by one, and again: {equal} of {of} gradients have the same bits"]
+    apart = [f"{name}: one by one, and again: {equal} of {of} gradients have the same bits"]
     try:
         together = vmap(grad(loss), (None, 0, 0))(weights, images, labels)
     except RuntimeError as error:
-        return [*lines, f"{name}: at once: refused by vmap: {error}".split(".")[0]]
+        return [*apart, f"{name}: at once: refused by vmap: {error}".split(".")[0]]
     equal = sum(torch.equal(together[key][n], each[n][key]) for key in weights for n in range(number))
-    return [*lines, f"{name}: at once: {equal} of {of}"]
+    return [*apart, f"{name}: at once: {equal} of {of}"]
+
+
+def every() -> list[str]:
+    """The lines on all models."""
+    return [line for name in MODELS for line in lines(name)]
 
 
 def main() -> None:
-    """Print the lines on each model."""
+    """Print them."""
     with harness.prepared() as project:
-        for name in MODELS:
-            print("\n".join(harness.within(project, message, name)), flush=True)
+        print("\n".join(harness.within(project, every)))
 
 
 if __name__ == "__main__":

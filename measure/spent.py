@@ -117,15 +117,15 @@ class Counted:
     """In place of a pace: so many steps, and what was spent in them."""
 
     def __init__(self, steps: int, slower: float) -> None:
-        self._steps, self._step, self._spent = steps, 0, Spent()
+        self._steps, self._warm, self._step, self._spent = steps, min(WARM, steps), 0, Spent()
         self._spent.watch()  # before hooks are made of the functions
 
     def begins(self) -> None:
         """A step begins."""
-        if self._step == WARM:
+        if self._step == self._warm:
             self._spent.turn()
             self._spent.nanoseconds.clear()
-        if self._step == WARM + self._steps:
+        if self._step == self._warm + self._steps:
             self._spent.turn()
             harness.leave({item: number / 1000 / self._steps for item, number in self._spent.nanoseconds.items()})
             os._exit(0)

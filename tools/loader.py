@@ -29,7 +29,7 @@ CALLS = 20_000
 # ---- in the project
 
 
-def measure(rounds: int, seconds: float) -> dict[str, Any]:
+def measure(rounds: int, seconds: float, calls: int = CALLS) -> dict[str, Any]:
     """By workers and samples per micro-batch, both loaders' samples per second in each round; and the time of keys."""
     config = configured("device=cpu")
     import torch
@@ -73,10 +73,10 @@ def measure(rounds: int, seconds: float) -> dict[str, Any]:
         begin = time.perf_counter()
         plan.keys_of(range(step, step + 1), range(1))
         took.append(time.perf_counter() - begin)
-    return {"rates": rates, "keys": 1000 * statistics.median(took), "parts": parts()}
+    return {"rates": rates, "keys": 1000 * statistics.median(took), "parts": parts(calls)}
 
 
-def parts() -> dict[str, float]:
+def parts(calls: int) -> dict[str, float]:
     """The time of each thing that a run's loader does for a sample, in microseconds."""
     import numpy
 
@@ -91,7 +91,7 @@ def parts() -> dict[str, float]:
         "to seed python's": lambda: random.seed(number),
         "to seed numpy's": lambda: numpy.random.seed(number % 2**32),
     }
-    return {name: 1e6 / CALLS * statistics.median(repeat(call, number=CALLS, repeat=9)) for name, call in timed.items()}
+    return {name: 1e6 / calls * statistics.median(repeat(call, number=calls, repeat=9)) for name, call in timed.items()}
 
 
 # ---- here
