@@ -70,7 +70,7 @@ def python(project: InstalledProject, tmp_path_factory: pytest.TempPathFactory) 
 def bundle(folder: Path, python: Path) -> Bundle:
     """Return a function that calls the bundle's run.sh in that environment; as root, without network."""
     before = () if os.geteuid() else NO_NETWORK
-    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHON": str(python)}
+    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHON": str(python), "GOMP_SPINCOUNT": "0"}
     return lambda *words: run(*before, folder / "run.sh", *words, cwd="/", env=env, check=False)
 
 

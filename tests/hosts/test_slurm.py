@@ -20,7 +20,10 @@ from cluster import CONSTRAINS, Slurm
 from machine import sh, until
 
 # Without checkpoints but the one that SIGTERM asks for. The array's last task has this seed, too.
-SETTINGS = ("device=cpu", "tracking.enabled=false", "train.epochs=1", "checkpoint.every=1000", "seed=1")  # 23 steps
+SETTINGS = (
+    *("device=cpu", "tracking.enabled=false", "model.width=8", "model.depth=1"),
+    *("train.epochs=1", "checkpoint.every=1000", "seed=1"),  # 23 steps
+)
 REQUEUED = "goes back into the queue"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 # A large model's checkpoint takes longer than torchrun waits by itself, or srun with --kill-on-bad-exit; and a step
