@@ -107,8 +107,9 @@ def imports(source: bytes) -> frozenset[str]:
 
     Also those that it has importlib import by a name that stands there.
     """
+    calls = b"import_module" in source or b"__import__" in source
     try:
-        nodes = list(ast.walk(ast.parse(source)))
+        nodes = list((ast.walk if calls else _statements)(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError):  # Python says so when it loads it
         return frozenset()
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
@@ -116,6 +117,14 @@ def imports(source: bytes) -> frozenset[str]:
     requested = [node.args[0] for node in nodes if isinstance(node, ast.Call) and node.args and _imports(node.func)]
     named = {each.value for each in requested if isinstance(each, ast.Constant) and isinstance(each.value, str)}
     return frozenset(plain | named | {f"{node.module}.{alias.name}" for node in below for alias in node.names})
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """What ast.walk gives, without expressions, which are most of it."""
+    yield node
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for each in getattr(node, name, ()):
+            yield from _statements(each)
 
 
 def _imports(function: ast.expr) -> bool:

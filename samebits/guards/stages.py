@@ -10,14 +10,14 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..address import release
 from ..address.address import CORE, FOLDER, OUTSIDE_THE_RUN, addressed, code, locks
 from ..address.loaded import require_kept, require_unchanged
-from ..address.locks import LOCKS, require_installed
+from ..address.locks import LOCKS, is_below, require_installed, resolved, split
 from ..base.files import read_text
 from ..base.forms import ABSENT, Form
 from ..base.project import VENDORED, Project
@@ -216,26 +216,18 @@ def _of_library(path: str, released: Collection[str]) -> bool:
 
 def _loaded(project: Project) -> set[str]:
     """The files below the project's root that modules came from, named from there."""
-    named = {_split(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
-    root, environment = project.root.resolve(), Path(sys.prefix).resolve()
-    folders = {folder: _resolved(folder) for folder in {folder for folder, _ in named}}  # few, for many modules
+    named = {split(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    root, environment = resolved(str(project.root)), resolved(sys.prefix)
+    folders = {folder: resolved(folder) for folder in {folder for folder, _ in named}}  # few, for many modules
     ours = {
-        folder: place.relative_to(root).as_posix()
+        folder: Path(place).relative_to(root).as_posix()
         for folder, place in folders.items()
-        if place.is_relative_to(root) and not place.is_relative_to(environment)
+        if is_below(place, root) and not is_below(place, environment)
     }
     # a file that is a link keeps its name; torch names files that do not exist
     files = [(folder, name) for folder, name in named if folder in ours and Path(folder, name).is_file()]
     names = {Path(ours[folder], name).as_posix() for folder, name in files if Path(folder, name) not in _left_out}
     return {name for name in names if not name.startswith(ASIDE)}
-
-
-_split = cache(os.path.split)  # of thousands of modules, each time
-
-
-@cache  # per process: it has loaded modules from there, so that no folder becomes a link
-def _resolved(folder: str) -> Path:
-    return Path(folder).resolve()
 
 
 def _state(project: Project, stage: Stage | None) -> dict[str, Any]:

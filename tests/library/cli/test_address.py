@@ -431,6 +431,8 @@ def test_locks_with_two_versions_of_what_decides_bits_are_refused(locked: Projec
         "import scipy.stats, scipy.special",
         "from scipy import stats",
         "def f():\n    import scipy",
+        "try:\n    with x: pass\nexcept X:\n    match x:\n        case 1:\n            import scipy",
+        "try:\n    pass\nfinally:\n    while x: pass\n    else:\n        import scipy",
         "importlib.import_module('scipy.stats')",
     ],
 )

@@ -1,5 +1,6 @@
 """Modules from elsewhere, and from packages that no lock has, are refused by name; all others pass."""
 
+import os
 import sys
 import sysconfig
 from importlib.metadata import version
@@ -69,6 +70,17 @@ def test_module_that_an_installed_package_makes_is_its_own(case: Case):
     case.before = tuple(set(case.before) - {"torch"})
     case.write("requirements/train-cpu.txt", f"torch=={version('torch')}")
     case.run("train")
+
+
+def test_folder_is_resolved_as_by_the_system(tmp_path: Path):
+    """Links, double slashes and dots above it included."""
+    (tmp_path / "real" / "inside").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    for text in ("real/inside", "link/inside", "link/gone/x", "link/../real", "real//inside/./", ""):
+        for folder in (f"{tmp_path}/{text}", text):
+            assert locks.resolved(folder) == os.path.realpath(folder)
+    assert all(locks.is_below(*each) for each in (("/a/b", "/a"), ("/a", "/a"), ("/a", "/"), ("/", "/")))
+    assert not locks.is_below("/ab", "/a")
 
 
 # ---- packages that no lock has
