@@ -125,9 +125,9 @@ def _enter(variables: dict[str, str], files: tuple[str, str], work: Callable[...
 
 def forget_tests() -> None:
     """Forget the modules of the tests and tools that start trainings: a stage refuses modules from elsewhere."""
+    folders = tuple(f"{TEMPLATE / folder}/" for folder in ("tests", "tools"))
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file and any(Path(file).is_relative_to(TEMPLATE / folder) for folder in ("tests", "tools")):
+        if (getattr(module, "__file__", None) or "").startswith(folders):
             del sys.modules[name]
 
 
