@@ -42,7 +42,7 @@ def package_files(context: Context) -> Found:
     files = [each for name in wanted if name in here for each in _recorded(here[name][1])]
     if not files:
         return Found(UNKNOWN, "no package of the locks is here", "make setup makes an environment from the locks")
-    brought = {site / name for site, name, _ in files}
+    brought = {site / name for site, name, _ in files if "/" not in name}
     added = [
         path.name
         for site in {info.parent for _, info in here.values()}

@@ -17,7 +17,7 @@ from samebits.analysis.controls import SEED, TAKEN, UNUSED, chosen_controls, con
 from samebits.analysis.verify import ONCE, Row, Way
 from samebits.record import names
 
-MUST = controls.DIFFERS
+MUST, OWNED = controls.DIFFERS, "optimizer sharded on 2 ranks"
 
 
 def rows_of(done: "subprocess.CompletedProcess[str]") -> dict[str, str]:
@@ -60,10 +60,19 @@ def test_seed_that_does_not_arrive_is_found_in_each_use_of_it(project: Path, tmp
 
 
 @pytest.mark.long
-def test_what_draws_nothing_is_no_failure(project: Path, tmp_path: Path):
+def test_what_draws_nothing_and_an_optimizer_that_cannot_be_sharded_are_no_failures(project: Path, tmp_path: Path):
+    """Their rows say why; the others count."""
+    here = cloned(project, tmp_path)
+    before, after = "AdamW(parameter_groups(model, settings.weight_decay), fused=True)", "Adafactor(model.parameters())"
+    edit(here / "src" / PACKAGE / "train.py", (before, after))
     sets = [word for key in ("train.epochs=1", "model.dropout=0", "train.shift=0") for word in ("--set", key)]
-    done = command(cloned(project, tmp_path), "verify", "--only", SEED, *sets)
+    only = [word for row in (SEED, "once more", OWNED) for word in ("--only", row)]
+    done = command(here, "verify", *only, *sets)
     rows = rows_of(done)
+    assert rows[ONCE.name] == rows["once more"] == "EQUAL", done
+    refused = "not tried: parallel.shard: Adafactor does not update each element by itself ("
+    assert rows[OWNED].startswith(refused) and rows[OWNED].endswith("or parallel.shard=none"), rows
+    assert done.stdout.splitlines()[-1] == "EQUAL: 2 of 2 trainings"
     assert done.returncode == 0 and {name for name, verdict in rows.items() if verdict == MUST} == {
         f"{SEED}: initial weights",
         f"{SEED}: order",
