@@ -54,13 +54,17 @@ def require_installed(project: Project, unhashed: Sequence[str]) -> None:
         )
 
 
-@cache  # per process: it has loaded modules from there, so that no folder becomes a link
 def resolved(folder: str) -> str:
     """os.path.realpath, which looks at each folder once: thousands of modules lie in some hundred of them."""
+    return _resolved(folder if folder.startswith("/") else f"{Path.cwd()}/{folder}")
+
+
+@cache  # per process: it has loaded modules from there, so that no folder becomes a link
+def _resolved(folder: str) -> str:
     above, name = os.path.split(folder)
-    if not above.startswith("/") or name in ("", ".", "..") or Path(folder).is_symlink():
+    if name in ("", ".", "..") or Path(folder).is_symlink():
         return os.path.realpath(folder)
-    return f"{resolved(above).rstrip('/')}/{name}"
+    return f"{_resolved(above).rstrip('/')}/{name}"
 
 
 def is_below(folder: str, place: str) -> bool:

@@ -83,11 +83,11 @@ def test_full_disk_is_told_and_costs_no_older_checkpoint(disk: str, tmp_path: Pa
         command = [*NAMESPACE, "sh", "-c", SMALL_DISK, str(tmp_path), *command]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
+        both = json.loads(done.stdout)
     else:
         with FORKS.Pool(1) as child:
-            told = {how: child.apply(on_a_full_disk, (tmp_path / "checkpoints", how, True)) for how in HOW}
-    for on_error, seen in told.items():
+            both = {how: child.apply(on_a_full_disk, (tmp_path / "checkpoints", how, True)) for how in HOW}
+    for on_error, seen in both.items():
         assert seen["step"] == 1 and seen["rest"] == []
         (message,) = seen["told"] if on_error == "continue" else [seen["failure"]]
         assert message.startswith("no checkpoint was written: ")
