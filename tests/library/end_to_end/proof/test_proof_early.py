@@ -178,7 +178,7 @@ def by_hand(project: Path, *words: str) -> "subprocess.Popen[bytes]":
 
 def early(project: Path) -> list[str]:
     """A training of some epochs that is to find early what it forgets."""
-    return words(project, "parallel.micro_batches=2", "train.epochs=4", "prove.when=early", "prove.segments=2")
+    return words(project, "parallel.micro_batches=2", "train.epochs=8", "prove.when=early", "prove.segments=2")
 
 
 @pytest.mark.long
