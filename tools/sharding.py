@@ -48,7 +48,7 @@ RETURNED = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 
 
-# ---- on each rank, under torchrun
+# ---- on each rank
 
 
 def sent(interface: str = "lo") -> int:
@@ -142,12 +142,15 @@ def run(project: Path, way: str, ranks: int, *numbers: int, kept: bool = False) 
 
 def on_hosts(project: Path, hosts: Sequence[str], way: str, width: int, steps: int) -> list[dict[str, float]]:
     """What `measure_levels` returns, of two ranks on each of these hosts."""
-    node = [str(VENV / "bin" / "python"), "-m", "torch.distributed.run", f"--nproc-per-node={LOCAL}"]
-    node += [f"--nnodes={len(hosts)}", "--master-addr=10.77.0.1", "--master-port=29500"]
-    launchers = [["ip", "netns", "exec", host, *node, f"--node-rank={n}"] for n, host in enumerate(hosts)]
-    variables = RETURNED | {"GLOO_SOCKET_IFNAME": "eth0"}
-    given = way, width, len(hosts) * LOCAL, steps
-    return within(project, measure_levels, *given, variables=variables, launchers=launchers)
+    ranks = [(host, local) for host in hosts for local in range(LOCAL)]
+    launchers = [
+        ["ip", "netns", "exec", host, "env", f"RANK={rank}", f"LOCAL_RANK={local}", str(VENV / "bin" / "python")]
+        for rank, (host, local) in enumerate(ranks)
+    ]
+    place = {"WORLD_SIZE": str(len(ranks)), "LOCAL_WORLD_SIZE": str(LOCAL)}
+    meeting = {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0"}
+    given = way, width, len(ranks), steps
+    return within(project, measure_levels, *given, variables=RETURNED | place | meeting, launchers=launchers)
 
 
 def sharded(project: Path) -> Iterator[list[object]]:
