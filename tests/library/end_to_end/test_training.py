@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from attempt import inside
+from faulty import Faulty
 from project.config import Config
 from safetensors.torch import load_file
 from states import parallel_of
-from support import PACKAGE, python, train_here, trained
+from support import PACKAGE, python, train_here, trained, training
 from warm import PATIENCE
 
 from samebits import run as run_module
@@ -22,14 +23,6 @@ from samebits.core import flags, plan, sampling
 from samebits.core import loop as loop_module
 from samebits.core import ranks as world
 from samebits.core.seeds import PURPOSES, derive
-
-SHORT = ("--set", "train.epochs=1", "--set", "tracking.enabled=false")
-
-
-def start(out: Path, *arguments: str, ranks: int | None = None) -> subprocess.CompletedProcess[str]:
-    """Run `train` to its end, alone (ranks=None) or under torchrun: cold, as a user does."""
-    torchrun = ["torch.distributed.run", "--standalone", "--local-addr=localhost", f"--nproc-per-node={ranks}", "-m"]
-    return python("-m", *(torchrun if ranks else ()), "samebits", "train", *SHORT, *arguments, "--out", out)
 
 
 def weights(out: Path) -> str:
@@ -56,39 +49,36 @@ def train(tmp_path: Path, prepared: Path) -> Train:
 def alone(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Path:
     """The run directory of one process without workers, started as a user does."""
     out = tmp_path_factory.mktemp("alone") / "run"
-    done = start(out, "--set", f"data.prepared={prepared}")
+    done = python("-m", "samebits", "train", *training(out, prepared, "tracking.enabled=false"))
     assert done.returncode == 0, done.stdout + done.stderr
     return out
 
 
 QUICK = [(None, 1), (3, 2)]
-SLOW = [pytest.param(*each, marks=pytest.mark.long) for each in ((1, 2), (2, 0), (4, 1))]
+SLOW = [pytest.param(1, 2, marks=pytest.mark.long)]
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [*QUICK, *SLOW])
+@pytest.mark.parametrize(("ranks", "workers"), [*QUICK, *SLOW])  # test_verify.py has more
 def test_world_size_and_workers_do_not_change_a_bit(train: Train, alone: Path, ranks: int | None, workers: int):
     assert train(f"loader.workers={workers}", ranks=ranks) == weights(alone)
 
 
 EXPLODE = "train.learning_rate=1e30", "train.warmup=0", "model.name=transformer"
-OTHERS = {
-    "transformer": ("model.name=transformer",),
-    "bfloat16": ("compute.precision=bfloat16",),
-    "skipped steps": (*EXPLODE, "compute.nonfinite=skip"),
-}
+FEW = "parallel.global_batch=256"  # steps
+OTHERS = {"bfloat16": ("compute.precision=bfloat16",), "skipped steps": (*EXPLODE, "compute.nonfinite=skip")}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("other", OTHERS)
 def test_other_settings_keep_their_bits_too(train: Train, other: str):
-    assert train(*OTHERS[other]) == train(*OTHERS[other], "loader.workers=1", ranks=3)
+    assert train(FEW, *OTHERS[other]) == train(FEW, *OTHERS[other], ranks=3)
 
 
 @pytest.mark.long
 def test_compiled_training_comes_to_its_end(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its kernels are modules that no lock has. They add in another order than those of torch."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kernels"))
-    settings = "tracking.enabled=false", "compute.compile=true", "model.depth=1"
+    settings = "tracking.enabled=false", FEW, "compute.compile=true", "model.depth=1"
     one, two = (trained(tmp_path / out, prepared, *settings, ranks=n) for out, n in (("one", None), ("two", 2)))
     assert (one.done.returncode, two.done.returncode) == (0, 0), one.done.stderr + two.done.stderr
     assert list((tmp_path / "kernels").rglob("*.so"))
@@ -101,10 +91,10 @@ def test_another_seed_gives_other_bits(train: Train, alone: Path):
 
 @pytest.mark.long
 def test_stock_ddp_repeats_itself_but_depends_on_the_world_size(train: Train):
-    stock = "parallel.reduce=ddp"
-    two = train(stock, ranks=2)
-    assert two == train(stock, ranks=2)
-    assert two != train(stock, ranks=3)
+    stock = FEW, "parallel.reduce=ddp"
+    two = train(*stock, ranks=2)
+    assert two == train(*stock, ranks=2)
+    assert two != train(*stock, ranks=3)
 
 
 def test_left_group_outlives_its_owners(monkeypatch: pytest.MonkeyPatch):
@@ -160,10 +150,10 @@ def test_every_switch_is_effective_in_a_run(alone: Path):
 
 @pytest.mark.long
 def test_more_ranks_than_micro_batches_are_refused(tmp_path: Path, prepared: Path):
-    done = start(tmp_path / "run", "--set", f"data.prepared={prepared}", "--set", "parallel.micro_batches=1", ranks=2)
-    assert "world size 2 seen, at most parallel.micro_batches=1 wanted" in done.stderr
-    assert "exitcode  : 2 " in done.stderr  # in torchrun's report
-    assert done.stderr.count("world size 2 seen") == 1 and not (tmp_path / "run").exists()
+    keys = f"data.prepared={prepared}", "tracking.enabled=false", "parallel.micro_batches=1"
+    ran = Faulty(PACKAGE, tmp_path, "nothing", 0, 2, *keys)
+    assert ran.message.count("world size 2 seen, at most parallel.micro_batches=1 wanted") == 1, ran.message
+    assert ran.codes == {0: "2", 1: "2"} and not ran.out.exists()
 
 
 def test_nonfinite_gradient_stops_the_run_and_is_named(tmp_path: Path, prepared: Path):
@@ -180,29 +170,29 @@ def test_nonfinite_gradient_stops_the_run_and_is_named(tmp_path: Path, prepared:
 
 @pytest.fixture
 def digest_with(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A function that trains with one purpose's seeds replaced, and returns the weights' SHA-256."""
+    """A function that trains with the seeds of some purposes replaced, and returns the weights' SHA-256."""
 
-    def run(purpose: str | None) -> str:
+    def run(*purposes: str) -> str:
         def other(root: int, requested: str, *ids: int) -> int:
-            return derive(root + (requested == purpose), requested, *ids)
+            return derive(root + (requested in purposes), requested, *ids)
 
         for module in (run_module, loop_module, plan, sampling):
             monkeypatch.setattr(module, "derive", other)
         torch.manual_seed(99)  # what is left unseeded must show, so let nothing start from a default
-        train_here(inside(config, prepared, workers=0), tmp_path / str(purpose))
-        return weights(tmp_path / str(purpose))
+        out = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        train_here(inside(config, prepared, workers=0), out)
+        return weights(out)
 
     return run
 
 
 @pytest.mark.long
-def test_every_purpose_of_a_seed_decides_bits(digest_with: Callable[[str | None], str], alone: Path):
-    assert digest_with(None) == weights(alone)
+def test_every_purpose_of_a_seed_decides_bits(digest_with: Callable[..., str], alone: Path):
     # an evaluation's, and those of a loop with two sums, or with an order or a collate function of its own
     others = {name for name in PURPOSES if name.startswith(("test ", "further ", "placed ")) or "collation" in name}
     found = {purpose: digest_with(purpose) for purpose in PURPOSES if purpose not in others}
     assert len({weights(alone), *found.values()}) == len(found) + 1, found
-    assert {digest_with(purpose) for purpose in others} == {weights(alone)}
+    assert digest_with(*others) == weights(alone)
 
 
 def test_evaluation_and_other_environment_variables_do_not_disturb_training(
