@@ -1,6 +1,5 @@
 """`samebits verify`: every way to train gives the same bits, and one that does not is named."""
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from clone import command, verb
+from clone import verb
 from project.config import Config
 from server import until, until_gone
 from support import OURS, PACKAGE, TESTS
@@ -62,7 +61,7 @@ def verified(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.long
 def test_every_way_gives_the_same_bits(verified: Verify):
-    rows = verified(vary={"checkpoint.keep": 1})
+    rows = verified(vary={"checkpoint.keep": 1}, **{"parallel.global_batch": 128})
     assert list(rows) == [ONCE.name, *(way.name for way in WAYS)]
     assert {name: row.verdict for name, row in rows.items()} == dict.fromkeys(rows, "EQUAL")
     assert len({row.weights for row in rows.values()}) == 1
@@ -80,28 +79,9 @@ def test_every_way_gives_the_same_bits(verified: Verify):
 def test_rank_that_computes_otherwise_is_seen_in_its_rows_alone(
     fault: str, equal: tuple[str, ...], differs: tuple[str, ...], verified: Verify
 ):
-    rows = verified(fault, "1", ways=(*equal[1:], *differs))
+    rows = verified(fault, "1", ways=(*equal[1:], *differs), **{"parallel.global_batch": 128})
     wanted = dict.fromkeys(equal, "EQUAL") | dict.fromkeys(differs, "DIFFERS")
     assert {name: row.verdict for name, row in rows.items()} == wanted
-
-
-@pytest.mark.long
-def test_optimizer_that_cannot_be_sharded_is_no_failure(project: Path, tmp_path: Path):
-    """Its row says why it was not tried; the others count."""
-    here = tmp_path / "clone"
-    shutil.copytree(project, here, ignore=shutil.ignore_patterns("__pycache__", "build"))
-    train = here / "src" / PACKAGE / "train.py"
-    before, after = "AdamW(parameter_groups(model, settings.weight_decay), fused=True)", "Adafactor(model.parameters())"
-    assert train.read_text().count(before) == 1
-    train.write_text(train.read_text().replace(before, after))
-    only = [word for way in (OWNED, "once more") for word in ("--only", way)]
-    done = command(here, "verify", *only, "--set", "train.epochs=1")
-    rows = {line[:30].rstrip(): line[68:] for line in done.stdout.splitlines()[:-1]}
-    assert list(rows) == ["one process", "once more", OWNED], done
-    assert rows["one process"] == rows["once more"] == "EQUAL"
-    refused = "not tried: parallel.shard: Adafactor does not update each element by itself ("
-    assert rows[OWNED].startswith(refused) and rows[OWNED].endswith("or parallel.shard=none"), rows
-    assert done.stdout.splitlines()[-1] == "EQUAL: 2 of 2 trainings" and done.returncode == 0, done
 
 
 @pytest.mark.long
