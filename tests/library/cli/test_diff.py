@@ -39,7 +39,7 @@ from samebits.record.chain import STEP
 from samebits.record.view import RunView
 
 SETTINGS = "tracking.enabled=false", "trace.level=tensor"
-TRANSFORMER = "model.name=transformer"
+TRANSFORMER = "model.name=transformer", "model.depth=1", "parallel.global_batch=256"
 Train = Callable[..., Path]
 
 
@@ -231,7 +231,7 @@ LEFT_OFF: dict[str, tuple[dict[str, str | None], int, str, str]] = {  # among so
 @pytest.fixture(scope="module")
 def transformer(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the transformer under all flags."""
-    return done(trained(tmp_path_factory.mktemp("transformer") / "run", prepared, *SETTINGS, TRANSFORMER))
+    return done(trained(tmp_path_factory.mktemp("transformer") / "run", prepared, *SETTINGS, *TRANSFORMER))
 
 
 @pytest.mark.long
@@ -239,7 +239,7 @@ def transformer(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def test_switch_left_off(flag: str, transformer: Path, prepared: Path, tmp_path: Path):
     env, first, values, why = LEFT_OFF[flag]
     relax = f"determinism.relax=[{','.join(env)}]"
-    words = training(tmp_path / "off", prepared, *SETTINGS, TRANSFORMER, relax)
+    words = training(tmp_path / "off", prepared, *SETTINGS, *TRANSFORMER, relax)
     assert python("-m", "samebits", "train", *words, env=env).returncode == 0
     place, found = compare(transformer, tmp_path / "off")
     assert place.step == 0 and place.phase in ("output", "gradient") and place.tensors

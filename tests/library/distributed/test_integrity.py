@@ -79,7 +79,7 @@ def test_table_is_shown_while_the_record_is_uploaded(run: Run):
 def test_comparing_and_recomputing_change_no_bit(run: Run):
     def weights(ranks: int, every: int) -> str:
         integrity = f"integrity.compare_every={every}", f"integrity.recompute_every={every}"
-        ran = run("nothing", 0, ranks, *integrity)
+        ran = run("nothing", 0, ranks, *integrity, "parallel.global_batch=256")
         assert ran.code == 0, ran.message
         return hashlib.sha256((ran.out / "model.safetensors").read_bytes()).hexdigest()
 
