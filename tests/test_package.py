@@ -7,6 +7,7 @@ import subprocess
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bake import ROOT
@@ -17,16 +18,25 @@ PUBLIC = "import samebits as sb; print(sb.__version__, sb.__file__, sb.Run.__nam
 LIST = "library.sha256"
 
 
-def test_wheel_of_the_sdist_holds_the_library_as_released(project: InstalledProject, template: Path, tmp_path: Path):
+PIP = "-m", "pip", "--quiet", "--disable-pip-version-check"
+
+
+@pytest.fixture(scope="module")
+def wheel(project: InstalledProject, template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the sdist."""
+    folder, env = tmp_path_factory.mktemp("wheel"), {**project.env, "PYTHONPATH": ""}
+    clone = shutil.copytree(template, folder / "clone", symlinks=True)
+    (sdist,) = run(project.python, "-c", BUILD, folder, cwd=clone, env=env, stderr=subprocess.PIPE).stdout.split()[-1:]
+    words = *PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder
+    run(project.python, *words, folder / sdist, cwd=folder, env=env)
+    return next(folder.glob("samebits-*.whl"))
+
+
+def test_wheel_of_the_sdist_holds_the_library_as_released(project: InstalledProject, wheel: Path, tmp_path: Path):
     """It installs into an empty folder, loads no torch on import, and has its command."""
     env = {**project.env, "PYTHONPATH": ""}
-    clone = shutil.copytree(template, tmp_path / "clone", symlinks=True)
-    (sdist,) = run(project.python, "-c", BUILD, tmp_path, cwd=clone, env=env, stderr=subprocess.PIPE).stdout.split()[
-        -1:
-    ]
-    words = "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"
     own = tmp_path / "own"
-    run(project.python, *words, "--no-build-isolation", "--target", own, tmp_path / sdist, cwd=tmp_path, env=env)
+    run(project.python, *PIP, "install", "--no-deps", "--target", own, wheel, cwd=tmp_path, env=env)
     listed = {line.split("  ")[1] for line in (ROOT / "samebits" / LIST).read_text().splitlines()}
     files = {path.relative_to(own / "samebits").as_posix() for path in (own / "samebits").rglob("*") if path.is_file()}
     assert {name for name in files if not name.endswith(".pyc")} == {*listed, LIST}
@@ -51,22 +61,18 @@ def test_project_asks_for_the_ranges_of_the_library(project: InstalledProject):
 
 
 @pytest.fixture(scope="module")
-def environment(project: InstalledProject, template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shared environment's files in one of its own, with the library in it as a package; and its wheel beside."""
+def environment(project: InstalledProject, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shared environment's files in one of its own, with the library in it as a package."""
     folder = tmp_path_factory.mktemp("package")
     python, env = copy_venv(folder / "venv"), {**project.env, "PYTHONPATH": ""}
-    clone = shutil.copytree(template, folder / "clone", symlinks=True)
-    pip = python, "-m", "pip", "--quiet", "--disable-pip-version-check"
-    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, clone, cwd=folder, env=env)
-    run(*pip, "install", "--no-deps", *folder.glob("samebits-*.whl"), cwd=folder, env=env)
+    run(python, *PIP, "install", "--no-deps", wheel, cwd=folder, env=env)
     return folder
 
 
 @pytest.fixture(scope="module")
-def packaged(environment: Path, bake: Bake, project: InstalledProject) -> InstalledProject:
+def packaged(environment: Path, wheel: Path, bake: Bake, project: InstalledProject) -> InstalledProject:
     """A project that was changed as the page on upgrades says; `make lock` would write this line into the locks."""
     path = bake().path
-    (wheel,) = environment.glob("samebits-*.whl")
     shutil.rmtree(path / "vendor")
     changes = {
         "pyproject.toml": [("dependencies = [\n", 'dependencies = [\n    "samebits==0.1.0",\n'), (', "vendor"', "")],
@@ -87,7 +93,7 @@ def packaged(environment: Path, bake: Bake, project: InstalledProject) -> Instal
     return replace(project, path=path, env=env, python=python)
 
 
-def address(project: InstalledProject) -> dict[str, object]:
+def address(project: InstalledProject) -> dict[str, Any]:
     """What `samebits address` prints of a project."""
     printed = run(project.python, "-m", "samebits", "address", cwd=project.path, env=project.env, stderr=None)
     return dict(json.loads(printed.stdout))
@@ -99,23 +105,24 @@ def test_library_from_a_package_gives_the_same_address_and_stages(
 ):
     """So results of before stay valid; DVC runs each stage, and the files of core are hashed where they lie."""
     packaged.run("dvc", "repro", "prepare")
-    assert address(packaged) == address(project)
+    before = address(packaged)
+    assert before == address(project)
+    core = next(packaged.python.parents[1].glob("lib/python3*/site-packages/samebits/core/exact.py"))
+    text = core.read_text()
+    core.unlink()  # it may be a link to the shared environment's
+    core.write_text(f"{text}\n")
+    changed = address(packaged)
+    core.write_text(text)
+    assert {name for name, part in before["preimage"].items() if part != changed["preimage"][name]} == {"core"}
     params = packaged.path / "params.yaml"
-    params.write_text(params.read_text().replace("epochs: 30", "epochs: 1", 1))
+    text = params.read_text()
+    params.write_text(text.replace("epochs: 30", "epochs: 1", 1).replace("  enabled: true", "  enabled: false", 1))
     packaged.run("dvc", "repro")
     stated = json.loads(packaged.text("artifacts/receipt.json"))["predicate"]["library"]
     assert (stated["template"], stated["modified"]) == ("0.1.0", [])
     assert packaged.run(packaged.python, "requirements/check_locks.py").startswith("train-cpu")
     printed = run(packaged.python, "-m", "samebits", "upgrade", ROOT, cwd=packaged.path, env=packaged.env, check=False)
     assert printed.returncode == 2 and printed.stdout.startswith("vendor/samebits: missing; the library is installed")
-    core = next(packaged.python.parents[1].glob("lib/python3*/site-packages/samebits/core/exact.py"))
-    text = core.read_text()
-    core.unlink()  # it may be a link to the shared environment's
-    core.write_text(f"{text}\n")
-    changed = address(packaged)["preimage"]
-    core.write_text(text)
-    before = address(packaged)["preimage"]
-    assert {name for name in before if before[name] != changed[name]} == {"core"}
 
 
 @pytest.mark.long
