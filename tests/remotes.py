@@ -58,15 +58,14 @@ class Files(SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def web(folder: Path, secure: bool) -> Iterator[tuple[str, Settings]]:
-    """Serve files over HTTP or HTTPS; the URL, and what DVC must know."""
+def web(folder: Path) -> Iterator[tuple[str, Settings]]:
+    """Serve files over HTTPS; the URL, and what DVC must know."""
     (folder / "files").mkdir()
     settings = {"method": "PUT", "auth": "basic", "user": USER, "password": PASSWORD}
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(folder / "files"))) as server:
-        if secure:
-            settings["ssl_verify"] = str(encrypt(server, folder))
+        settings["ssl_verify"] = str(encrypt(server, folder))
         Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http{'s' if secure else ''}://127.0.0.1:{server.server_port}/data", settings
+        yield f"https://127.0.0.1:{server.server_port}/data", settings
         server.shutdown()
 
 
