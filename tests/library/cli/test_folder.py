@@ -98,11 +98,7 @@ def stage(project: Path, name: str, *words: str) -> subprocess.CompletedProcess[
     return command(project, name, *words)
 
 
-def test_bits_do_not_depend_on_ranks(project: Path):
-    done = stage(project, "train", "--ranks", "2", "--out", "two")
-    assert done.returncode == 0, done.stderr
-    one, two = (project / out / "model.safetensors" for out in ("artifacts", "two"))
-    assert sha256_file(one) == sha256_file(two)
+def test_run_is_that_of_the_project(project: Path):
     assert "Data and pipelines are up to date." in dvc(project, "repro")
     done = command(project, "check")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -159,19 +155,16 @@ def test_folder_that_the_manifest_does_not_name_is_not_read(copy: Path):
     assert done.returncode == 2 and f"{RAW}/" in done.stderr and "not in the content address" in done.stderr
 
 
-def test_run_is_replayed_with_the_folder_from_dvc(copy: Path):
-    shutil.rmtree(copy / RAW)
-    done = command(copy, "replay", "artifacts")
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert f"{RAW}: missing or other data here; asking DVC for it" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("REPRODUCED: weights ")
-
-
-def test_users_own_folder_serves_a_replay(project: Path, tmp_path: Path):
+def test_replay_takes_the_users_own_folder_or_that_from_dvc(copy: Path, tmp_path: Path):
     from samebits.analysis import replay
 
-    stated = read(project / "artifacts").stated
+    stated = read(copy / "artifacts").stated
     wanted = stated["preimage"]["config"]["data"]["sha256"]
-    message: list[str] = []
-    found = replay._raw(project_in(project), stated["config"], wanted, project_in(tmp_path), message.append)
-    assert found == project / RAW and not message
+    git(tmp_path, "clone", "--quiet", str(copy), "tree")
+    ours, tree, message = project_in(copy), project_in(tmp_path / "tree"), list[str]()
+    found = replay._raw(ours, stated["config"], wanted, tree, message.append)
+    assert found == copy / RAW and not message
+    shutil.rmtree(copy / RAW)
+    found = replay._raw(ours, stated["config"], wanted, tree, message.append)
+    assert found == tree.root / RAW and message == [f"{RAW}: missing or other data here; asking DVC for it"]
+    assert manifest.digest(hashing.entries(found)) == wanted
