@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from clone import Forked, git, project_in, verb
 from ruamel.yaml import YAML
+from test_replay import SHOWN
 
 from samebits.address.manifest import sha256_file
 from samebits.analysis import archive
@@ -155,6 +156,7 @@ def test_run_in_an_archive_is_named(tmp_path: Path):
 def test_archive_is_replayed_in_a_clone_of_the_repository(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    """Its patch is shown, and run because the user says so."""
     monkeypatch.chdir(project)
     done = verb("bundle", "artifacts", "--out", tmp_path / "result.tar", project=project_in(project))
     assert done.exit_code == 0, done.output
@@ -167,4 +169,4 @@ def test_archive_is_replayed_in_a_clone_of_the_repository(
     monkeypatch.setattr(trainings, "run", Forked(tmp_path))
     words = tmp_path / "result.tar", "--run-patch", "--out", tmp_path / "again"
     done = verb("replay", *words, project=project_in(clone))
-    assert done.exit_code == 0 and "REPRODUCED" in done.stdout, done.output
+    assert done.exit_code == 0 and "REPRODUCED" in done.stdout and "\n".join(SHOWN) in done.stdout, done.output

@@ -184,18 +184,12 @@ SHOWN = [f"  src/{PACKAGE}/added.py: +1 -0", f"  src/{PACKAGE}/model.py: +3 -0"]
 
 
 def test_patch_that_nobody_answers_for_is_shown_and_not_run(elsewhere: Path, replay: Replay):
+    """Where the user says so, it is run: test_bundle.py."""
     done = replay(elsewhere, "--out", "artifacts-refused")
     assert done.exit_code == 2 and not (elsewhere / "artifacts-refused").exists()
     assert done.stdout.splitlines()[-2:] == SHOWN and "not signed: " in done.stdout
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"artifacts/{names.PATCH}: ") and "--run-patch" in line and "--signers FILE" in line
-
-
-@pytest.mark.long
-def test_patch_is_shown_and_run_where_the_user_says_so(elsewhere: Path, replay: Replay):
-    done = replay(elsewhere, "--run-patch", "--out", "artifacts-allowed")
-    assert done.exit_code == 0, done.output
-    assert "\n".join(SHOWN) in done.stdout and "REPRODUCED: " in done.stdout
 
 
 def test_patch_is_run_where_a_trusted_key_signed_the_receipt(elsewhere: Path, tmp_path: Path):
