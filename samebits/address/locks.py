@@ -56,7 +56,7 @@ def require_installed(project: Project, unhashed: Sequence[str]) -> None:
 
 def resolved(folder: str) -> str:
     """os.path.realpath, which looks at each folder once: thousands of modules lie in some hundred of them."""
-    return _resolved(folder if folder.startswith("/") else f"{Path.cwd()}/{folder}")
+    return _resolved(folder) if folder.startswith("/") else os.path.realpath(folder)
 
 
 @cache  # per process: it has loaded modules from there, so that no folder becomes a link
