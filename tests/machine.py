@@ -1,10 +1,14 @@
 """What tests need of the machine itself: commands that must succeed, ports, certificates, and patience."""
 
+import os
+import re
+import signal
 import socket
 import ssl
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -38,6 +42,29 @@ def until(condition: Callable[[], object], what: str, patience: float = PATIENCE
         if waited > patience:
             pytest.fail(f"{what}: not within {patience:.0f} s")
         time.sleep(min(1, 0.1 + waited / 20))
+
+
+def writer(path: Path) -> int:
+    """Return the process that has a file open for writing."""
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):  # it has ended
+            flags = re.search(r"^flags:\s*(\d+)", (link.parents[1] / "fdinfo" / link.name).read_text(), re.MULTILINE)
+            if link.readlink() == path and flags and int(flags[1], 8) & os.O_WRONLY:
+                return int(link.parts[2])
+    pytest.fail(f"{path}: nobody writes it")
+
+
+def halt(pid: int) -> None:
+    """Stop a process where it is, and wait until it has stopped: a signal that is sent before would come first."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: "State:\tT" in Path(f"/proc/{pid}/status").read_text(), f"process {pid} stops")
+
+
+def awaits_sigterm(pid: int) -> bool:
+    """Say whether SIGTERM was sent to a process that is stopped."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    pending = [int(mask, 16) for mask in re.findall(r"^(?:Shd|Sig)Pnd:\s*(\w+)", status, re.MULTILINE)]
+    return any(mask & 1 << signal.SIGTERM - 1 for mask in pending)
 
 
 def encrypt(server: ThreadingHTTPServer, folder: Path) -> Path:

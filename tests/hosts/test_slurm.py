@@ -17,7 +17,7 @@ import pytest
 from bake import VENV, python_path
 from baked import InstalledProject, weights
 from cluster import CONSTRAINS, Slurm
-from machine import sh, until
+from machine import awaits_sigterm, halt, sh, until
 
 # Without checkpoints but the one that SIGTERM asks for. The array's last task has this seed, too.
 SETTINGS = (
@@ -89,7 +89,7 @@ class Job:
         """Stop its ranks where they are; return them."""
         ranks = self.ranks()
         for pid in ranks:
-            os.kill(pid, signal.SIGSTOP)
+            halt(pid)
         assert len(ranks) == count and self["JobState"] == "RUNNING", self.log()
         return ranks
 
@@ -223,13 +223,6 @@ def test_an_array_trains_a_seed_per_task(site: Site) -> None:
     assert [task["Restarts"] for task in tasks] == ["0", "1"]
     assert weights(late.out) == weights(site.alone)
     assert [json.loads((task.out / "run.json").read_bytes())["config"]["seed"] for task in tasks] == [0, 1]
-
-
-def awaits_sigterm(pid: int) -> bool:
-    """Say whether SIGTERM was sent to a process that is stopped."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    pending = [int(mask, 16) for mask in re.findall(r"^(?:Shd|Sig)Pnd:\s*(\w+)", status, re.MULTILINE)]
-    return any(mask & 1 << signal.SIGTERM - 1 for mask in pending)
 
 
 def test_a_job_goes_on_without_a_lost_node(site: Site) -> None:

@@ -13,7 +13,7 @@ import pytest
 from bake import VENV
 from baked import InstalledProject, weights
 from browser import Browser
-from machine import PATIENCE, free_port, until
+from machine import PATIENCE, awaits_sigterm, free_port, halt, until, writer
 from postgres import Database
 
 
@@ -97,7 +97,7 @@ def test_server_and_database_that_die_midway_lose_and_double_nothing(
         """Hold the ranks, but not the process that uploads: so that it is midway for sure."""
         found = [int(path.name) for path in Path("/proc").glob("[0-9]*") if is_rank(path, str(out))]
         for pid in found:
-            os.kill(pid, signal.SIGSTOP)
+            halt(pid)
         return found
 
     def go_on(ranks: list[int]) -> None:
@@ -160,12 +160,22 @@ def swept(project: InstalledProject, tracking: Tracking, tmp_path_factory: pytes
         with log.open("a") as said:
             return subprocess.Popen(words, cwd=project.path, env=env, stdout=said, stderr=said)
 
-    def rows() -> list[int]:
-        return [path.read_bytes().count(b"\n") for path in out.glob("*/metrics.jsonl")]
+    held = dict[Path, int]()
+
+    def hold() -> bool:
+        """Stop each run once it has logged, so that it is midway for sure; whether both are."""
+        for rows in {*out.glob("*/metrics.jsonl")} - {*held}:
+            if rows.read_bytes().count(b"\n") > 4:
+                held[rows] = writer(rows)
+                halt(held[rows])
+        return len(held) == 2
 
     first = sweep()
-    until(lambda: len(rows()) == 2 and min(rows()) > 4, "both runs log")
+    until(hold, "both runs log")
     first.send_signal(signal.SIGINT)
+    until(lambda: all(map(awaits_sigterm, held.values())), "both are sent SIGTERM")
+    for pid in held.values():
+        os.kill(pid, signal.SIGCONT)
     assert first.wait(PATIENCE) == 130, log.read_text()
     runs = sorted(path.parent for path in out.glob("*/run.json"))
     assert [json.loads((run / "run.json").read_text())["status"] for run in runs] == ["KILLED"] * 2
