@@ -5,6 +5,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -62,7 +63,10 @@ def resolved(folder: str) -> str:
 @cache  # per process: it has loaded modules from there, so that no folder becomes a link
 def _resolved(folder: str) -> str:
     above, name = os.path.split(folder)
-    if name in ("", ".", "..") or Path(folder).is_symlink():
+    if name in ("", ".", ".."):
+        return os.path.realpath(folder)
+    with suppress(OSError):  # it is no link, or cannot be looked at
+        Path(folder).readlink()
         return os.path.realpath(folder)
     return f"{_resolved(above).rstrip('/')}/{name}"
 
