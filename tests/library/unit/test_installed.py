@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from small import Case, small
 from warm import PROJECT
 
@@ -64,7 +65,7 @@ def test_module_from_outside_is_refused_unless_it_is_allowed_by_name(case: Case,
 
 def test_module_that_an_installed_package_makes_is_its_own(case: Case):
     """As torch does, in a folder for temporary files."""
-    made = ModuleType("torch.made.xyz")
+    made = ModuleType(f"{torch.__name__}.made.xyz")
     made.__file__ = "/tmp/torchinductor_ada/xy/xyz.py"
     case.monkeypatch.setitem(sys.modules, made.__name__, made)
     case.before = tuple(set(case.before) - {"torch"})
