@@ -3,7 +3,7 @@ PYTHON ?= python3
 TOOLS := build/tools
 BESIDE := build/beside
 IN_TOOLS = PATH="$(abspath $(TOOLS))/bin:$$PATH"
-# uv, which test.txt locks, takes a tenth of pip's time.
+# test.txt locks uv, too: pip installs uv, and uv the others, in less time.
 UV_INSTALL = $(IN_TOOLS) python "{{cookiecutter.project}}/requirements/with_uv.py" install --quiet --require-hashes \
 	--index-strategy unsafe-best-match
 # Tests wait for processes and servers now and then: three workers keep two cores busy, and four end no sooner.

@@ -11,7 +11,7 @@ MODELS = "transformer", "convnet"
 
 
 def lines(name: str) -> list[str]:
-    """Those on one model."""
+    """What is printed of one model."""
     config = harness.configured("device=cpu", f"model.name={name}", "model.dropout=0.0")
     import torch
     from repro_project.model import build
@@ -42,12 +42,12 @@ def lines(name: str) -> list[str]:
 
 
 def every() -> list[str]:
-    """The lines on all models."""
+    """What is printed of all models."""
     return [line for name in MODELS for line in lines(name)]
 
 
 def main() -> None:
-    """Print them."""
+    """Print it."""
     with harness.prepared() as project:
         print("\n".join(harness.within(project, every)))
 

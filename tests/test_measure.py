@@ -12,6 +12,7 @@ import hashing
 import loader
 import order
 import pytest
+import sharding
 import step_cost
 from bake import ROOT, STARTERS
 from baked import InstalledProject, run
@@ -292,6 +293,13 @@ def test_checks_of_data_are_measured(
     with pytest.raises(SystemExit, match="seconds"):
         within(project.path, hashing.seconds, "every_byte", str(tmp_path), "0" * 64)
     assert "0" * 64 in capfd.readouterr().err
+
+
+@pytest.mark.long
+def test_sharded_models_are_measured(project: InstalledProject) -> None:
+    """A rank of two sends at least what the formula says."""
+    found = within(project.path, sharding.measure, "full", 64, 2, 3, 2, ranks=2)
+    assert found["sent"] >= 12 and found["seconds"] > 0 and found["held"] >= 0
 
 
 def test_each_round_begins_with_another_way() -> None:

@@ -72,7 +72,7 @@ def _resolved(folder: str) -> str:
 
 
 def is_below(folder: str, place: str) -> bool:
-    """Whether a folder is another one or lies in it, by their names: Path.is_relative_to in a tenth of its time."""
+    """Whether a folder is another one or lies in it, by their names alone: Path.is_relative_to takes far longer."""
     return folder == place or folder.startswith(f"{place.rstrip('/')}/")
 
 

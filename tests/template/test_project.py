@@ -5,6 +5,7 @@ import faulthandler
 import io
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import tarfile
@@ -72,8 +73,9 @@ def reproduced(env: Environment, tmp_path_factory: pytest.TempPathFactory) -> Ba
     out = tmp_path_factory.mktemp("demo")
     # a run waits a minute for a server that is nowhere
     env = {**env, "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}
-    words = [f"{name}={value}" for name, value in answers.items()]
-    printed = run(TOOLS / "python", ROOT / "tools" / "demo.py", out, *words, env=env).stdout
+    (line,) = [line for line in run("make", "--dry-run", "demo", cwd=ROOT).stdout.splitlines() if "demo.py" in line]
+    words = shlex.join([str(out), *(f"{name}={value}" for name, value in answers.items())])
+    printed = run("sh", "-c", f"{line} {words}", cwd=ROOT, env=env).stdout
     project = out / answers["project"]
     # another project may have been installed there since
     return BakedProject(project, printed, in_venv(project, env))

@@ -39,7 +39,7 @@ def installed(venv: Path) -> dict[str, str]:
     return {name: digest(path) for name, path in files(venv).items()}
 
 
-# What comes as source, and what brings its own installer.
+# What comes as source, and what each environment has from its beginning.
 KEPT = "antlr4", "pip==", "setuptools=="
 KNOWN: dict[tuple[int, int], str] = {}
 

@@ -98,7 +98,7 @@ def stage(project: Path, name: str, *words: str) -> subprocess.CompletedProcess[
     return command(project, name, *words)
 
 
-def test_run_is_that_of_the_project(project: Path):
+def test_dvc_and_check_find_the_run_as_it_was_made(project: Path):
     assert "Data and pipelines are up to date." in dvc(project, "repro")
     done = command(project, "check")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -98,8 +98,15 @@ def test_release_with_the_same_core_leaves_results_valid(project: Path, tmp_path
     assert files(project / "vendor" / "samebits") == files(new / "samebits")
     assert project_in(project).template == f"9.{OURS.template}" and not (project / "build" / "upgrade").exists()
     assert not stale(project)
-    edit(project / "vendor" / "samebits" / "core" / "step.py", ("\n", "\n\n"))
-    assert stale(project)  # as after an upgrade to a release with another core
+
+
+@pytest.mark.long
+def test_release_with_another_core_makes_results_stale(project: Path, tmp_path: Path):
+    done = upgraded(project, release(tmp_path / "new", core__step="# a remark\n"), *ONLY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = "core changed in 1 file: step.py. Results and unfinished runs of before are stale"
+    assert said in done.stdout and "EQUAL: 2 of 2 trainings" in done.stdout
+    assert stale(project)
 
 
 PLANTED = "\n\nimport os\n\n_derive = derive\n\n\ndef derive(*given):\n    return _derive(*given) ^ os.getpid()\n"

@@ -225,8 +225,7 @@ def test_server_that_hangs_does_not_hold_the_training_up(
 
     server.signal(signal.SIGSTOP)
     try:
-        settings = "tracking.wait_seconds=1", "unhashed.modules=[sitecustomize]"
-        with started(out, prepared, *settings, uri=server.uri, script=tmp_path / "noted.py") as process:
+        with started(out, prepared, "tracking.wait_seconds=1", uri=server.uri, script=tmp_path / "noted.py") as process:
             process.send_signal(signal.SIGSTOP)  # until the upload is held up
             following = set(followers(out))
             until(asking)
