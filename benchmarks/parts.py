@@ -143,7 +143,6 @@ SIZES = {
     "small": {"convnet": (), "transformer": ()},  # as released
 }
 SIDES = {
-    "sum": {"tree": Side(), "DDP": Side(("parallel.reduce=ddp",))},
     "cost": {"strict": Side(), "relaxed": Side(("determinism.relax=[all]",))},
     "peer": {"project": Side(), "plain": Side(script="plain")},
 }
@@ -163,7 +162,6 @@ PARTS = [
     Part("machine", "nvidia-smi, samebits env", machine),
     *(Part(f"bits-{case}", f"the same bits: {', '.join(WAYS)}", bits, CASES[case]) for case in CASES),
     Part("verify", "samebits verify; where mlflow is missing, its `tracked` uploads nothing", verify),
-    *_pairs("sum", ("convnet-float32-eager", "transformer-float32-eager"), SIZES),
     *_pairs("peer", (case for case in CASES if case.endswith("eager")), SIZES),
     *_pairs("cost", CASES),
 ]

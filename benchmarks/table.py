@@ -142,7 +142,6 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[list[object]]]]]
     "machine": ("The machine", "what | value", _machine),
     "bits": ("The same bits", f"{CASE} | {' | '.join(WAYS)}", _bits),
     "verify": ("`samebits verify`", "way | verdict", _verify),
-    "sum": ("The tree against stock DDP, one process: tree / DDP", PAIRS, _pairs),
     "peer": ("The project beside a plain PyTorch script: project / plain", PAIRS, _pairs),
     "cost": ("What strictness costs: strict / relaxed", PAIRS, _pairs),
 }

@@ -17,7 +17,7 @@ def main() -> None:
         made = rows(*cell, taken)
         print("\n".join(made), flush=True)
         lines += made
-        parts.append(shares(*cell, taken))
+        parts += shares(*cell, taken)
         harness.write(requested.out, f"{place} {requested.rounds} rounds.", "\n".join(lines), "\n".join(parts))
 
 

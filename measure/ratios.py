@@ -11,18 +11,17 @@ from rounds import ONE_BATCH, PINNED, PLAIN, ROOT, WAYS, WORKLOADS, Taken, harne
 WORSE = 1.15  # so many times the committed ratio is a regression
 HEAD = """| workload | processes | way | ms per step | beside plain | beside plain with flags | memory, MiB |
 |---|---|---|---|---|---|---|"""
-SHARES = {  # what a step is made up of -> whose seconds are divided by whose
-    "micro-batches": ((PLAIN,), (ONE_BATCH,)),
-    "flags": ((PINNED,), (PLAIN,)),
-    "sum": (("step",), ("ddp",)),
-    "trace": (("step",), ("off",)),
-    "the rest": (("ddp", "off"), ("step", PINNED)),
-    "all": (("step",), (ONE_BATCH,)),
+SHARES = {  # a part of a step -> the way that has it, and the same way without it
+    "micro-batches": (PLAIN, ONE_BATCH),
+    "flags": (PINNED, PLAIN),
+    "trace": ("step", "off"),
+    "the rest": ("off", PINNED),
+    "all": ("step", ONE_BATCH),
 }
 SHARES_HEAD = f"""| workload | processes | {" | ".join(SHARES)} |
 |---|---|{"---|" * len(SHARES)}
-| key that gives it back | | `parallel.micro_batches` | `determinism.cpu: native` | `parallel.reduce: ddp` \
-| `trace.level: off` | none | |"""
+| key that gives it back | | `parallel.micro_batches` | `determinism.cpu: native` | `trace.level: off` \
+| none | |"""
 ROW = re.compile(r"\| ([^|]+) \| (\d+) \| ([^|]+) \| [\d.]+ \| ([\d.]+) \(.*")
 
 Cell = tuple[str, int, str]  # workload, processes, way: names of the tables in rounds.py
@@ -78,14 +77,16 @@ def rows(workload: str, ranks: int, taken: dict[str, Taken]) -> list[str]:
     return lines
 
 
-def shares(workload: str, ranks: int, taken: dict[str, Taken]) -> str:
-    """The line on what each part costs: the product of all but the last, round by round, is the last."""
-    cells = [WORKLOADS[workload].title, str(ranks)]
+def shares(workload: str, ranks: int, taken: dict[str, Taken]) -> list[str]:
+    """Return the line with the ratio of each part, or no line if no part was measured.
+
+    In each round, the ratio of the last part is the product of the ratios of all others.
+    """
+    cells = []
     for over, under in SHARES.values():
-        known = taken.keys() >= {*over, *under}
-        one, other = (np.prod([taken[name].seconds for name in names if known], axis=0) for names in (over, under))
-        cells.append(str(ratio(one, other)) if known else "")
-    return harness.row(*cells)
+        is_measured = taken.keys() >= {over, under}
+        cells.append(str(ratio(taken[over].seconds, taken[under].seconds)) if is_measured else "")
+    return [harness.row(WORKLOADS[workload].title, str(ranks), *cells)] if any(cells) else []
 
 
 def read(text: str) -> dict[Cell, float]:

@@ -91,7 +91,6 @@ WAYS = {
     "step": Way("project", settings=("trace.level=step",), cells=("*",)),
     "tensor": Way("project, trace `tensor`", settings=("trace.level=tensor",), cells=("convnet-1", *LARGE)),
     "native": Way("project, cpu `native`", settings=("determinism.cpu=native",)),
-    "ddp": Way("project, reduce `ddp`", settings=("parallel.reduce=ddp",), cells=("*",)),
     "optimizer": Way("project, shard `optimizer`", settings=("parallel.shard=optimizer",), cells=("large-2",)),
     "full": Way("project, shard `full`", settings=("parallel.shard=full",), cells=("large-2",)),
 }

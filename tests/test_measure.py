@@ -1,6 +1,7 @@
 """`make measure` and `make bench-check`: ratios with intervals, and a slow-down that is seen."""
 
 import json
+import math
 import re
 import sys
 from contextlib import nullcontext
@@ -102,16 +103,25 @@ def test_rows_are_read_as_they_are_written() -> None:
 
 
 def test_what_each_part_costs_is_told() -> None:
-    """The parts multiply to the whole; nothing is told of a part whose ways were not trained."""
+    """The ratios of the parts multiply to that of the step. A part whose ways were not trained has no ratio."""
     from ratios import SHARES, SHARES_HEAD, shares
     from rounds import Taken
 
-    times = {"one-batch": 1.0, "plain": 2.0, "pinned": 3.0, "off": 4.0, "step": 6.0, "ddp": 5.0}
+    times = {"one-batch": 1.0, "plain": 2.0, "pinned": 3.0, "off": 4.0, "step": 6.0}
     taken = {name: Taken(planted(factor), 0) for name, factor in times.items()}
-    cells = shares(SMALLEST, 1, taken).split("|")[3:-1]
-    assert [float(cell.split()[0]) for cell in cells] == [2.0, 1.5, 1.2, 1.5, 1.11, 6.0]
-    less = shares(SMALLEST, 4, {name: taken[name] for name in ("plain", "step", "ddp")}).split("|")[3:-1]
-    assert [name for name, cell in zip(SHARES, less, strict=True) if cell.strip()] == ["sum"] and less[2] == cells[2]
+
+    def cells_of(*names: str) -> list[str]:
+        (line,) = shares(SMALLEST, 1, {name: taken[name] for name in names})
+        return line.split("|")[3:-1]
+
+    cells = cells_of(*taken)
+    *parts, whole = (float(cell.split()[0]) for cell in cells)
+    assert [*parts, whole] == [2.0, 1.5, 1.5, 1.33, 6.0]
+    assert math.prod(parts) == pytest.approx(whole, rel=0.01)
+    fewer = cells_of("plain", "step", "off")
+    assert [name for name, cell in zip(SHARES, fewer, strict=True) if cell.strip()] == ["trace"]
+    assert fewer[2] == cells[2]
+    assert shares(SMALLEST, 4, {name: taken[name] for name in ("plain", "step")}) == []
     assert {line.count("|") for line in SHARES_HEAD.splitlines()} == {len(cells) + 3}
 
 

@@ -220,8 +220,6 @@ def train_in_all_ways(
         if way.ranks > min(places, config.parallel.micro_batches):
             seen = f"{places} places for ranks here, {config.parallel.micro_batches} micro-batches"
             yield Row(way.name, f"not tried: {seen}")
-        elif way.ranks > 1 and config.parallel.reduce == "ddp":
-            yield Row(way.name, "not tried: with parallel.reduce=ddp bits depend on the world size")
         elif way is VARIED and not vary:
             yield Row(way.name, "not tried: verify.vary in params.yaml names no key")
         else:

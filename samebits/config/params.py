@@ -11,7 +11,7 @@ from pydantic_core import to_jsonable_python
 from ..base.shape import shown
 from ..base.text import flatten
 from ..core.errors import UserError
-from .settings import Settings
+from .settings import IGNORED, Settings
 from .yaml_file import parse_yaml, read_yaml
 
 PARAMS = Path("params.yaml")
@@ -79,24 +79,30 @@ def _odd(value: Any, key: str = "") -> Iterator[str]:
 
 
 def _override(tree: dict[str, Any], override: str) -> str | None:
-    """Change a key of `tree`; return what is wrong with the override, if anything is."""
+    """Apply an override to `tree`, in place. Return the problem with the override, or None."""
     key, separator, text = override.partition("=")
     known = flatten(tree)
     if not separator:
         return f"--set {override}: wanted KEY=VALUE, for example --set seed=1"
+    value = _value(text, key)
     if key not in known:
         from .problems import FORMER, nearest
 
+        if key in IGNORED and value == IGNORED[key]:
+            return None
         return f"--set {key}: {FORMER.get(key) or f'unknown key{nearest(key, list(known))}'}"
     *sections, name = key.split(".")
     for section in sections:
         tree = tree[section]
+    # If the key holds text now, a name such as 2026 or null stays text.
+    tree[name] = text if isinstance(tree[name], str) and not isinstance(value, str) else value
+    return None
+
+
+def _value(text: str, key: str) -> Any:
+    """Return the value in the text of an override: as YAML if a config can hold it, or else the text itself."""
     try:
         value = parse_yaml(text, key) if text else ""
     except UserError:
-        value = text  # not YAML, hence plain text: the schema says whether text will do
-    if next(_odd(value), None):
-        value = text  # a date, say
-    # a name such as 2026 or null stays text where text stands now
-    tree[name] = text if isinstance(tree[name], str) and not isinstance(value, str) else value
-    return None
+        return text
+    return text if next(_odd(value), None) else value

@@ -12,13 +12,13 @@ from ..base.text import some
 from .settings import Settings
 
 UPGRADE = "samebits docs upgrade"
-# What was once a key, or a key's value -> what became of it; or is one elsewhere, and why not here.
+# A key of earlier releases, or a value that a key does not accept -> the reason, or what to do.
 FORMER = {
     "parallel.shards": "renamed parallel.micro_batches",
     "train.nonfinite": "renamed compute.nonfinite",
-    "parallel.lsb": "gone: gradients are added in float32, remove it",
-    "parallel.gather": "gone: weights are gathered in their own dtype, remove it",
-    "parallel.reduce=order_free": "renamed tree",
+    "parallel.lsb": "gone: gradients are added in float32. Remove it",
+    "parallel.gather": "gone: weights are gathered in their own dtype. Remove it",
+    "parallel.reduce": "gone: gradients are always added in the tree. Remove it",
     "compute.precision=float16": "it needs a scaler, whose factor follows overflows; bfloat16 needs none",
 }
 
@@ -54,13 +54,13 @@ def nearest(key: str, known: list[str]) -> str:
 
 
 def problems(path: Path, schema: Any, details: Sequence[Any], set_here: Iterable[str]) -> list[str]:
-    """A line for each problem; keys that are missing, or unknown, share one, but for those of former times."""
+    """Return a line for each problem. Missing keys share one, and unknown ones, except keys of earlier releases."""
     missing, unknown = (
         [detail for detail in details if detail["type"] == kind] for kind in ("missing", "extra_forbidden")
     )
     lines = [_problem(path, detail, set_here) for detail in details if detail not in missing and detail not in unknown]
     former = [key for detail in unknown if (key := key_of(detail)) in FORMER]
-    lines += [f"{path}: {key}: {FORMER[key]} ({UPGRADE})" for key in former]
+    lines += [f"{_where(path, key, set_here)}: {FORMER[key]} ({UPGRADE})" for key in former]
     named = {FORMER[key].removeprefix("renamed ") for key in former}
     missing = [detail for detail in missing if key_of(detail) not in named]
     unknown = [detail for detail in unknown if key_of(detail) not in former]
@@ -99,10 +99,15 @@ def key_of(detail: Any) -> str:
     return ".".join(str(part) for part in detail["loc"])
 
 
+def _where(path: Path, key: str, set_here: Iterable[str]) -> str:
+    """Return the source of a key's value, for messages: `--set KEY`, or `FILE: KEY`."""
+    is_set = any(key == each or key.startswith(f"{each}.") for each in set_here)
+    return f"--set {key}" if is_set else f"{path}: {key}" if key else str(path)
+
+
 def _problem(path: Path, detail: Any, set_here: Iterable[str]) -> str:
     key = key_of(detail)
-    is_set = any(key == each or key.startswith(f"{each}.") for each in set_here)
-    where = f"--set {key}" if is_set else f"{path}: {key}" if key else str(path)
+    where = _where(path, key, set_here)
     if former := FORMER.get(f"{key}={detail['input']}"):
         return f"{where}={detail['input']}: {former}"
     if detail["type"] == "value_error":  # of a check of our own

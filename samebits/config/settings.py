@@ -93,21 +93,25 @@ class Data(Section):
         return self
 
 
+# A key of earlier releases -> its value there that is the only way today. params.yaml may still contain it.
+IGNORED = {"parallel.reduce": "tree"}
+
+
 class Parallel(Section):
-    """How a global batch is split and its gradients are summed."""
+    """The split of a global batch into micro-batches, and the shards of gradients, optimizer state and weights."""
 
     global_batch: Annotated[int, Field(gt=0, le=2**20)]  # whose samples a host holds at once
     micro_batches: PositiveInt
-    reduce: Literal["tree", "ddp"]
     shard: Annotated[Literal["none", "optimizer", "full"], NEUTRAL] = "none"
     replicas: Annotated[PositiveInt, NEUTRAL] = 1
     timeout_seconds: Annotated[int, Field(gt=0, le=SECONDS), NEUTRAL] = 600
 
-    @model_validator(mode="after")
-    def _only_the_tree_is_sharded(self) -> Self:
-        if self.shard != "none" and self.reduce == "ddp":
-            raise ValueError(f"shard={self.shard} needs reduce=tree; set shard=none with ddp")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_ignored_key(cls, keys: Any) -> Any:
+        if isinstance(keys, dict) and keys.get("reduce") == IGNORED["parallel.reduce"]:
+            return {name: value for name, value in keys.items() if name != "reduce"}
+        return keys
 
     @model_validator(mode="after")
     def _micro_batches_divide_the_batch(self) -> Self:
@@ -291,12 +295,6 @@ class Settings(Section):
     tracking: Annotated[Tracking, NEUTRAL] = Tracking()
     prove: Annotated[Prove, NEUTRAL] = Prove()
     verify: Annotated[Verify, NEUTRAL] = Verify()
-
-    @model_validator(mode="after")
-    def _only_the_tree_recomputes(self) -> Self:
-        if self.integrity.recompute_every and self.parallel.reduce == "ddp":
-            raise ValueError("integrity.recompute_every needs parallel.reduce=tree; set it to 0 with ddp")
-        return self
 
     @model_validator(mode="after")
     def _no_compiled_units(self) -> Self:

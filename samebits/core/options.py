@@ -13,7 +13,6 @@ class Parallel:
 
     global_batch: int  # samples
     micro_batches: int
-    reduce: Literal["tree", "ddp"] = "tree"
     shard: Literal["none", "optimizer", "full"] = "none"
     replicas: int = 1
     timeout_seconds: int = 600

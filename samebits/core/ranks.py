@@ -170,24 +170,21 @@ def join(device: str, parallel: Parallel) -> World:
         most = f"parallel.micro_batches={parallel.micro_batches}"
         raise UserError(f"world size {size} seen, at most {most} wanted: each rank runs one")
     place = device_of(device)
-    if size > 1 or parallel.reduce == "ddp":  # DistributedDataParallel insists on a group, even of one
+    if size > 1:
         _meet(rank, size, place, timedelta(seconds=parallel.timeout_seconds))
     return World(rank, size, place)
 
 
 @meeting
 def _meet(rank: int, size: int, place: torch.device, timeout: timedelta) -> None:
-    """Make the process group."""
-    if size > 1:
-        store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=timeout))  # type: ignore[attr-defined]
-        # After a restart torchrun may hand out the store of the attempt before, in which Gloo would find the
-        # addresses of processes that are gone, and wait for them.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
-        store = dist.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
-    else:
-        store = dist.HashStore()  # type: ignore[attr-defined]
+    """Create the process group."""
+    store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=timeout))  # type: ignore[attr-defined]
+    # After a restart torchrun may hand out the store of the previous attempt. In it, Gloo would find the addresses of
+    # processes that have ended, and would wait for them.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+    store = dist.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
     # Naming the device up front binds NCCL's communicator to it, before the first collective.
-    bound = place if place.type == "cuda" and size > 1 else None
+    bound = place if place.type == "cuda" else None
     backend = "nccl" if place.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=bound)
 
@@ -196,18 +193,19 @@ _left: list[Any] = []
 
 
 def leave() -> None:
-    """Take the process group down, where there is one."""
+    """Destroy the process group, if there is one."""
     if dist.is_initialized():
-        # DistributedDataParallel's reducer may outlive it. Were that the group's last owner, it would join Gloo's
-        # threads while it holds the interpreter's lock, for which such a thread may be waiting: for ever.
+        # The user's code may train another model with DistributedDataParallel. If its reducer were the last owner of
+        # the group, the reducer would join Gloo's threads while it holds the GIL. Such a thread may wait for the GIL:
+        # the process would hang.
         _left[:] = [dist.group.WORLD]
         dist.destroy_process_group()
 
 
 @atexit.register
 def _end_threads() -> None:
-    """End Gloo's threads: one that asks for the interpreter's lock while it ends would abort the process."""
-    gc.collect()  # a reducer in a cycle
+    """Stop Gloo's threads: one that requests the GIL while the interpreter shuts down would abort the process."""
+    gc.collect()  # frees a reducer that is part of a reference cycle
     _left.clear()
 
 

@@ -1,4 +1,4 @@
-"""Which way of summing gradients a run has."""
+"""Select the class that sums the gradients of a run."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -7,7 +7,6 @@ from torch import nn
 
 from .accumulate import Accumulation
 from .alike import together
-from .ddp import DDP
 from .fsdp import Full
 from .options import Parallel
 from .ranks import World
@@ -16,10 +15,12 @@ from .sharded import Owned
 from .state import State
 
 
-def gradients_of(state: State, settings: Parallel, world: World, units: Sequence[nn.Module] = ()) -> Accumulation | DDP:
-    """The way that `parallel.reduce` and `parallel.shard` name; alone, a rank has nothing to share."""
-    if settings.reduce == "ddp":
-        return DDP(state, settings, world)
+def gradients_of(state: State, settings: Parallel, world: World, units: Sequence[nn.Module] = ()) -> Accumulation:
+    """Return the sum of gradients that `parallel.shard` selects. One rank by itself has nothing to shard.
+
+    Raises:
+        UserError: `parallel.shard` is not `none`, and an optimizer cannot update shards.
+    """
     if settings.shard == "none" or world.size == 1:
         return Accumulation(state, settings, world)
     for optimizer in state.optimizers.all:

@@ -41,12 +41,11 @@ class Choice:
 
 def choices(number: int, config: Settings, own: Choice) -> list[Choice]:
     """How to train the segment of this number: otherwise than the run's `own` way, or in that one if it is refused."""
-    parallel = config.parallel
-    sizes = [size for size in SIZES if size <= min(parallel.micro_batches, places(config.device))]
-    ranks = own.ranks if parallel.reduce == "ddp" else sizes[number % len(sizes)]
+    sizes = [size for size in SIZES if size <= min(config.parallel.micro_batches, places(config.device))]
+    ranks = sizes[number % len(sizes)]
     shards = [*(shard for shard in SHARDS if shard != own.shard), own.shard]
     turn = number - 1 - number // len(SIZES)  # of the segments that several ranks train
-    shard = shards[turn % len(SHARDS)] if ranks > 1 and parallel.reduce == "tree" else "none"
+    shard = shards[turn % len(SHARDS)] if ranks > 1 else "none"
     others = 2 if own.workers == 1 else 1  # few, for each of them loads torch
     workers = others if number % len(SIZES) == 0 else 0
     choice = Choice(ranks, workers, shard)

@@ -3,7 +3,7 @@
 `Faulty` starts ranks with this file instead of `-m <package>.train`; each then runs what stands at the end:
 the fault, where it is its turn, and the same training.
 
-    tests/faulty.py FAULT RANK FOLDER <package> ARGUMENTS-OF-TRAIN
+    tests/faulty.py FAULT RANK FOLDER <package> ARGUMENTS-OF-TRAIN      RANK: a number, or `all`
 """
 
 import json
@@ -20,6 +20,7 @@ from typing import Any
 
 from warm import GRACE, Warm, forget_tests
 
+EVERY = "all"  # ranks
 FLIPPED_AFTER = 7  # steps
 WRONG_FROM = 18  # the gradient that counts of the first micro-batch that rank 1 of 2 computes twice, micro-batch 4
 SECOND_EPOCH = 23  # the first step behind the first epoch's end
@@ -133,6 +134,12 @@ def shard(package: str) -> None:
     held.of = lambda self, local: of(self, wrong(local) if local.numel() else local)
 
 
+def all_reduce(package: str) -> None:
+    """The backend's all-reduce adds the gradients of the ranks, as it does for DistributedDataParallel."""
+    for owner, name, value in import_module("worlds").backend():
+        setattr(owner, name, value)
+
+
 def evaluation(package: str) -> None:
     """An evaluation forgets to leave the running statistics alone."""
     module = import_module(f"{package}.evaluate")
@@ -241,7 +248,7 @@ class Faulty:
         package: str,
         folder: Path,
         fault: str,
-        at: int,
+        at: int | str,
         ranks: int,
         *settings: str,
         grace: float = GRACE,
@@ -273,7 +280,7 @@ if __name__ == "__main__":
     rank, code_left = os.environ.get("RANK", "0"), "0"
     sys.argv = ["samebits", "train", *rest]
     import_module("samebits.loader").cover(package)  # as the command does, before anything is planted
-    if rank == at:
+    if at in (rank, EVERY):
         for fault in chosen.split("+"):
             globals()[fault](package)
     forget_tests()

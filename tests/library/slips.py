@@ -340,7 +340,6 @@ def backward_after_the_update(step: Step, parts: Parts) -> None:
 @each_step
 def two_reentrant_checkpoints(step: Step, parts: Parts) -> None:
     def compute(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        model(batch["x"])  # DistributedDataParallel wants its own forward pass, too
         inputs = batch["x"].clone().requires_grad_()
         halves = [checkpoint(model[0], inputs, use_reentrant=True) for _ in range(2)]
         return (halves[0] + halves[1]).square().mean()

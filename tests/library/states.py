@@ -29,8 +29,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
 
 def parallel_of(micro_batches: int, **keys: Any) -> Parallel:
     """The usual settings, with batches of so many micro-batches."""
-    usual = {"reduce": "tree", "shard": "none", "replicas": 1}
-    usual |= {"timeout_seconds": 60}
+    usual = {"shard": "none", "replicas": 1, "timeout_seconds": 60}
     return Parallel(**{"global_batch": 8 * micro_batches, "micro_batches": micro_batches, **usual, **keys})
 
 

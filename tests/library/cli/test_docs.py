@@ -215,7 +215,8 @@ def test_pages_name_keys_that_exist():
         assert [key for key in named if key not in known | files] == [], name
 
 
-FORMER = {"parallel.shards", "parallel.lsb", "parallel.gather"}  # what upgrade.md says to rename or to remove
+# Keys of earlier releases that upgrade.md names.
+FORMER = {"parallel.shards", "parallel.lsb", "parallel.gather", "parallel.reduce"}
 
 
 def test_page_has_each_file_of_a_run_directory():

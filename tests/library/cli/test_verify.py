@@ -46,14 +46,13 @@ def verified(config: Config, prepared: Path, tmp_path: Path, monkeypatch: pytest
     def verified(
         *at_fault: str,
         places: int = 4,
-        settings: Config = config,
         ways: Sequence[str] = (),
         vary: Mapping[str, Any] = verify_module.NOTHING,
         **keys: Any,
     ) -> dict[str, Row]:
         fault[:] = at_fault
         requested = {"train.epochs": 1, "data.prepared": str(prepared)} | keys
-        rows = train_in_all_ways(OURS, settings, places, start, requested, lambda text: None, chosen(ways), vary)
+        rows = train_in_all_ways(OURS, config, places, start, requested, lambda text: None, chosen(ways), vary)
         return {row.name: row for row in rows}
 
     return verified
@@ -111,12 +110,6 @@ def test_more_ranks_than_places_and_no_key_to_vary_are_not_tried_and_said_so(ver
     rows = verified(places=2, ways=("4 ranks", VARIED.name))
     assert rows["4 ranks"].verdict.startswith("not tried: 2 places")
     assert rows[VARIED.name].verdict == "not tried: verify.vary in params.yaml names no key"
-
-
-def test_world_sizes_are_not_compared_where_they_decide_bits(verified: Verify, config: Config):
-    stock = config.model_copy(update={"parallel": config.parallel.model_copy(update={"reduce": "ddp"})})
-    rows = verified(settings=stock, ways=("2 ranks",), **{"parallel.reduce": "ddp"})
-    assert rows["2 ranks"].verdict.startswith("not tried: with parallel.reduce=ddp")
 
 
 # ---- the ways that one asks for

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from attempt import inside
 from loops import (
     STEPS,
@@ -33,7 +32,7 @@ from loops import (
 )
 from misuse import LOST, NOTES, SLIPS, Noting, noting
 from project.config import Config
-from slips import GAVE_NONE, backward_twice, second_optimizer
+from slips import backward_twice, second_optimizer
 from states import parallel_of, state_of
 from support import OURS as PROJECT
 from torch import Tensor, nn
@@ -49,7 +48,6 @@ from samebits.core import state as core_state
 from samebits.core.accumulate import Accumulation
 from samebits.core.attributes import Attributes
 from samebits.core.buffers import Buffers
-from samebits.core.ddp import DDP
 from samebits.core.errors import UserError
 from samebits.core.loop import Loop as TrainingLoop
 from samebits.core.ranks import World
@@ -61,7 +59,6 @@ from samebits.run import Run
 from samebits.stage import alone
 
 pytestmark = pytest.mark.usefixtures("as_a_stage")
-REDUCERS = "tree", "ddp"
 
 
 @dataclass(frozen=True)
@@ -82,11 +79,8 @@ class Ended:
 def attempt(config: Config, prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
     """A function that runs a loop as the stage `train` runs its own."""
 
-    def attempt(loop: Loop, reduce: str = "tree", workers: int = 0, out: str = "run", **keys: Any) -> Ended:
-        requested = inside(config, prepared, workers)
-        requested = requested.model_copy(
-            update={"parallel": requested.parallel.model_copy(update={"reduce": reduce}), **keys}
-        )
+    def attempt(loop: Loop, workers: int = 0, out: str = "run", **keys: Any) -> Ended:
+        requested = inside(config, prepared, workers).model_copy(update=keys)
 
         def stage(config: Config, out: Path) -> None:
             with Run(PROJECT, config, out) as run:
@@ -103,10 +97,9 @@ def attempt(config: Config, prepared: Path, tmp_path: Path, capsys: pytest.Captu
     return attempt
 
 
-@pytest.mark.parametrize("reduce", REDUCERS)
 @pytest.mark.parametrize("loop", WHOLE, ids=lambda loop: loop.__name__)
-def test_whole_loop_is_not_refused(loop: Loop, reduce: str, attempt: Callable[..., Ended]):
-    ended = attempt(loop, reduce)
+def test_whole_loop_is_not_refused(loop: Loop, attempt: Callable[..., Ended]):
+    ended = attempt(loop)
     assert (ended.code, ended.message) == (0, "")
     assert json.loads((ended.out / names.METRICS).read_text())["steps"] == STEPS
 
@@ -128,39 +121,34 @@ def test_metric_may_have_the_name_of_another_fact(attempt: Callable[..., Ended])
     assert tags["repro.weights"] == sha256_file(ended.out / names.WEIGHTS) and "repro.best" not in tags
 
 
-@pytest.mark.parametrize("reduce", REDUCERS)
 @pytest.mark.parametrize(("loop", "message"), SLIPS.values(), ids=SLIPS)
-def test_slip_is_refused_in_a_line_that_names_it(loop: Loop, message: str, reduce: str, attempt: Callable[..., Ended]):
-    ended = attempt(loop, reduce)
+def test_slip_is_refused_in_a_line_that_names_it(loop: Loop, message: str, attempt: Callable[..., Ended]):
+    ended = attempt(loop)
     assert ended.code == 2
     assert ended.message.startswith(message) and ended.message.count("\n") == 1, ended.message
 
 
-def test_part_of_the_model_is_refused_where_the_forward_pass_sums(attempt: Callable[..., Ended]):
-    """DistributedDataParallel knows nothing of what went around the model's own forward pass."""
+def test_loss_of_a_part_of_the_model_is_allowed(attempt: Callable[..., Ended]):
+    """Unlike DistributedDataParallel, the sum does not depend on the model's own forward pass."""
 
     def around(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return model[0](batch["x"]).square().mean()
 
-    ended = attempt(trained_with(around), "ddp")
-    assert ended.code == 2 and ended.message.startswith(GAVE_NONE) and ended.message.count("\n") == 1
-    assert attempt(trained_with(around), "tree", out="other").code == 0
+    assert attempt(trained_with(around)).code == 0
 
 
 @each_step
 def dropping(step: Step, parts: Parts) -> None:
-    """Each micro-batch drops the gradients first, as a loop does whose body was that of a step."""
+    """Call `zero_grad` before each micro-batch, as a loop with one batch per step does."""
     for batch in step:
         parts.optimizer.zero_grad()
         step.backward(loss_of(parts.model, batch))
     parts.optimizer.step()
 
 
-def test_gradients_dropped_within_the_sum_are_kept_or_missed(attempt: Callable[..., Ended]):
+def test_gradients_dropped_within_the_sum_are_kept(attempt: Callable[..., Ended]):
     plainly, ended = (attempt(loop, out=loop.__name__) for loop in (each_step(good), dropping))
     assert (plainly.out / names.WEIGHTS).read_bytes() == (ended.out / names.WEIGHTS).read_bytes()
-    refused = attempt(dropping, "ddp")
-    assert refused.code == 2 and refused.message.startswith("gradients were dropped or changed inside of the loop over")
 
 
 # ---- a gradient that is not finite
@@ -192,11 +180,10 @@ def catching(step: Step, parts: Parts) -> None:
     parts.optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("reduce", REDUCERS)
 @pytest.mark.parametrize("loop", [with_a_step_that_is_not_finite, with_a_second_sum_that_is_not_finite])
-def test_gradient_that_is_not_finite_is_skipped(loop: Loop, reduce: str, attempt: Callable[..., Ended], config: Config):
+def test_gradient_that_is_not_finite_is_skipped(loop: Loop, attempt: Callable[..., Ended], config: Config):
     skip = config.compute.model_copy(update={"nonfinite": "skip"})
-    ended = attempt(loop, reduce, compute=skip)
+    ended = attempt(loop, compute=skip)
     assert (ended.code, ended.message) == (0, "")
     assert [step for step, row in ended.rows() if row.get("skipped") == 1] == [0]
 
@@ -467,9 +454,9 @@ def test_jit_compiles_nothing_that_depends_on_earlier_calls(
         monkeypatch.setattr(flags, "FLAGS", [row for row in flags.FLAGS if row not in rows])
         for row in rows:
             row.write(True)
-    alone = attempt(scripted, "ddp", out="alone")
-    assert alone.code == 0 and attempt(partial(scripted, stop=True), "ddp").code == 143
-    resumed = attempt(scripted, "ddp")
+    alone = attempt(scripted, out="alone")
+    assert alone.code == 0 and attempt(partial(scripted, stop=True)).code == 143
+    resumed = attempt(scripted)
     assert ((alone.code, alone.rows()) == (resumed.code, resumed.rows())) == switched
 
 
@@ -782,16 +769,13 @@ ALONE = World(0, 1, torch.device("cpu"))
 MICRO_BATCHES = 4
 
 
-@pytest.fixture(params=REDUCERS)
-def gradients(request: pytest.FixtureRequest) -> Iterator[Accumulation | DDP]:
-    """Each way of summing the gradients of a small model over four micro-batches."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    settings = parallel_of(MICRO_BATCHES, reduce=request.param)
-    yield gradients_of(state_of(nn.Linear(4, 1)), settings, ALONE)
-    dist.destroy_process_group()
+@pytest.fixture
+def gradients() -> Accumulation:
+    """Return the sum of the gradients of a small model over four micro-batches."""
+    return gradients_of(state_of(nn.Linear(4, 1)), parallel_of(MICRO_BATCHES), ALONE)
 
 
-def loss(gradients: Accumulation | DDP) -> Tensor:
+def loss(gradients: Accumulation) -> Tensor:
     return gradients.module(torch.ones(1, 4)).sum()
 
 
@@ -804,7 +788,7 @@ def loss(gradients: Accumulation | DDP) -> Tensor:
         ((2, 1, 1, 1), r"^micro-batch 0: step\.backward\(loss\) was called twice; "),
     ],
 )
-def test_each_micro_batch_is_added_once(times: tuple[int, ...], message: str | None, gradients: Accumulation | DDP):
+def test_each_micro_batch_is_added_once(times: tuple[int, ...], message: str | None, gradients: Accumulation):
     with pytest.raises(UserError, match=message) if message else nullcontext():
         for _ in range(2):
             for micro_batch in gradients.micro_batches():
@@ -816,7 +800,7 @@ def test_each_micro_batch_is_added_once(times: tuple[int, ...], message: str | N
                 gradients.reduce()
 
 
-def test_sum_that_is_never_reduced_is_refused(gradients: Accumulation | DDP):
+def test_sum_that_is_never_reduced_is_refused(gradients: Accumulation):
     for _ in gradients.micro_batches():
         gradients.add(loss(gradients))
     with pytest.raises(UserError, match=r"^gradients were added but never reduced: "):

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from attempt import inside
-from faulty import Faulty
+from faulty import EVERY, Faulty
 from project.config import Config
 from safetensors.torch import load_file
-from states import parallel_of
 from support import PACKAGE, python, train_here, trained, training
 from warm import PATIENCE
 
@@ -90,20 +90,21 @@ def test_another_seed_gives_other_bits(train: Train, alone: Path):
 
 
 @pytest.mark.long
-def test_stock_ddp_repeats_itself_but_depends_on_the_world_size(train: Train):
-    stock = FEW, "parallel.reduce=ddp"
-    two = train(*stock, ranks=2)
-    assert two == train(*stock, ranks=2)
-    assert two != train(*stock, ranks=3)
+def test_sum_of_the_backend_gives_other_weights_on_three_ranks(prepared: Path, tmp_path: Path, alone: Path):
+    """The planted fault: weights depend on the world size if an all-reduce adds the gradients."""
+    keys = f"data.prepared={prepared}", "tracking.enabled=false"
+    seen = {fault: Faulty(PACKAGE, tmp_path / fault, fault, EVERY, 3, *keys) for fault in ("nothing", "all_reduce")}
+    assert {ran.code for ran in seen.values()} == {0}, [ran.message for ran in seen.values()]
+    assert weights(seen["nothing"].out) == weights(alone) != weights(seen["all_reduce"].out)
 
 
-def test_left_group_outlives_its_owners(monkeypatch: pytest.MonkeyPatch):
-    """The reducer of DistributedDataParallel must not be its last owner, or the end of a run may hang."""
-    joined = world.join("cpu", parallel_of(8, reduce="ddp"))
-    group = torch.distributed.group.WORLD
+def test_process_group_outlives_its_other_owners():
+    """The reducer of the user's DistributedDataParallel must not be the last owner: the end of a run may hang."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.group.WORLD
     owners = sys.getrefcount(group)
     world.leave()
-    assert joined.size == 1 and not torch.distributed.is_initialized()
+    assert not dist.is_initialized()
     assert [group] == world._left and sys.getrefcount(group) <= owners
 
 
@@ -114,10 +115,9 @@ def threads():
     return " ".join(path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm"))
 
 atexit.register(lambda: print("at the end:", threads()))  # runs after those that are registered later
+import torch.distributed as dist
 from samebits.core import ranks as world
-from samebits.config.settings import Parallel
-usual = {{"shard": "none", "replicas": 1, "timeout_seconds": 60}}
-world.join("cpu", Parallel(global_batch=8, micro_batches=8, reduce="ddp", **usual))
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 world.leave()
 while "gloo" not in (before := threads()):  # a thread has no name yet when it begins
     time.sleep(0.01)
@@ -127,7 +127,7 @@ print("before:", before)
 
 def test_no_thread_of_gloo_meets_the_end_of_the_interpreter():
     """It would abort the process if it asked for the interpreter's lock then, after the rank's last word."""
-    words = [sys.executable, "-c", THREADS.format(package=PACKAGE)]
+    words = [sys.executable, "-c", THREADS]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     before, end = done.stdout.splitlines()
     assert "gloo" in before and "gloo" not in end

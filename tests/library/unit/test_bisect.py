@@ -18,6 +18,7 @@ from samebits.analysis.bisect.bisect import (
     rate,
     search,
 )
+from samebits.analysis.bisect.suspects import WHY_RANKS, Kind, Side, Suspect, fault
 
 EQUAL, DIFFERS, UNRESOLVED = Verdict.EQUAL, Verdict.DIFFERS, Verdict.UNRESOLVED
 NAMES = tuple(f"suspect {number}" for number in range(20))
@@ -202,3 +203,10 @@ def test_number_of_runs(share: float, confidence: float, runs: int):
 
 def test_share_of_runs_unlike_the_most_frequent_outcome():
     assert rate("aaab") == 0.25 and rate("ab") == 0.5 and rate("abcd") == 0.75 and rate("a" * 99 + "b") == LEAST
+
+
+@pytest.mark.parametrize(("reduce", "why"), [(None, WHY_RANKS), ("tree", WHY_RANKS), ("ddp", None)])
+def test_world_size_can_be_a_cause_only_in_an_earlier_release_with_reduce_ddp(reduce: str | None, why: str | None):
+    earlier, now = Side({"parallel.reduce": reduce} if reduce else {}, ranks=1), Side({}, ranks=2)
+    suspect = Suspect("ranks", Kind.RANKS, "ranks", 1, 2)
+    assert fault(suspect, earlier, now) == fault(suspect, now, earlier) == why

@@ -84,6 +84,7 @@ def test_override_changes_its_key_only_and_the_last_one_wins(config: Config):
 
 # ---- --set, where it is wrong
 
+SUMMED = "gone: gradients are always added in the tree. Remove it"
 WRONG = {
     "seed=one": "--set seed: 'one' given, a whole number wanted",
     "seed=1.5": "--set seed: 1.5 given, a whole number wanted",
@@ -140,11 +141,9 @@ WRONG = {
     "data.sha256=abc": "--set data.sha256: 'abc' given, text of the form ^[0-9a-f]{64}$ wanted",
     "parallel.global_batch=65 parallel.micro_batches=8": "65 does not divide into micro_batches=8 equal parts",
     "parallel.shard=some": "--set parallel.shard: 'some' given, 'none', 'optimizer' or 'full' wanted",
-    "parallel.shard=full parallel.reduce=ddp": "shard=full needs reduce=tree; set shard=none with ddp",
     "parallel.shards=4": "--set parallel.shards: renamed parallel.micro_batches",
-    "parallel.reduce=order_free": "--set parallel.reduce=order_free: renamed tree",
+    "parallel.reduce=ddp": f"--set parallel.reduce: {SUMMED}",
     "compute.precision=float16": "--set compute.precision=float16: it needs a scaler, whose factor follows overflows;",
-    "parallel.reduce=sorted": "--set parallel.reduce: 'sorted' given, 'tree' or 'ddp' wanted",
     "parallel.replicas=0": "--set parallel.replicas: 0 given, a number greater than 0 wanted",
     "parallel.shard=full compute.compile=true": "compute.compile=true works with parallel.shard=none or optimizer",
     "compute.compile=maybe": "--set compute.compile: 'maybe' given, true or false wanted",
@@ -253,12 +252,35 @@ def test_key_of_former_times_is_told_in_a_line_of_its_own(path: Path, key: str):
 
 
 def test_file_of_former_times_is_refused_in_a_line_for_each_key(path: Path):
-    path.write_text(PARAMS.replace("  micro_batches:", "  shards:").replace("  reduce: tree", "  reduce: order_free"))
-    wanted = [
-        f"{path}: parallel.reduce=order_free: renamed tree",
-        f"{path}: parallel.shards: {FORMER['parallel.shards']} (samebits docs upgrade)",
-    ]
+    path.write_text(PARAMS.replace("  micro_batches:", "  shards:").replace("  shard:", "  lsb: 8\n  shard:"))
+    wanted = [f"{path}: {key}: {FORMER[key]} (samebits docs upgrade)" for key in ("parallel.shards", "parallel.lsb")]
     assert refusal_of(path) == refusal_of(path, "parallel.micro_batches=4") == wanted
+
+
+@pytest.fixture
+def with_reduce(edited: Edit) -> Callable[[str], Path]:
+    """A function that writes params.yaml with the key `parallel.reduce` of earlier releases, and returns its path."""
+    (shard,) = re.findall(r"^  shard: .*$", PARAMS, re.MULTILINE)
+    return lambda value: edited("  shard", f"  reduce: {value}\n{shard}")
+
+
+def test_reduce_tree_of_an_earlier_release_changes_nothing(with_reduce: Callable[[str], Path], config: Config):
+    earlier, now = load(Config, with_reduce("tree")), load(Config, PROJECT / "params.yaml")
+    assert earlier == now and (earlier.flat(), earlier.addressed()) == (now.flat(), now.addressed())
+    assert earlier.options == now.options and not hasattr(earlier.parallel, "reduce")
+    for path in (with_reduce("tree"), PROJECT / "params.yaml"):
+        for value in ("tree", '"tree"'):  # a bisect quotes it
+            assert load(Config, path, [f"parallel.reduce={value}"]) == now
+    assert load(Config, with_reduce("ddp"), ["parallel.reduce=tree"]) == now  # an override replaces the line
+
+
+@pytest.mark.parametrize("value", ["ddp", "order_free", "[tree]", "true", ""])
+def test_another_reduce_of_an_earlier_release_is_an_error(value: str, with_reduce: Callable[[str], Path]):
+    path = with_reduce(value)
+    assert refusal_of(path) == [f"{path}: parallel.reduce: {SUMMED} (samebits docs upgrade)"]
+    line = f"--set parallel.reduce: {SUMMED}"
+    assert refusal_of(PROJECT / "params.yaml", f"parallel.reduce={value}") == [line]
+    assert refusal_of(with_reduce("tree"), f"parallel.reduce={value}") == [f"{line} (samebits docs upgrade)"]
 
 
 @pytest.mark.parametrize(("key", "older"), [("read", True), ("test_percent", False)])
