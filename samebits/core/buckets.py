@@ -39,6 +39,7 @@ class Bucket:
         self.width = max(1, -(-at // (transport.parts * unit))) * unit
         self.nodes: list[tuple[Node, list[Tensor]]] = []
         self.left: list[Tensor] = []
+        self._lent: dict[int, tuple[int, int]] = {}
         self.accumulates, self.missing, self.filled = False, 0, False
 
     def look_for_hooks(self) -> None:
@@ -56,10 +57,18 @@ class Bucket:
         return gradients
 
     def lend(self) -> None:
-        """Give autograd the gradients of the left sibling, where there is one, for the backward pass of the right."""
+        """Give autograd the gradients of the left sibling, if there is one, for the backward pass of the right one."""
         for tensor, gradient in zip(self.tensors, self.left or repeat(None), strict=False):
             tensor.grad = gradient
+        # Ids, because a reference would keep the memory of these gradients.
+        pairs = zip(self.tensors, self.left, strict=False)
+        self._lent = {id(tensor): (id(gradient), gradient._version) for tensor, gradient in pairs}
         self.left = []
+
+    def has_gradient(self, tensor: Tensor) -> bool:
+        """Return True if autograd has written a gradient of this micro-batch, and not only left that of the sibling."""
+        gradient = tensor.grad
+        return gradient is not None and self._lent.get(id(tensor)) != (id(gradient), gradient._version)
 
     def push(self, node: Node, leaves: int) -> None:
         """Take the gradients as a node, and add what has become complete."""
