@@ -16,7 +16,7 @@ export GIT_CEILING_DIRECTORIES := $(abspath build)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environment test test-hosts test-all lint lock released chaos step-cost order loader sharding networks proof hashing portability stock measure bench-check times scaling allocation picture page architecture gpu-bundle gpu clean
+.PHONY: help demo environment test test-hosts test-all lint lock released golden chaos step-cost order loader sharding networks proof hashing portability stock measure bench-check times scaling allocation picture page architecture gpu-bundle gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -53,6 +53,9 @@ lock: $(TOOLS)/.locked  ## write requirements/test.txt anew (python 3.11)
 
 released: $(TOOLS)/.locked  ## make the released runs again (STARTERS=series) and write their digests into the starters
 	@$(IN_TOOLS) python tools/released.py $(STARTERS)
+
+golden: $(TOOLS)/.locked  ## train the golden set on all worlds and write tests/golden.json; half an hour
+	@$(IN_TOOLS) python tools/golden.py
 
 chaos: $(TOOLS)/.locked  ## kill a training at 100 instants and at each system call, compare the bits (KILLS=100 SEED=0); half an hour
 	@$(IN_TOOLS) python tools/chaos.py --kills $(or $(KILLS),100) --seed $(or $(SEED),0)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import disguise
+import golden
 from bake import python_path
 from baked import InstalledProject, weights
 from disguise import HERE
@@ -52,6 +53,12 @@ draws += torch.randn(999).numpy(), torch.randn(7).numpy(), torch.randn(999, dtyp
 gammas = [numpy.random.rand(999).astype(kind) ** kind(2.2) for kind in (numpy.float32, numpy.float64)]
 print(hashlib.sha256(b"".join(numpy.asarray(numbers).tobytes() for numbers in (*draws, *gammas))).hexdigest())
 sys.stdout.flush()
+for arguments in {networks}:
+    if not os.fork():
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
+        sys.exit()
+    assert os.wait()[1] == 0, arguments
 for number, (project, arguments, imports) in enumerate({trainings}):
     if number == 0:
         import shutil
@@ -81,11 +88,19 @@ class Training:
 
 @dataclass(frozen=True)
 class Played:
-    """What a CPU gave: whether its canary is the released one, the SHA-256 of draws, and of the weights by training."""
+    """Results of a CPU.
+
+    Attributes:
+        canary: True if its canary is the released one.
+        draws: SHA-256 (hex) of random draws.
+        weights: SHA-256 (hex) of the final weights by training.
+        networks: the digest of each network of the golden set, if they were trained.
+    """
 
     canary: bool
     draws: str
     weights: Mapping[str, str]
+    networks: Mapping[str, str]
 
 
 def python(project: InstalledProject, profile: str, *arguments: str, **variables: str) -> str:
@@ -146,9 +161,13 @@ def play(
     trainings: Mapping[str, Training] | None = None,
     cpu: str = "portable",
     relax: tuple[str, ...] = (),
+    networks: bool = False,
     **variables: str,
 ) -> Played:
-    """Compute the project's canary on a CPU, and do these trainings, with the flags `relax` left off."""
+    """Compute the project's canary on a CPU, and do these trainings, with the flags `relax` left off.
+
+    With `networks`, train the golden networks, too, on one rank.
+    """
     # where a CPU is emulated, the look where thousands of modules came from takes a fifth of a training
     common = "tracking.enabled=false", f"determinism.cpu={cpu}", "unhashed.modules=[all]"
     trainings = trainings or {}
@@ -159,9 +178,14 @@ def play(
         for imports in [brought(training.project)]
     ]
     rows.sort(key=lambda row: len(row[-1]))  # a project must not see a package that its locks do not have
-    program = PROGRAM.format(cpu=cpu, relax=relax, trainings=rows)
+    file = out / "networks.json"
+    cases = [f"{name},1,none,0,float32,," for name in golden.NETWORKS]
+    golden_networks = [[str(golden.NETWORKS_SCRIPT), str(file), *cases]] if networks else []
+    program = PROGRAM.format(cpu=cpu, relax=relax, trainings=rows, networks=golden_networks)
     canary, draws, *_ = python(copy, profile, "-c", program, **strict(project, cpu, relax, **variables)).splitlines()
-    return Played(canary == "released", draws, {name: weights(out / name) for name in trainings})
+    digests = json.loads(file.read_text()) if networks else {}
+    by_name = {case.partition(",")[0]: digest for case, digest in digests.items()}
+    return Played(canary == "released", draws, {name: weights(out / name) for name in trainings}, by_name)
 
 
 def on_each(profiles: Sequence[str], work: Callable[[str], Played]) -> dict[str, Played]:

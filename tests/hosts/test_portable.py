@@ -1,10 +1,12 @@
 """One digest for everybody: training on other CPUs than this machine's."""
 
 import faulthandler
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import disguise
+import golden
 import pytest
 import yaml
 from baked import Bake, InstalledProject
@@ -80,7 +82,7 @@ def portable(
     def work(profile: str) -> Played:
         models = of_models if profile in (*TRAINED_ON, HERE) else {}
         starters = of_starters if profile in (*OF_STARTERS, HERE) else {}
-        return play(laid, profile, out / profile, models | starters)
+        return play(laid, profile, out / profile, models | starters, networks=True)
 
     # what takes longest first
     return on_each([*OF_STARTERS, *(profile for profile in WITH_AVX2 if profile not in OF_STARTERS), HERE], work)
@@ -131,6 +133,12 @@ def test_draws_and_numpys_arithmetic_are_one_digest_on_every_cpu(portable: dict[
     assert len(digests) >= 3 and len(set(digests.values())) == 1, digests
 
 
+def test_golden_networks_give_their_stored_digest_on_every_cpu(portable: dict[str, Played]) -> None:
+    rows = json.loads(golden.GOLDEN.read_text())["digests"]
+    stored = {name: rows[f"networks/{name}"]["digest"] for name in golden.NETWORKS}
+    assert {profile: dict(played.networks) for profile, played in portable.items()} == dict.fromkeys(portable, stored)
+
+
 def of_each(training: str, played: Mapping[str, Played]) -> dict[str, str]:
     """Return the digest of a training on each CPU that it was done on."""
     return {profile: each.weights[training] for profile, each in played.items() if training in each.weights}
@@ -151,7 +159,7 @@ def test_trainings_differ(portable: dict[str, Played]) -> None:
 
 def test_training_that_leaves_its_disguise_is_found(project: InstalledProject, tmp_path: Path) -> None:
     """The planted fault: a variable is missing that a training sets by starting itself again."""
-    program = PROGRAM.format(cpu="portable", relax=(), trainings=[(str(project.path), [], [])])
+    program = PROGRAM.format(cpu="portable", relax=(), trainings=[(str(project.path), [], [])], networks=[])
     variables = strict(project)
     kept = {name: value for name, value in variables.items() if not name.startswith("MALLOC_")}
     assert kept != variables

@@ -1,18 +1,18 @@
 """Starters: each is generated whole, with nothing of another, and keeps the contract."""
 
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import golden
 import networks
 import pytest
 import yaml
 from bake import ROOT, STARTERS, VENV, in_venv
-from baked import STRICT, Bake, BakedProject, InstalledProject, commit_all, copy_venv, left_of_the_starter, run
+from baked import Bake, BakedProject, InstalledProject, commit_all, copy_venv, left_of_the_starter, run
 
 KILLED = "killed and resumed on 2 ranks"
 OWN = "tests/test_config.py tests/test_data.py tests/test_locks.py tests/test_model.py"  # and `samebits verify`
@@ -197,6 +197,28 @@ def test_kill_and_other_ranks_change_no_bit(laid: InstalledProject) -> None:
     assert FIRST.search(laid.text("README.md")).groups() == FIRST.search(printed).groups(), printed
 
 
+# Each starter in one world of the golden set, and each world with some starter; `make golden` combines them all.
+GOLDEN_WORLDS = {
+    "digits": (3, "full", 0),
+    "images": (2, "optimizer", 1),
+    "language": (2, "full", 0),
+    "series": (2, "none", 2),
+    "finetuning": (3, "optimizer", 0),
+    "tabular": (3, "none", 0),
+    "blank": (1, "none", 1),
+}
+
+
+@pytest.mark.long
+@only(KNOWN)
+def test_short_run_gives_the_golden_digest(laid: InstalledProject, request: pytest.FixtureRequest) -> None:
+    name = request.node.callspec.params["laid"]
+    ranks, shard, workers = GOLDEN_WORLDS[name]
+    keys = *golden.STARTERS[name], f"parallel.shard={shard}", f"loader.workers={workers}"
+    row = golden.train_starter(laid.path, laid.env, ranks, *keys)
+    assert row == json.loads(golden.GOLDEN.read_text())["digests"][f"starters/{name}"], "see: make golden"
+
+
 @pytest.mark.long
 @only(["images", "tabular"])
 def test_weights_are_evaluated_as_at_the_end_of_the_run(laid: InstalledProject) -> None:
@@ -246,18 +268,6 @@ def test_other_weights_to_start_from_are_refused(laid: InstalledProject) -> None
     done = run("python", "-m", "samebits", "prepare", cwd=laid.path, env=laid.env, check=False)
     (laid.path / BASE).write_bytes(whole)
     assert done.returncode == 2 and done.stdout.startswith(f"{BASE}: SHA-256 "), done.stdout
-
-
-@pytest.mark.long
-@only(["language"])
-def test_tied_embeddings_are_sharded(laid: InstalledProject, tmp_path: Path) -> None:
-    """One digest of weights and trace: in one process, and with the weights in shards on 2 ranks."""
-    strict = json.loads(os.environ[STRICT])  # what is forked cannot start itself again
-    env = {**laid.env, **strict, "REPRO_PROJECT": str(laid.path)}
-    lines = run(laid.python, "tied.py", tmp_path, cwd=LIBRARY_TESTS, env=env).stdout.splitlines()
-    shards, weights, traces, sharded = zip(*map(str.split, lines), strict=True)
-    assert len(lines) == 2 and len({*weights}) == len({*traces}) == 1
-    assert [word == "True" for word in sharded] == [shard == "full" for shard in shards]
 
 
 # ---- networks of other people
