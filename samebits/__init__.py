@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import loader as loader  # before any other module is imported
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from .address.manifest import require_sha256 as require_sha256

@@ -12,7 +12,6 @@ from .base.output import outlive_readers
 from .base.project import NAME
 from .config.params import load
 from .core.errors import RunError, of_system
-from .core.place import rank_and_size
 from .front import Ours, overriding
 
 Folder = click.Path(file_okay=False, path_type=Path)
@@ -148,7 +147,7 @@ def address(ours: Ours, overrides: tuple[str, ...]) -> None:
 
     settings = load(ours.schema, overrides=overrides)
     prepared = manifest.read(Path(settings.data.prepared))
-    _print(content_address(ours.project, settings, prepared, rank_and_size()[1]).record())
+    _print(content_address(ours.project, settings, prepared).record())
 
 
 @main.command()

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from .address import loaded
-from .address.address import content_address, digest
+from .address.address import content_address, core_files, digest
 from .base import progress
 from .base.files import exact
 from .base.project import Project
@@ -143,9 +143,11 @@ class Run(Stage[C]):
         data = once_per_host(self.world, self._data, self.config.data.model_dump_json())
         let_read(data, self.config)
         self._require_start()
-        self.address = content_address(self.project, self.config, data, self.world.size)
+        self.address = content_address(self.project, self.config, data)
         loaded.require_unchanged(self.project, self.address.code)
-        report = self.address.preimage | {"environment": self.environment}
+        # Two releases with one arithmetic may still exchange messages in another order: compare the files, too.
+        files = {"core": core_files(self.address.code)}
+        report = self.address.preimage | files | {"environment": self.environment}
         agreement.require_agreement(flatten(report), self.world, "the ranks disagree before step 0:")
         known = together(self.world, lambda: non_portable_before(self.out) if self.world.is_main else {})
         self._portability.meet(self.world.broadcast_object(known))
@@ -384,7 +386,7 @@ class Run(Stage[C]):
     def _choose(self, loop: Loop, first: int) -> list[Segment]:
         """The parts of the run that are trained again in its end, which were chosen when it began."""
         found = []
-        self._unproved = proof.unwanted(self.config, self.world.size)
+        self._unproved = proof.unwanted(self.config)
         if self._folder and not loop.tamper and not self._unproved:
             record, ends = self._folder.record, loop.plan.next_end
             if not (found := [Segment(*each) for each in record.facts.get("segments", [])]):

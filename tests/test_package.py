@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import released
 from bake import ROOT
 from baked import Bake, InstalledProject, copy_venv, run
 
@@ -43,10 +44,10 @@ def test_wheel_of_the_sdist_holds_the_library_as_released(project: InstalledProj
     subprocess.run(["sha256sum", "--check", "--quiet", "--strict", LIST], cwd=own / "samebits", check=True)
     alone = {**env, "PYTHONPATH": str(own)}
     printed = run(project.python, "-c", PUBLIC, cwd=tmp_path, env=alone).stdout.split()
-    assert printed == ["0.1.0", str(own / "samebits" / "__init__.py"), "Run", "Step"]
+    assert printed == ["0.2.0", str(own / "samebits" / "__init__.py"), "Run", "Step"]
     samebits = project.python, own / "bin" / "samebits"
     assert "Usage: samebits" in run(*samebits, "--help", cwd=tmp_path, env=alone).stdout
-    assert run(*samebits, "--version", cwd=tmp_path, env=alone).stdout == "samebits 0.1.0\n"
+    assert run(*samebits, "--version", cwd=tmp_path, env=alone).stdout == "samebits 0.2.0\n"
 
 
 def test_project_asks_for_the_ranges_of_the_library(project: InstalledProject):
@@ -75,8 +76,8 @@ def packaged(environment: Path, wheel: Path, bake: Bake, project: InstalledProje
     path = bake().path
     shutil.rmtree(path / "vendor")
     changes = {
-        "pyproject.toml": [("dependencies = [\n", 'dependencies = [\n    "samebits==0.1.0",\n'), (', "vendor"', "")],
-        "dvc.yaml": [("      - vendor/samebits/core\n", "")],
+        "pyproject.toml": [("dependencies = [\n", 'dependencies = [\n    "samebits==0.2.0",\n'), (', "vendor"', "")],
+        "dvc.yaml": [("      - vendor/samebits/core/ARITHMETIC\n", "")],
     }
     for name, pairs in changes.items():
         text = (path / name).read_text()
@@ -87,7 +88,7 @@ def packaged(environment: Path, wheel: Path, bake: Bake, project: InstalledProje
     for name in ("train-cpu.txt", "train-cuda.txt"):
         with (path / "requirements" / name).open("a") as lock:
             sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
-            lock.write(f"samebits==0.1.0 \\\n    --hash=sha256:{sha256}\n    # via pyproject.toml\n")
+            lock.write(f"samebits==0.2.0 \\\n    --hash=sha256:{sha256}\n    # via pyproject.toml\n")
     bin_, python = environment / "venv" / "bin", environment / "venv" / "bin" / "python"
     env = {**project.env, "PATH": f"{bin_}:{project.env['PATH']}", "PYTHONPATH": str(path / "src")}
     return replace(project, path=path, env=env, python=python)
@@ -103,23 +104,32 @@ def address(project: InstalledProject) -> dict[str, Any]:
 def test_library_from_a_package_gives_the_same_address_and_stages(
     packaged: InstalledProject, project: InstalledProject
 ):
-    """So results of before stay valid; DVC runs each stage, and the files of core are hashed where they lie."""
+    """So earlier results stay valid. DVC runs each stage, and the files of core are hashed where they are installed."""
     packaged.run("dvc", "repro", "prepare")
     before = address(packaged)
     assert before == address(project)
-    core = next(packaged.python.parents[1].glob("lib/python3*/site-packages/samebits/core/exact.py"))
-    text = core.read_text()
-    core.unlink()  # it may be a link to the shared environment's
-    core.write_text(f"{text}\n")
-    changed = address(packaged)
-    core.write_text(text)
-    assert {name for name, part in before["preimage"].items() if part != changed["preimage"][name]} == {"core"}
+    (library,) = packaged.python.parents[1].glob("lib/python3*/site-packages/samebits")
+    paths = [library / name for name in ("core/exact.py", "core_releases.txt", LIST)]
+    contents = [path.read_bytes() for path in paths]
+    for path in paths:
+        path.unlink()  # it may be a hard link to the file of another environment
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    with paths[0].open("a") as core:
+        core.write("# a comment\n")
+    edited = address(packaged)
+    released.list_library(library)
+    reworded = address(packaged)
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    assert {name for name, part in before["preimage"].items() if part != edited["preimage"][name]} == {"core"}
+    assert reworded["address"] == before["address"] and reworded["core_files"] != before["core_files"]
     params = packaged.path / "params.yaml"
     text = params.read_text()
     params.write_text(text.replace("epochs: 30", "epochs: 1", 1).replace("  enabled: true", "  enabled: false", 1))
     packaged.run("dvc", "repro")
     stated = json.loads(packaged.text("artifacts/receipt.json"))["predicate"]["library"]
-    assert (stated["template"], stated["modified"]) == ("0.1.0", [])
+    assert (stated["template"], stated["modified"]) == ("0.2.0", [])
     assert packaged.run(packaged.python, "requirements/check_locks.py").startswith("train-cpu")
     printed = run(packaged.python, "-m", "samebits", "upgrade", ROOT, cwd=packaged.path, env=packaged.env, check=False)
     assert printed.returncode == 2 and printed.stdout.startswith("vendor/samebits: missing; the library is installed")
@@ -143,4 +153,4 @@ def test_library_that_no_lock_names_is_refused(packaged: InstalledProject):
     done = run(packaged.python, "-m", "samebits", "train", cwd=packaged.path, env=packaged.env, check=False)
     for path, text in before.items():
         path.write_text(text)
-    assert done.returncode == 2 and "samebits (samebits 0.1.0): loaded, but requirements/" in done.stdout
+    assert done.returncode == 2 and "samebits (samebits 0.2.0): loaded, but requirements/" in done.stdout

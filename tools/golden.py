@@ -110,12 +110,12 @@ def by_network(digests: Mapping[str, str]) -> dict[str, set[str]]:
 
     A network whose digest is not stored has its variant behind its name, such as `ties/bfloat16`.
     """
-    found: dict[str, set[str]] = {}
+    digests_by_label: dict[str, set[str]] = {}
     for case, digest in digests.items():
         network, _, _, _, precision, compiled, _ = case.split(",")
         variant = [precision] if precision != "float32" else []
-        found.setdefault("/".join(filter(None, (network, *variant, compiled))), set()).add(digest)
-    return found
+        digests_by_label.setdefault("/".join(filter(None, (network, *variant, compiled))), set()).add(digest)
+    return digests_by_label
 
 
 def train_networks(folder: Path, cases: Sequence[str]) -> dict[str, str]:

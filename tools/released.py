@@ -1,7 +1,7 @@
 """Make the released runs, and write what they gave into the starters' folders.
 
     python tools/released.py [STARTER…]   # by default all
-    python tools/released.py --list       # the list of the library's files alone, after a change of one
+    python tools/released.py --list       # only the two lists of digests, after a change of the library
 
 Bakes a project of each starter, runs its `make repro` and a short `samebits verify`, and takes over dvc.lock, the row
 of results.lock, the metrics, and the digests that READMEs and the library's pages print. The weights that a starter
@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import tempfile
@@ -43,15 +44,22 @@ POINTER = "outs:\n- md5: {md5}\n  size: {size}\n  hash: md5\n  path: {name}\n"  
 SHOWN = r"(?<=block digest %})(\w{64})", r"(?m)^one process +(\w{16})", r"(?m)^one process +\w{16} +(\w{16})"
 
 
-def list_library() -> None:
-    """Write library.sha256, which `sha256sum --check` reads."""
-    digests = {
-        path.relative_to(LIBRARY).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in LIBRARY.rglob("*")
-        if path.is_file() and path.suffix != ".pyc" and path.name != LIST
-    }
-    lines = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(digests.items()))
-    (LIBRARY / LIST).write_text(lines)
+def digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 (hex) of each file in a folder of the library, by its path from there."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc" and path.name != LIST]
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def list_library(library: Path = LIBRARY) -> None:
+    """Add core to core_releases.txt, then write library.sha256, which `sha256sum --check` reads."""
+    arithmetic = runpy.run_path(str(library / "core" / "arithmetic.py"))
+    path = library / arithmetic["RELEASES"]
+    # The rows of the last commit, and not of the file: a core that was never committed is no release.
+    show = subprocess.run(["git", "show", f"HEAD:./{path.name}"], cwd=library, capture_output=True, text=True)
+    row = f"{arithmetic['digest'](digests(library / 'core'))}  {arithmetic['ARITHMETIC']}\n"
+    rows = show.stdout if show.returncode == 0 else path.read_text() if path.is_file() else ""
+    path.write_text("".join(dict.fromkeys([*rows.splitlines(keepends=True), row])))
+    (library / LIST).write_text("".join(f"{sha256}  {name}\n" for name, sha256 in sorted(digests(library).items())))
 
 
 def release(name: str, folder: Path) -> None:
@@ -96,7 +104,6 @@ def take_over(name: str, project: Path, *short: str) -> None:
     weights = json.loads((run / "run.json").read_text())["tags"]["repro.weights"]
     results, readme = starter / "results.lock", starter / "README.md"
     before = [re.findall(pattern, readme.read_text())[0] for pattern in SHOWN]
-    before += [core[:16] for core in re.findall(r"(?m)^      core: (.*)$", results.read_text())]
     row = ROW.format(
         address=address["address"],
         parts=listed(address["parts"]),
@@ -106,7 +113,7 @@ def take_over(name: str, project: Path, *short: str) -> None:
     )
     results.write_text(re.sub(r"(?ms)^results:.*", row, results.read_text()))
 
-    renewed = dict(zip(before, [weights, *short, address["parts"]["core"][:16]], strict=False))
+    renewed = dict(zip(before, [weights, *short], strict=True))
     for shown in (readme, *sorted((LIBRARY / "docs").glob("*.md"))):
         text = shown.read_text()
         for old, new in renewed.items():
@@ -130,7 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = json.loads((ROOT / "cookiecutter.json").read_text())["starter"]
     parser.add_argument("starters", nargs="*", metavar="STARTER", help=f"default: all of {', '.join(known)}")
-    parser.add_argument("--list", action="store_true", help="write the list of the library's files alone")
+    parser.add_argument("--list", action="store_true", help="write only the library's lists of digests")
     requested = parser.parse_args()
     if unknown := {*requested.starters} - {*known}:
         parser.error(f"{', '.join(sorted(unknown))}: some of {', '.join(known)} wanted")

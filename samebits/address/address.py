@@ -1,7 +1,7 @@
 """The content address: one hash over what was asked for. Its preimage names the fields in which two differ.
 
-Of the code it has the owner's package and the core of the library, which decides bits; the library's other modules,
-as those that write records, may change without a run being another one.
+Of the code, it states each file of the user's package, and the arithmetic of the library's core (`core.arithmetic`). It
+stays the same if other modules of the library change, such as those that write records.
 """
 
 import hashlib
@@ -16,8 +16,9 @@ import rfc8785
 
 from ..base.files import read_text
 from ..base.project import NAME, Project
-from ..base.text import flatten
+from ..base.text import Difference, differences, flatten
 from ..config.settings import Settings
+from ..core import arithmetic
 from ..core.errors import UserError
 from . import manifest
 from .locks import LOCKS
@@ -27,16 +28,19 @@ FOLDER = f"{NAME}/"  # with it the names of the library's files begin, those of 
 CORE = "core/"  # in the library; its files are named from there, so that a move changes nothing
 LIST = "library.sha256"  # of the digests of the library's files, as released
 # Of the library: no run imports these; a stage that has loaded one is refused.
-OUTSIDE_THE_RUN = ("analysis/", "cli.py", "docs/", LIST)
+OUTSIDE_THE_RUN = ("analysis/", "cli.py", "docs/", LIST, arithmetic.RELEASES)
 # Files that editors and Python leave behind.
 LEFT_BEHIND = re.compile(r"(^|/)(\.|__pycache__/)|~$")
 
 
 @dataclass(frozen=True)
 class ContentAddress:
-    """`digest` is the SHA-256 of the canonical JSON of `preimage`; `parts` has one digest per ingredient.
+    """One hash over what was requested.
 
-    `code` has the SHA-256 of each file that entered it, by its path relative to the package, or from samebits/.
+    Attributes:
+        preimage: the ingredients, JSON-compatible; the address is the SHA-256 of its canonical JSON.
+        code: SHA-256 (hex) of each file of the package and of core, by its path relative to the package, or from
+            samebits/.
     """
 
     preimage: dict[str, Any]
@@ -51,14 +55,36 @@ class ContentAddress:
         return {name: digest(value) for name, value in self.preimage.items()}
 
     def record(self) -> dict[str, Any]:
-        """What `address.json` holds."""
-        return {"address": self.digest, "parts": self.parts, "preimage": self.preimage}
+        """Return the content of address.json: `core_files` are the files behind the arithmetic that is stated."""
+        files = {} if arithmetic.is_edited(self.preimage["core"]) else {"core_files": core_files(self.code)}
+        return {"address": self.digest, "parts": self.parts, "preimage": self.preimage, **files}
 
 
 def fields(preimage: Mapping[str, Any]) -> dict[str, Any]:
-    """A preimage as `part.field`, each data file by its path, so that a difference has a name that people know."""
+    """Return a preimage as `part.field`: each data file by its path, and core as one field."""
     data = {entry["path"]: entry["sha256"] for entry in preimage["data"]["files"]}
-    return flatten({**preimage, "data": data})
+    core = {"core": arithmetic.description(preimage["core"])} if preimage.get("core") else {}
+    return flatten({**preimage, "data": data, **core})
+
+
+def address_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Difference]:
+    """Return the fields in which two content addresses differ, as address.json or a receipt records them.
+
+    If one of two cores is edited, the files in which they differ are fields, too.
+    """
+    preimages = one["preimage"], other["preimage"]
+    differing = differences(*map(fields, preimages)) or differences(*preimages)
+    cores = [preimage.get("core", {}) for preimage in preimages]
+    if len({*map(arithmetic.is_earlier, cores)}) > 1:
+        # Earlier releases had one more key, whose usual value is today's only way to add gradients.
+        ignored = Difference("config.parallel.reduce", "tree", None), Difference("config.parallel.reduce", None, "tree")
+        return [difference for difference in differing if difference not in ignored]
+    if cores[0] == cores[1] or not any(map(arithmetic.is_edited, cores)):
+        return differing
+    files = [{"core": record.get("core_files", core)} for record, core in zip((one, other), cores, strict=True)]
+    # The files are equal if the project has lost its list of releases, and a released core counts as edited.
+    in_core = differences(*files) or [difference for difference in differing if difference.field == "core"]
+    return [*in_core, *(difference for difference in differing if difference.field != "core")]
 
 
 def digest(value: Any) -> str:
@@ -101,6 +127,11 @@ def project_files(project: Project) -> list[str]:
     return sorted([*own, *(f"{FOLDER}{name}" for name in files(project.library))])
 
 
+def core_stated(project: Project, code: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the content address states of the core of the project's library; `code` is as `code` returns it."""
+    return arithmetic.stated(core_files(code), arithmetic.releases(project.library))
+
+
 def in_core(name: str) -> bool:
     """Whether a file of the library, named from samebits/ or from inside it, is of its core."""
     return name.removeprefix(FOLDER).startswith(CORE)
@@ -111,8 +142,8 @@ def is_read(name: str) -> bool:
     return not name.startswith(FOLDER) or not name.removeprefix(FOLDER).startswith(OUTSIDE_THE_RUN)
 
 
-def core(code: Mapping[str, str]) -> dict[str, str]:
-    """Of the digests of files, by their names, those of core, by their paths relative to core."""
+def core_files(code: Mapping[str, str]) -> dict[str, str]:
+    """Return the digests of core's files by path relative to core; `code` names them from samebits/."""
     return {name.removeprefix(FOLDER + CORE): sha256 for name, sha256 in code.items() if name.startswith(FOLDER + CORE)}
 
 
@@ -153,23 +184,18 @@ def requirements(lock: str) -> str:
     return hashlib.sha256(pins.encode()).hexdigest()
 
 
-def content_address(project: Project, config: Settings, data: dict[str, Any], world_size: int) -> ContentAddress:
-    """What `config` asks for in `project`, given the data's manifest.
-
-    `world_size` enters only with `parallel.reduce: ddp`, where the bits depend on it.
-    """
+def content_address(project: Project, config: Settings, data: dict[str, Any]) -> ContentAddress:
+    """Return the address of what `config` requests in `project`; `data` is the manifest of the prepared data."""
     digests = code(project)
     sources = {name: project.file(name).read_bytes() for name in digests if name.endswith(".py")}
     preimage = {
         "config": config.addressed(),
         "code": {name: sha256 for name, sha256 in digests.items() if not name.startswith(FOLDER)},
-        "core": core(digests),
+        "core": core_stated(project, digests),
         "data": data,
         "lock": pins(project.root, sources, config.unhashed.modules),
         "seed": config.seed,
     }
-    if config.parallel.reduce == "ddp":
-        preimage["world_size"] = world_size
     if config.start.addressed:
         preimage["start"] = config.start.addressed
     return ContentAddress(preimage, digests)

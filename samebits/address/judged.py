@@ -1,33 +1,40 @@
-"""How far a project can verify what a receipt says of the library, in sentences."""
+"""Sentences on the library that a receipt states, as far as a project can verify it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..base.project import Project
 from ..base.text import some
-from .address import LIST, digest
+from ..core import arithmetic
+from .address import LIST, code, core_stated, digest
 from .release import LibraryState, library, released
 
 
-def judged(project: Project, stated: Any) -> list[str]:
-    """Sentences on the library that a receipt states, and on that of `project`, which judges it."""
+def judged(project: Project, receipt: Mapping[str, Any]) -> list[str]:
+    """Return sentences on the library behind a receipt, whose predicate this is, as `project` can verify it."""
     here = library(project)
-    sentences = [_judged(here, digest(released(project)), stated), *_core(here, stated)]
+    sentences = [_judged(here, digest(released(project)), receipt.get("library")), *_core(project, receipt)]
     if here.modified:
         sentences.append(f"this project judges with modified library: {some(here.modified)}")
     return sentences
 
 
-def _core(here: LibraryState, stated: Any) -> list[str]:
-    """A sentence on the core that a receipt states; none where it states none, as receipts of older releases do."""
-    try:
-        seen, modified = str(stated["core"]["digest"]), [*map(str, stated["core"]["modified"])]
-    except (KeyError, TypeError):
+def _core(project: Project, receipt: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on the core that the content address states; none if it states none, as the oldest do."""
+    core = receipt["preimage"].get("core")
+    if not core:
         return []
-    if not all(text.isprintable() for text in (seen, *modified)):  # which could pass for lines of ours
-        return ["core: the receipt states something unreadable of it"]
-    kind = f"with modified files: {some(modified)}" if modified else "as released"
-    same = "the same as this project's" if seen == here.core else f"another than this project's ({here.core[:16]})"
-    return [f"core {seen[:16]}, {kind}, says the receipt; {same}"]
+    prefix = f"core: {arithmetic.description(core)}"
+    if arithmetic.is_edited(core):
+        is_same = core == core_stated(project, code(project))
+        return [f"{prefix}; {'the same as' if is_same else 'not'} the core of this project"]
+    core_digest = arithmetic.digest(receipt.get("core_files", {}))
+    released_as = arithmetic.releases(project.library).get(core_digest)
+    if released_as is None:
+        return [f"{prefix} (files {core_digest[:16]}), says the receipt; this project does not know this release"]
+    if released_as != core["arithmetic"]:
+        return [f"{prefix}, says the receipt; but its files are released with arithmetic {released_as}: altered"]
+    return [f"{prefix}, as released"]
 
 
 def _judged(here: LibraryState, as_released: str, stated: Any) -> str:

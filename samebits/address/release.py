@@ -1,10 +1,9 @@
-"""Whether a project's library, analysis included, and its core are as the template released them.
+"""Comparison of a project's library, analysis included, with the list that was released with it.
 
 `library.sha256` in the library's folder lists its files as sha256sum(1) does: `sha256sum --check` reads it, run in
-that folder. Who edits code and list alike is found by those who have the list from elsewhere: their own project.
+that folder. An edit of both code and list is found by a project that has the list from elsewhere.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,19 +23,15 @@ class LibraryState:
         digest: SHA-256 (hex) over the names and digests of all its files.
         modified: the files that were changed, added or removed since the release, by name; the list itself, where
             that is lost.
-        core: SHA-256 (hex) of its core, as the content address has it.
     """
 
     template: str
     digest: str
     modified: tuple[str, ...]
-    core: str
 
     def stated(self) -> dict[str, Any]:
-        """What a receipt states of it, JSON-compatible."""
-        inside = [name for name in self.modified if address.in_core(name) or name == LIST]
-        core = {"digest": self.core, "modified": inside}
-        return {"template": self.template, "digest": self.digest, "modified": list(self.modified), "core": core}
+        """Return what a receipt states of it, JSON-compatible."""
+        return {"template": self.template, "digest": self.digest, "modified": list(self.modified)}
 
 
 def library(project: Project) -> LibraryState:
@@ -48,12 +43,7 @@ def library_in(folder: Path, template: str) -> LibraryState:
     """The library in a folder, which this version of the template brought."""
     there, wanted = files(folder), _listed(folder)
     modified = sorted(name for name in there | wanted if there.get(name) != wanted.get(name)) if wanted else [LIST]
-    return LibraryState(template, digest(there), tuple(modified), core_digest(there))
-
-
-def core_digest(files: Mapping[str, str]) -> str:
-    """The digest of core, as the content address has it, from those of the library's files."""
-    return digest(address.core({address.FOLDER + name: sha256 for name, sha256 in files.items()}))
+    return LibraryState(template, digest(there), tuple(modified))
 
 
 def files(folder: Path) -> dict[str, str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..address.address import address_differences
 from ..base.text import differences, short, some
 from ..core.flags import FLAGS
 from ..record.chain import HAS_WEIGHTS, SUM
@@ -158,7 +159,7 @@ CAUSES = (
     (ANY, r"torch\.|numpy|python|image|lock\.", "other libraries compute with other kernels"),
     (ANY, r"variables\..*", "libraries read this variable"),
     (ANY, r"own_variables\..*", "environment.variables lists it, as what the code reads"),
-    (ANY, r"(code|core)\..*", "the code differs"),
+    (ANY, r"code\..*|core.*", "the code differs"),
     (ANY, r"config\..*", "other numbers were asked for"),
 )
 # The conclusion for each phase if nothing that is recorded differs.
@@ -184,8 +185,8 @@ UNRECORDED |= {"loss": UNRECORDED["output"], "optimizer": UNRECORDED["weights"]}
 
 def causes(place: Place, one: RunView, other: RunView) -> list[str]:
     """The likely causes of the difference, likeliest first, each with the sentence that says why."""
-    found = differences(one.addressed, other.addressed) + differences(one.numeric, other.numeric)
-    ranked = sorted(((*_cause(place.phase, d.field), d) for d in found), key=lambda each: each[0])
+    differing = address_differences(one.address, other.address) + differences(one.numeric, other.numeric)
+    ranked = sorted(((*_cause(place.phase, d.field), d) for d in differing), key=lambda each: each[0])
     sentences = [f"{d.field}: {short(d.one)} | {short(d.other)}: {why}" for _, why, d in ranked]
     for side in (one, other):
         if place.phase == AFTER and side.resumed:

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..base.git import is_repository
+from ..base.project import Project
 from ..core.errors import UserError
+from ..guards import stages
 
 TELLING = "dvc.stage.run", "dvc.stage.cache"  # which stage runs by which command, or comes from the cache
 REPORTED = 1, 2, 3, 4, 130, 143  # exit codes of stages that have said why
@@ -25,6 +27,8 @@ def main() -> int:
     for name in TELLING:
         logging.getLogger(name).setLevel(logging.INFO)
     try:
+        if sentences := stages.core_unlisted(Project.at(Path.cwd())):
+            raise UserError(sentences[0])
         known = is_repository(Path())
         if not known:  # DVC would not begin
             print(

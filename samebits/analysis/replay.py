@@ -10,12 +10,13 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from ..address import hashing, manifest, pull
+from ..address.address import address_differences, code, core_stated
 from ..address.judged import judged
-from ..address.release import library
 from ..base.project import VENDORED, Project
 from ..base.text import differences, flatten, some
 from ..config.params import PARAMS
 from ..config.settings import Start
+from ..core.arithmetic import description
 from ..core.errors import RunError, UserError
 from ..record import started
 from ..record.classes import promises
@@ -44,8 +45,11 @@ def replay(project: Project, source: Path, out: Path, ranks: int | None, report:
     stated = receipt.stated
     portable = stated["preimage"].get("world_size")
     if portable and ranks not in (None, portable):
-        raise UserError(f"world size {ranks} asked for, {portable} wanted: with parallel.reduce=ddp it decides bits")
-    report("\n".join(judged(project, stated.get("library"))))
+        raise UserError(
+            f"world size: expected {portable}, got {ranks}. The receipt's content address states this world size, "
+            f"because an earlier release summed the gradients by DistributedDataParallel. Leave out --ranks"
+        )
+    report("\n".join(judged(project, stated)))
     patch = receipt.patch
     require_trusted(project, receipt.path, patch, trust, report)
     with remade(project, receipt.name, stated, patch, report) as (tree, keys):
@@ -58,8 +62,7 @@ def replay(project: Project, source: Path, out: Path, ranks: int | None, report:
         keys["receipt.key"] = ""  # the reader's key is none of the record's business
         trainings.run(tree, trainings.command("train", keys, "--out", out.absolute(), ranks=size))
     again = read(out)
-    requested = differences(stated["preimage"], again.stated["preimage"])
-    if requested:
+    if requested := address_differences(stated, again.stated):
         raise RunError(
             f"another content address: {requested[0].field}: {requested[0].one} there, {requested[0].other} here"
         )
@@ -149,21 +152,21 @@ def start_of(project: Project, run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_library(project: Project, root: Path, run: Mapping[str, Any]) -> Project:
-    """The project in a worktree, with the library of that commit; where it holds none, with this one if core is its.
+    """Return the project in a worktree with the library of that commit, or else with this one if its core fits.
 
     Raises:
-        UserError: the commit has no copy of the library, and the core of the run is another than this project's; or
-            as `require_command`.
+        UserError: the commit has no copy of the library, and this project's core would give another content address;
+            or as `require_command`.
     """
     require_command(root, run["code"]["commit"])
     if (root / VENDORED).is_dir():
         return Project.at(root)
-    here, wanted = library(project).core, run["parts"].get("core")
-    if wanted != here:
+    expected, actual = run["preimage"].get("core", {}), core_stated(project, code(project))
+    if expected != actual:
         release = run.get("library", {}).get("template", "unknown")
         raise UserError(
-            f"commit {run['code']['commit'][:12]} holds no copy of the library, and the run's core "
-            f"({str(wanted)[:16]}) is not this project's ({here[:16]}): release {release} of the template can replay it"
+            f"commit {run['code']['commit'][:12]} holds no copy of the library. Core: expected "
+            f"{description(expected)}, got {description(actual)}. Release {release} of the template can replay this run"
         )
     tree = Project(root / "src" / project.name)
     shutil.copytree(project.library, root / VENDORED)

@@ -14,7 +14,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from ..address import manifest
-from ..address.address import content_address, fields
+from ..address.address import address_differences, content_address
 from ..base.files import read_json
 from ..base.forms import ABSENT, Form
 from ..base.project import Project
@@ -22,7 +22,9 @@ from ..base.shape import shown
 from ..base.text import differences, short, some
 from ..config.settings import Settings
 from ..config.yaml_file import read_yaml
+from ..core.arithmetic import is_earlier, is_edited
 from ..core.errors import RunError, UserError
+from ..guards import stages
 from ..record.classes import promises
 from ..record.names import ADDRESS, METRICS, WEIGHTS
 from ..record.reading import Number
@@ -122,18 +124,23 @@ def _foreign(out: Path, run: Receipt) -> list[Verdict]:
 
 
 def _stale(project: Project, config: Settings, out: Path, run: Receipt) -> list[Verdict]:
-    """The verdict on a run that the project as it stands would not make; none on one that it would make."""
-    there = run.stated["preimage"]
+    """Return a verdict on a run that the project as it stands would not make; none if it would make this run."""
     data = manifest.require_sound(config.data)  # prepared with other keys: a difference to name
-    here = content_address(project, config, data, there.get("world_size", 1)).preimage
+    address = content_address(project, config, data)
     recorded = run.stated.get("config", {})
     environment = {key: recorded.get(key, LATER.get(key)) for key in config.environmental()}
-    found = differences(fields(there) | environment, fields(here) | config.environmental())
-    if not found:
+    differing = address_differences(run.stated, address.record())
+    differing += differences(environment, config.environmental())
+    if not differing:
         return []
-    shown = some([f"{d.field}: {short(d.one, 24)} then, {short(d.other, 24)} now" for d in found], SHOWN)
-    said = f"STALE: {out} is not a run of the project as it stands now ({shown}). {AGAIN}"
-    return [Verdict(False, f"{said}. If you trained with --set, give check the same --set")]
+    shown = some([f"{d.field}: {short(d.one, 24)} then, {short(d.other, 24)} now" for d in differing], SHOWN)
+    sentences = [f"STALE: {out} is not a run of the project as it stands now ({shown})", AGAIN]
+    if is_earlier(run.stated["preimage"].get("core", {})):
+        sentences[1] += f". Or repeat the old run with the library of its commit: samebits replay {run.path}"
+    elif is_edited(address.preimage["core"]):
+        sentences += stages.core_unlisted(project)
+    sentences.append("If you trained with --set, give check the same --set")
+    return [Verdict(False, ". ".join(sentences))]
 
 
 def _left_over(out: Path, run: Receipt, locked: list[str]) -> list[Verdict]:

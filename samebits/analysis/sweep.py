@@ -137,7 +137,7 @@ def planned(
         of = config.data.model_dump_json()
         if of not in data:
             data[of] = trainings.prepared(project, config, report)
-        address = content_address(project, config, data[of], ranks).digest
+        address = content_address(project, config, data[of]).digest
         wanted = Wanted(each, config, address, out / address[:16])
         if other := found.get(address):
             raise UserError(

@@ -16,14 +16,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..address.address import CORE, code, core
+from ..address.address import CORE, address_differences, code, core_stated
 from ..address.locks import LOCKS, normal
 from ..address.pins import REQUESTED
 from ..address.release import library, library_in
 from ..base.files import durable, exchange, read_text
 from ..base.git import GitFailed, git, git_text, is_repository
 from ..base.project import NAME, SETTINGS, VENDORED, Project, version_of
-from ..base.text import differences, some
+from ..base.text import Difference, short, some
+from ..core.arithmetic import description
 from ..core.errors import RunError, UserError
 from ..start import trainings
 
@@ -124,8 +125,8 @@ def _upgrade(project: Project, new: Release, source: Path, only: Sequence[str], 
     try:
         recorded = _address(project)
     except trainings.Ended as ended:  # as with a key in params.yaml that the new release alone knows
-        report(f"the project does not start with its library as it is, so core alone is compared: {_last(ended)}")
-        recorded = {"core": core(code(project))}
+        report(f"the project does not start with its library as it is, so only core is compared: {_last(ended)}")
+        recorded = {"preimage": {"core": core_stated(project, code(project))}}
     with _or_as_before(project, report) as kept:
         shutil.copytree(new.folder, kept / NAME, ignore=shutil.ignore_patterns("__pycache__"))
         exchange(kept / NAME, project.root / VENDORED)
@@ -257,7 +258,7 @@ def _do(project: Project, what: str, words: Sequence[str]) -> None:
 
 
 def _address(project: Project) -> dict[str, Any]:
-    """What enters the content address now, as the library in vendor/ reads it; it prepares data that are missing.
+    """Return what `samebits address` prints with the library in vendor/; prepare data that are missing.
 
     Raises:
         Ended: that library does not start, or refuses the config.
@@ -268,8 +269,8 @@ def _address(project: Project) -> dict[str, Any]:
     except trainings.Ended:
         trainings.run(project, trainings.command("prepare", {}))
         said = trainings.run(project, words)
-    preimage: dict[str, Any] = json.loads(said)["preimage"]
-    return preimage
+    record: dict[str, Any] = json.loads(said)
+    return record
 
 
 def _last(ended: trainings.Ended) -> str:
@@ -278,21 +279,23 @@ def _last(ended: trainings.Ended) -> str:
 
 
 def _compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Whether results of before are valid, from what entered the content address, or core alone, and what does now."""
-    fields = [each.field for each in differences(before, {part: after.get(part) for part in before})]
-    changed = [field.removeprefix("core.") for field in fields if field.startswith("core.")]
-    others = [field for field in fields if not field.startswith("core.")]
-    files = (
-        f"core changed in {len(changed)} file{'s' * (len(changed) > 1)}: {some(changed)}"
-        if changed
-        else "core is the same"
-    )
-    if not fields and "config" not in before:
-        return f"{files}; samebits check says whether results stay valid"
-    if not fields:
-        return f"{files}, and so is the content address: results stay valid, unfinished runs go on"
-    more = f"; the content address also changes by {some(others)}" if others else ""
+    """Return a line that says whether earlier results stay valid, from address records before and after.
+
+    If only core is known of `before`, only core is compared.
+    """
+    core = description(after["preimage"]["core"])
+    is_complete = "config" in before["preimage"]
+    if not is_complete:
+        after = {"preimage": {"core": after["preimage"]["core"]}}
+        differing = [] if before == after else [Difference("core", description(before["preimage"]["core"]), core)]
+    else:
+        differing = address_differences(before, after)
+    if not differing and is_complete:
+        return f"the content address stays the same (core: {core}): results stay valid, unfinished runs resume"
+    if not differing:
+        return f"core stays the same ({core}); samebits check says whether results stay valid"
+    changes = some([f"{d.field}: {short(d.one)} -> {short(d.other)}" for d in differing])
     return (
-        f"{files}{more}. Results and unfinished runs of before are stale: they have another content address. "
-        f"samebits replay RECEIPT makes such a result again, with the library of its commit"
+        f"the content address changes ({changes}). Earlier results and unfinished runs are stale; "
+        f"samebits replay RECEIPT repeats such a result with the library of its commit"
     )

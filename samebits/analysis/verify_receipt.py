@@ -32,7 +32,7 @@ def report(project: Project, path: Path, signers: Path | None) -> list[str]:
     before = started.words(receipt.stated["config"])
     began = [f"started from {plain(before)}: check that receipt, too"] if before else []
     proof = [f"proof: {proved.words(stated)}"] if (stated := receipt.stated.get("proof")) else []
-    return [itself, *proof, *began, *judged(project, receipt.stated.get("library")), *_beside(receipt), signed]
+    return [itself, *proof, *began, *judged(project, receipt.stated), *_beside(receipt), signed]
 
 
 def _beside(receipt: Receipt) -> list[str]:

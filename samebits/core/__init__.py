@@ -1,1 +1,3 @@
-"""What decides bits, and nothing else: imports torch, numpy and itself. Its digest enters the content address."""
+"""The part that decides the result: imports torch, numpy and itself. The content address states its arithmetic."""
+
+from .arithmetic import ARITHMETIC as ARITHMETIC

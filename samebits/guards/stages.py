@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..address import release
-from ..address.address import CORE, FOLDER, OUTSIDE_THE_RUN, addressed, code, locks
+from ..address.address import CORE, FOLDER, OUTSIDE_THE_RUN, addressed, code, core_stated, locks
 from ..address.loaded import require_kept, require_unchanged
 from ..address.locks import LOCKS, is_below, require_installed, resolved, split
 from ..base.files import read_text
@@ -24,6 +24,7 @@ from ..base.project import VENDORED, Project
 from ..base.text import differences, flatten, some
 from ..config.params import PARAMS
 from ..config.yaml_file import read_yaml
+from ..core import arithmetic
 from ..core.errors import UserError
 from . import opened
 
@@ -190,16 +191,33 @@ def _require_files(project: Project, stage: Stage | None, whole: bool, unhashed:
             f"{some(unknown)}: loaded, but not in the content address: a change there would go unseen. "
             f"Move it into {package}"
         )
-    # nobody sees which of the files that are not Python a stage reads: it is to list them all
-    used = [name for name in known if name in loaded or not name.endswith(".py")]
     if whole:
         opened.require_known()
     if stage:
-        locked = [f"{LOCKS}/{name}" for name in locks(project)]
-        used = [package, project.shown(f"{FOLDER}{CORE}"), *locked] if whole else [*used, *opened.unknown()]
-        if not project.has_library:
-            used = [name for name in used if not Path(name).is_absolute()]  # a lock names the library
-        stage.require("deps", [name for name in used if not stage.lists(name)])
+        package_files = [project.shown(name) for name in addressed(project) if not name.startswith(FOLDER)]
+        # Nothing shows which of the files that are not Python a stage reads, so it must list them all.
+        used = [*(name for name in package_files if name in loaded or not name.endswith(".py")), *opened.unknown()]
+        used = [package, *(f"{LOCKS}/{name}" for name in locks(project))] if whole else used
+        stage.require("deps", [name for name in [*used, *core_dependency(project)] if not stage.lists(name)])
+
+
+def core_dependency(project: Project) -> list[str]:
+    """Return the path of the project's core that each stage must list; none if a lock names the library.
+
+    It is the file with the version of the arithmetic, or the whole folder once somebody has edited core.
+    """
+    is_edited = arithmetic.is_edited(core_stated(project, code(project)))
+    path = project.shown(FOLDER + CORE) if is_edited else project.shown(FOLDER + CORE + arithmetic.FILE)
+    return [path] if project.has_library else []
+
+
+def core_unlisted(project: Project) -> list[str]:
+    """Return a sentence if core is edited and stages of dvc.yaml depend on its arithmetic only; else nothing."""
+    for folder in core_dependency(project):
+        file = f"{folder}/{arithmetic.FILE}"
+        if file in listed(project):
+            return [f"{folder} is edited, and DVC does not see it: in {STAGES}, replace {file} with {folder}"]
+    return []
 
 
 def _of_library(path: str, released: Collection[str]) -> bool:

@@ -37,12 +37,18 @@ class Started(Form):
     state: Sha256 = ABSENT
 
 
+class Arithmetic(Form, extra="forbid"):
+    """The core of a release."""
+
+    arithmetic: PositiveInt
+
+
 class Preimage(Form):
-    """What the content address is made of."""
+    """The ingredients of a content address. Earlier releases state core's files, and some runs their world size."""
 
     config: dict[str, Any]
     code: dict[str, str]
-    core: dict[str, str] = Field(default_factory=dict)
+    core: Arithmetic | dict[str, str] = Field(default_factory=dict)
     data: Data
     lock: dict[str, str]
     seed: int
@@ -63,6 +69,7 @@ class Address(Form):
     address: Sha256
     parts: Parts
     preimage: Preimage
+    core_files: dict[str, Sha256] = ABSENT
 
 
 class Environment(Form):

@@ -49,13 +49,13 @@ def other_metrics(one: Mapping[str, Any], other: Mapping[str, Any], here: str, t
 
 # Keys of the environment that records of earlier releases lack, with the values that their runs had.
 LATER: dict[str, Any] = {"determinism.tf32": False, "environment.variables": []}
-PARTS = "address", "parts", "preimage"  # of address.json, and of a receipt
+PARTS = "address", "parts", "preimage", "core_files"  # of address.json and of a receipt, the last one not always
 # A file -> whether it is the one of which the receipt states something.
 FILES: dict[str, Callable[[Path, Receipt], bool]] = {
     WEIGHTS: lambda path, run: sha256_file(path) == run.weights,
     METRICS: lambda path, run: comparable(read_json(path)) == comparable(run.stated["metrics"]),
     STEP_ROWS: lambda path, run: chains.root(path, STEP.itemsize) == run.stated["trace"],
-    ADDRESS: lambda path, run: read_json(path) == {name: run.stated[name] for name in PARTS},
+    ADDRESS: lambda path, run: read_json(path) == _parts(run),
     ENVIRONMENT: lambda path, run: read_json(path).items() >= run.stated["environment"].items(),
     RUN: lambda path, run: _begun(read_json(path)) == _begun(run.stated | run.stated["informational"]),
 }
@@ -65,6 +65,11 @@ def _begun(facts: dict[str, Any]) -> dict[str, Any]:
     """What run.json and a receipt both hold."""
     begun = {name: facts[name] for name in ("config", "code", "started")}
     return begun | {"resumed": facts.get("resumed", [])} | {name: facts.get(name) for name in ENDS}
+
+
+def _parts(run: Receipt) -> dict[str, Any]:
+    """Return what address.json contains, from a receipt."""
+    return {name: run.stated[name] for name in PARTS if name in run.stated}
 
 
 def stated_files(run: Receipt) -> list[str]:
@@ -210,7 +215,7 @@ class RunView:
         """What address.json holds."""
         if self.holds(ADDRESS):
             return dict(read_record(self.path, ADDRESS))
-        return {name: self.receipt.stated[name] for name in PARTS} if self.receipt else {}
+        return _parts(self.receipt) if self.receipt else {}
 
     @cached_property
     def addressed(self) -> Mapping[str, Any]:

@@ -100,3 +100,14 @@ SECRETS = {
     "TORCH_URL": "https://user:pa55word@with-at@host/x?key=pa55word",
     "MLFLOW_TRACKING_URI": "http://user:pa55word@127.0.0.1:1",  # a server that is down
 }
+
+
+def as_earlier_release(address: dict[str, Any]) -> dict[str, Any]:
+    """Return an address record as releases before core's arithmetic had a version wrote it: core by its files."""
+    digest = import_module("samebits.address.address").digest
+    files = {name: sha256 for name, sha256 in address["core_files"].items() if name != "ARITHMETIC"}
+    config = address["preimage"]["config"]
+    parallel = {"parallel": config.get("parallel", {}) | {"reduce": "tree"}}
+    preimage = address["preimage"] | {"core": files, "config": config | parallel}
+    parts = {name: digest(part) for name, part in preimage.items()}
+    return {"address": digest(preimage), "parts": parts, "preimage": preimage}

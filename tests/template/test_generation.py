@@ -100,7 +100,7 @@ PEOPLE = {
     "Ada <a..a@example.org>": ("", "Ada <a..a@example.org>"),
     "Ada <zoë@example.org>": ("", "Ada zoë@example.org <noreply@example.invalid>"),
     "Ada <a@b.org>, Bob <b@b.org>": ("", "Ada a@b.org, Bob b@b.org <noreply@example.invalid>"),
-    "...": ("", "repro-template 0.1.0 <noreply@example.invalid>"),
+    "...": ("", "repro-template 0.2.0 <noreply@example.invalid>"),
 }
 
 PARSERS: dict[str, Callable[[str], object]] = {

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import released
 from bake import PACKAGE, VENV, in_venv
 from baked import Bake, BakedProject, Environment, run, weights
 
 pytestmark = pytest.mark.long  # a pipeline is trained
 CODE, RAW = f"src/{PACKAGE}", "data/raw/digits.csv.gz"
+LIBRARY, ARITHMETIC = "vendor/samebits", "core/ARITHMETIC"
 NOT_COMPILED = {"PYTHONDONTWRITEBYTECODE": "1"}  # Python tells two edits within a second by their size alone
 
 
@@ -142,6 +144,12 @@ def another_dataset(pipeline: Pipeline) -> None:
     pipeline.edit("params.yaml", old, new)
 
 
+def another_arithmetic(pipeline: Pipeline) -> None:
+    """A release with another integer."""
+    (pipeline.path / LIBRARY / ARITHMETIC).write_text("2\n")
+    released.list_library(pipeline.path / LIBRARY)
+
+
 Change = Callable[[Pipeline], None]
 BOTH, TRAIN = ["prepare", "train"], ["train"]
 
@@ -152,7 +160,7 @@ CHANGES: dict[str, tuple[Change, list[str]]] = {
     "code.constants.json": (lambda p: p.write(f"{CODE}/constants.json", "{}\n"), TRAIN),
     "code.gone.pyc": (lambda p: p.write(f"{CODE}/gone.pyc"), TRAIN),
     "code.scale.py": (lambda p: p.write(f"{CODE}/scale.py"), BOTH),
-    "core.step.py": (lambda p: p.write("vendor/samebits/core/step.py"), BOTH),
+    "core": (another_arithmetic, BOTH),
     "config.train.patience": (lambda p: p.edit("params.yaml", "patience: 1", "patience: 2"), TRAIN),
     "config.owner.level": (lambda p: p.edit("params.yaml", "level: 1", "level: 2"), TRAIN),
     "config.data.test_percent": (lambda p: p.edit("params.yaml", "percent: 20", "percent: 30"), BOTH),
@@ -173,6 +181,50 @@ def test_change_makes_dvc_train_again_and_the_run_stale(pipeline: Pipeline, fiel
         assert code == 1 and said.startswith("STALE: artifacts is not a run of the project as it stands now")
         assert f"({field}: " in said and said.count(" then, ") == 1
         assert pipeline.changed() == stages
+
+
+def test_edited_core_is_stale_and_dvc_runs_its_stages_again(pipeline: Pipeline, tmp_path: Path) -> None:
+    """DVC sees the edit once dvc.yaml lists the folder; until then no stage runs."""
+    remedy = f"in dvc.yaml, replace {LIBRARY}/{ARITHMETIC} with {LIBRARY}/core"
+    artifacts = pipeline.path / "artifacts"
+    shutil.copytree(artifacts, tmp_path / "artifacts")
+    with pipeline.undone():
+        pipeline.write(f"{LIBRARY}/core/step.py")
+        code, printed = pipeline.check()
+        assert code == 1 and printed.startswith("STALE: ") and "(core.step.py: " in printed and remedy in printed
+        assert pipeline.changed() == []
+        make = run("python", "-m", "samebits", "pipeline", cwd=pipeline.path, env=pipeline.env, check=False)
+        assert (make.returncode, make.stdout) == (
+            2,
+            f"{LIBRARY}/core is edited, and DVC does not see it: {remedy}\n",
+        )
+        forced = run(
+            *("dvc", "repro", "--force", "--single-item", "train"), cwd=pipeline.path, env=pipeline.env, check=False
+        )
+        assert f"dvc.yaml: deps of stage train lack {LIBRARY}/core: a change there" in forced.stdout
+        text = (pipeline.path / "dvc.yaml").read_text()
+        (pipeline.path / "dvc.yaml").write_text(text.replace(f"{LIBRARY}/{ARITHMETIC}", f"{LIBRARY}/core"))
+        assert pipeline.changed() == BOTH
+        code, printed = pipeline.check()
+        assert code == 1 and "DVC does not see it" not in printed
+        pipeline.dvc("repro", "train")
+        assert pipeline.changed() == []
+        code, printed = pipeline.check()
+        assert "STALE: artifacts is not" not in printed
+    shutil.rmtree(artifacts)
+    shutil.copytree(tmp_path / "artifacts", artifacts)
+
+
+def test_changed_wording_of_core_leaves_the_run_valid(pipeline: Pipeline) -> None:
+    """A comment, a message and a docstring, as a release brings them."""
+    with pipeline.undone():
+        pipeline.write(f"{LIBRARY}/core/step.py")
+        pipeline.edit(f"{LIBRARY}/core/errors.py", "free some space", "free some disk space")
+        pipeline.edit(f"{LIBRARY}/core/tree.py", '"""', '"""Changed. ')
+        released.list_library(pipeline.path / LIBRARY)
+        assert pipeline.changed() == [] and pipeline.check()[0] == 0
+        done = run("dvc", "status", cwd=pipeline.path, env=pipeline.env)
+        assert done.stdout == "Data and pipelines are up to date.\n"
 
 
 AROUND_CORE = "run.py", "cli.py", "record/opening.py", "trace/trace.py", "new.py"
@@ -303,7 +355,10 @@ print(json.dumps([sorted(dvc), sorted(ours)]))
 
 
 def test_file_enters_the_address_if_and_only_if_dvc_hashes_it(pipeline: Pipeline) -> None:
+    """Core counts as a whole once it is edited."""
     with pipeline.undone():
+        text = (pipeline.path / "dvc.yaml").read_text()
+        (pipeline.path / "dvc.yaml").write_text(text.replace(f"{LIBRARY}/{ARITHMETIC}", f"{LIBRARY}/core"))
         for name in COUNTED:
             pipeline.write(name)
         target = shutil.copy(pipeline.path / "README.md", pipeline.path / "artifacts" / "linked.py")
@@ -313,4 +368,4 @@ def test_file_enters_the_address_if_and_only_if_dvc_hashes_it(pipeline: Pipeline
         assert {name: name in ours for name in COUNTED} == COUNTED
         known = {f"{CODE}/linked.py", f"{CODE}/train.py", "vendor/samebits/core/step.py", "requirements/train-cuda.txt"}
         assert known < set(ours)
-        assert "vendor/samebits/library.sha256" not in ours and "vendor/samebits/run.py" not in ours
+        assert not {f"{LIBRARY}/{name}" for name in ("library.sha256", "core_releases.txt", "run.py")} & {*ours}

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ...address import manifest, pull
-from ...address.address import content_address
+from ...address.address import address_differences, content_address
 from ...base.project import Project
 from ...base.shape import plain
-from ...base.text import differences, flatten, named
+from ...base.text import flatten, named
 from ...config.params import load
 from ...config.settings import Settings
 from ...core.errors import RunError, UserError
@@ -152,7 +152,7 @@ def _of_runs(
     texts = [[*_texts(project, receipt), *words.common] for receipt in receipts]
     ranks = [_ranks(path, receipt) for path, receipt in zip(paths, receipts, strict=True)]
     given = [*zip(words.runs, receipts, texts, ranks, strict=True)]
-    other = next(filter(None, (_other(project, schema, run, text, size) for _, run, text, size in given)), None)
+    other = next(filter(None, (_other(project, schema, run, text) for _, run, text, _ in given)), None)
     if not other:
         a, b = (side(load(schema, overrides=text), size, _variables(run)) for _, run, text, size in given)
         return Here(project, schema), Question(a, b, recorded)
@@ -175,18 +175,15 @@ def _of_runs(
     return clone, Question(a, b, recorded, clone.differing(a.commit or "", b.commit or ""))
 
 
-def _other(
-    project: Project, schema: type[Settings], receipt: Receipt, overrides: Sequence[str], ranks: int
-) -> str | None:
-    """In what the project as it stands would make another run; None where it would make this one."""
-    stated = receipt.stated["preimage"]
+def _other(project: Project, schema: type[Settings], receipt: Receipt, overrides: Sequence[str]) -> str | None:
+    """Return the first field in which the project as it stands would make another run; None if there is none."""
     try:
         config = load(schema, overrides=overrides)
-        here = content_address(project, config, manifest.require_prepared(config.data), ranks)
+        address = content_address(project, config, manifest.require_prepared(config.data))
     except RunError as failure:
         return plain(str(failure))
-    found = differences(stated, here.preimage)
-    return plain(named(found[:1], "there", "here")) if found else None
+    differing = address_differences(receipt.stated, address.record())
+    return plain(named(differing[:1], "there", "here")) if differing else None
 
 
 def _texts(project: Project, receipt: Receipt) -> list[str]:

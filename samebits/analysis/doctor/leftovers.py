@@ -39,7 +39,7 @@ def expected(context: Context) -> Found:
     with suppress(UserError):  # a row of its own says that they are missing, or altered
         data = require_sound(settings.data)
     try:
-        parts = content_address(project, settings, data, 1).parts if rows else {}
+        parts = content_address(project, settings, data).parts if rows else {}
     except UserError as refused:  # as where a package is not installed
         return Found(UNKNOWN, f"the content address is not known: {refused}")
     known = parts.keys() - (set() if data else {"data"})

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import released
 from project.config import Config
 from ruamel.yaml import YAML
 from support import OURS, PACKAGE, PROJECT, python
 
 from samebits.address import address, manifest, pins
-from samebits.address.address import ContentAddress, code, content_address, core, digest, locks
+from samebits.address.address import ContentAddress, code, content_address, core_files, core_stated, digest, locks
 from samebits.base.project import Project
 from samebits.base.text import flatten
 from samebits.config.params import load
+from samebits.core import ARITHMETIC, arithmetic
 from samebits.core.errors import UserError
 
 # Legal values for every key of params.yaml, as --set takes them: the first that is not the key's own stands
@@ -42,7 +44,6 @@ ADDRESSED = {
     "train.evaluate_batch": ("128", "64"),
     "parallel.global_batch": ("1280", "2560"),
     "parallel.micro_batches": ("1", "2"),
-    "parallel.reduce": ("ddp", "tree"),
     "compute.precision": ("bfloat16", "float32"),
     "compute.compile": ("true", "false"),
     "compute.nonfinite": ("skip", "stop"),
@@ -95,9 +96,9 @@ OUTSIDE = {
 }
 
 
-def address_of(*overrides: str, world_size: int = 1, data: dict[str, Any] | None = None) -> ContentAddress:
+def address_of(*overrides: str, data: dict[str, Any] | None = None) -> ContentAddress:
     config = load(Config, PROJECT / "params.yaml", overrides)
-    return content_address(OURS, config, data or {"files": []}, world_size)
+    return content_address(OURS, config, data or {"files": []})
 
 
 def changed(key: str) -> str:
@@ -129,9 +130,8 @@ def test_key_changes_the_address_where_it_asks_for_other_numbers(key: str, befor
     other = load(Config, PROJECT / "params.yaml", [changed(key)]).flat()
     assert differing(config.flat(), other) == {key}  # an override changes its key only
     after = address_of(changed(key))
-    stock = {"world_size"}  # which stock DDP adds
     part = {"seed": "seed", "start.weights": "start", "start.state": "start"}.get(key, "config")
-    assert differing(before.parts, after.parts) - stock == ({part} if key in ADDRESSED else set())
+    assert differing(before.parts, after.parts) == ({part} if key in ADDRESSED else set())
     assert (after != before) == (after.digest != before.digest) == (key in ADDRESSED)
 
 
@@ -191,12 +191,12 @@ def written(folder: Path, tree: dict[str, Any]) -> Path:
 def test_params_without_any_neutral_key_has_the_same_address(tmp_path: Path):
     """So that a release with a new one breaks no project."""
     config = load(Config, written(tmp_path, without(yaml_of(PROJECT / "params.yaml"), NEUTRALS)))
-    assert content_address(OURS, config, {"files": []}, 1) == address_of()
+    assert content_address(OURS, config, {"files": []}) == address_of()
     assert config.data.prepared == "data/prepared" and config.verify.shorten == ()
 
 
 @pytest.mark.parametrize(
-    "key", sorted({"seed", "device", "data.sha256", "parallel.reduce", "compute.compile", *OWNERS})
+    "key", sorted({"seed", "device", "data.sha256", "parallel.micro_batches", "compute.compile", *OWNERS})
 )
 def test_key_without_a_default_must_stand_in_the_file(key: str, tmp_path: Path):
     path = written(tmp_path, without(yaml_of(PROJECT / "params.yaml"), {key}))
@@ -215,16 +215,6 @@ def test_page_has_the_keys_that_the_file_lacks_with_their_defaults(config: Confi
     lacking = config.flat().keys() - standing(yaml_of(PROJECT / "params.yaml"))
     message = {key: YAML(typ="safe").load(default) for key, default in rows if key in config.flat()}
     assert lacking and message == {key: config.flat()[key] for key in lacking}
-
-
-# ---- world size
-
-
-def test_world_size_enters_with_stock_ddp_only():
-    assert address_of(world_size=1) == address_of(world_size=4)
-    stock = [address_of("parallel.reduce=ddp", world_size=size) for size in (1, 2, 4)]
-    assert len({each.digest for each in stock}) == 3
-    assert "world_size" in stock[0].parts and "world_size" not in address_of().parts
 
 
 # ---- data
@@ -269,7 +259,8 @@ OWN = "train.py", "model.py", "data.py"
 NEW = "losses.py", "losses.pyc", "words.txt", "table.csv", "kernels/sum.cu"
 NEW += "samebits/core/new.py", "samebits/core/a.cu"
 LEFT_OUT = (
-    *("samebits/analysis/new.py", "samebits/docs/resume.md", "samebits/library.sha256"),  # what no run imports
+    # What no run imports.
+    *("samebits/analysis/new.py", "samebits/docs/resume.md", "samebits/library.sha256", "samebits/core_releases.txt"),
     *("model.py~", ".model.py.swp", ".hidden/model.py", "__pycache__/gone.pyc"),  # what editors and python leave behind
 )
 
@@ -292,13 +283,100 @@ def test_line_in_a_file_changes_the_code_where_the_file_decides_bits(edited: Pro
     path.unlink() if was is None else path.write_bytes(was)
     decides = {name} if name in (*OWN, *NEW) or name.removeprefix("samebits/") in CORE else set()
     assert differing(ours, after) == decides and (digest(ours) != digest(after)) == bool(decides)
-    in_core = {f"samebits/core/{each}" for each in differing(core(ours), core(after))}
+    in_core = {f"samebits/core/{each}" for each in differing(core_files(ours), core_files(after))}
     assert in_core == {each for each in decides if each.startswith("samebits/")}
 
 
 def test_files_of_core_are_named_from_its_folder(renamed: Project):
     """So the library may be moved."""
-    assert {f"core/{name}" for name in core(code(renamed))} == {*CORE}
+    assert {f"core/{name}" for name in core_files(code(renamed))} == {*CORE, "core/ARITHMETIC"}
+
+
+# ---- core: its arithmetic, not its wording
+
+
+def stated(project: Project) -> dict[str, Any]:
+    """What the address states of core."""
+    return core_stated(project, code(project))
+
+
+def test_released_core_is_stated_by_its_arithmetic(before: ContentAddress):
+    assert before.preimage["core"] == stated(OURS) == {"arithmetic": ARITHMETIC}
+    assert before.record()["core_files"] == core_files(before.code)
+
+
+def test_changed_wording_of_a_released_core_changes_no_address(renamed: Project):
+    """Only once the release command has listed the new digest."""
+    path = renamed.library / "core" / "errors.py"
+    path.write_text(path.read_text().replace("free some space", "free some disk space") + "# a comment\n")
+    assert stated(renamed) == core_files(code(renamed))
+    released.list_library(renamed.library)
+    assert stated(renamed) == {"arithmetic": ARITHMETIC}
+
+
+def test_another_integer_is_another_address(renamed: Project):
+    (renamed.library / "core" / "ARITHMETIC").write_text("2\n")
+    assert stated(renamed) == core_files(code(renamed))
+    released.list_library(renamed.library)
+    assert stated(renamed) == {"arithmetic": 2}
+
+
+UNREADABLE = "{digest}\n", "{digest}  one\n", "{digest}  1  1\n"
+
+
+@pytest.mark.parametrize("line", ["", "no list\n", f"{'0' * 64}  1\n", *UNREADABLE])
+def test_core_that_no_row_lists_is_stated_by_its_files(renamed: Project, line: str):
+    files = core_files(code(renamed))
+    path = renamed.library / "core_releases.txt"
+    path.write_text(line.replace("{digest}", arithmetic.digest(files)))
+    assert stated(renamed) == files
+    path.unlink()
+    assert stated(renamed) == files
+
+
+def preimage(core: dict[str, Any], **config: Any) -> dict[str, Any]:
+    """An address record that states this core."""
+    return {"preimage": {"config": config, "code": {}, "core": core, "data": {"files": []}, "lock": {}, "seed": 0}}
+
+
+RELEASED = preimage({"arithmetic": 1}) | {"core_files": {"ARITHMETIC": "a", "step.py": "b", "tree.py": "c"}}
+UNLISTED = preimage(RELEASED["core_files"])
+EDITED = preimage({"ARITHMETIC": "a", "step.py": "b", "tree.py": "d"})
+TREE = {"parallel": {"reduce": "tree"}}
+EARLIER = preimage({"step.py": "b", "tree.py": "c"}, **TREE)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (RELEASED, RELEASED | {"core_files": {"ARITHMETIC": "a", "step.py": "wording"}}, {}),
+        (RELEASED, preimage({"arithmetic": 2}), {"core": ("arithmetic 1", "arithmetic 2")}),
+        (RELEASED, EDITED, {"core.tree.py": ("c", "d")}),
+        (EDITED, preimage({"ARITHMETIC": "a", "step.py": "b"}), {"core.tree.py": ("d", None)}),
+        (RELEASED, UNLISTED, {"core": ("arithmetic 1", arithmetic.description(UNLISTED["preimage"]["core"]))}),
+        (EARLIER, preimage({"step.py": "x", "tree.py": "c"}, **TREE), {"core.step.py": ("b", "x")}),
+        (EARLIER, RELEASED, {"core": (arithmetic.description(EARLIER["preimage"]["core"]), "arithmetic 1")}),
+    ],
+)  # fmt: skip
+def test_differing_cores_are_named(one: dict[str, Any], other: dict[str, Any], expected: dict[str, tuple[str, str]]):
+    found = address.address_differences(one, other)
+    assert {each.field: (each.one, each.other) for each in found} == expected
+
+
+def test_difference_that_no_named_field_has_is_found():
+    """Two manifests of the same files."""
+    other = {"preimage": RELEASED["preimage"] | {"data": {"files": [], "requested": {"shift": 1}}}}
+    assert [each.field for each in address.address_differences(RELEASED, other)] == ["data.requested.shift"]
+
+
+def test_gradients_of_an_earlier_release_that_were_added_otherwise_are_named():
+    stock = preimage({"step.py": "b"}, parallel={"reduce": "ddp"})
+    stock["preimage"]["world_size"] = 2
+    names = [each.field for each in address.address_differences(stock, RELEASED)]
+    assert names == ["config.parallel.reduce", "core", "world_size"]
+
+
+# ---- files of the package and of core
 
 
 def test_folder_that_is_a_link_is_refused(renamed: Project, tmp_path: Path):
@@ -517,10 +595,9 @@ def test_value_that_json_cannot_hold_exactly_is_refused():
 
 
 def test_address_json_proves_itself():
-    record = address_of().record()
-    again = json.loads(json.dumps(record))
-    assert digest(again["preimage"]) == record["address"]
-    assert {name: digest(part) for name, part in again["preimage"].items()} == record["parts"]
+    record = json.loads(json.dumps(address_of().record()))
+    assert digest(record["preimage"]) == record["address"]
+    assert {name: digest(part) for name, part in record["preimage"].items()} == record["parts"]
     assert set(record["parts"]) == {"config", "code", "core", "data", "lock", "seed"}
 
 
@@ -536,4 +613,4 @@ def test_renamed_project_has_the_same_address(renamed: Project, prepared: Path, 
     words = "-m", "samebits", "address", "--set", f"data.prepared={prepared}"
     done = python(*words, cwd=elsewhere, env={"PYTHONPATH": f"{elsewhere}/src:{elsewhere}/vendor"})
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == content_address(OURS, config, manifest.read(prepared), 1).record()
+    assert json.loads(done.stdout) == content_address(OURS, config, manifest.read(prepared)).record()

@@ -22,6 +22,7 @@ from samebits.analysis import replay as replay_module
 from samebits.analysis import sources
 from samebits.analysis.trust import Trust, require_trusted
 from samebits.base.project import Project
+from samebits.core import ARITHMETIC
 from samebits.core.errors import RunError, UserError
 from samebits.record import names
 from samebits.record.receipt import Receipt, read
@@ -75,16 +76,20 @@ def test_run_is_not_made_over_the_one_that_it_is_compared_with(out: str, in_a_fo
 
 
 def test_library_is_that_of_the_commit_or_this_one_where_core_is_that_of_the_run(tmp_path: Path):
-    tree, core = Project(tmp_path / "src" / PACKAGE), library(OURS).core
+    tree = Project(tmp_path / "src" / PACKAGE)
     tree.package.mkdir(parents=True)
     shutil.copy(OURS.root / "pyproject.toml", tmp_path)
-    run = {"code": {"commit": "c" * 40}, "parts": {"core": "d" * 64}, "library": {"template": "0.0.7"}}
-    said = r"^commit c{12} holds no copy of the library, and the run's core \(d{16}\) is not this project's \("
-    with pytest.raises(UserError, match=said + r"\w{16}\): release 0\.0\.7 of the template can replay it$"):
+    preimage = {"core": {"step.py": "d" * 64}}
+    run = {"code": {"commit": "c" * 40}, "preimage": preimage, "library": {"template": "0.0.7"}}
+    message = r"^commit c{12} holds no copy of the library\. Core: expected earlier release \w{8}, got "
+    with pytest.raises(
+        UserError, match=message + r"arithmetic 1\. Release 0\.0\.7 of the template can replay this run"
+    ):
         replay_module._with_library(OURS, tmp_path, run)
     assert not (tmp_path / "vendor").exists()
-    assert replay_module._with_library(OURS, tmp_path, run | {"parts": {"core": core}}) == tree
-    assert library(tree).core == core
+    same = run | {"preimage": {"core": {"arithmetic": ARITHMETIC}}}
+    assert replay_module._with_library(OURS, tmp_path, same) == tree
+    assert library(tree) == library(OURS)
     committed = {"code": run["code"]}  # the commit holds it, whatever core the run had
     assert replay_module._with_library(OURS, tmp_path, committed) == tree
     (tmp_path / "vendor" / "samebits" / "__main__.py").unlink()  # as in a commit of an older layout

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import released
 from click.testing import Result
 from clone import command, commit, copied, edit, git, project_in, verb
 from support import OURS, PACKAGE
 
-from samebits.address.address import LIST
 from samebits.address.release import files
 from samebits.analysis import upgrade as upgrade_module
 from samebits.analysis.upgrade import CHECKOUT, Release
+from samebits.core import ARITHMETIC
 from samebits.core.errors import RunError
 
 MAKEFILE = "lock:\n\t@echo '# locked' >> requirements/run.txt\nenvironment:\n\t@echo environment\n"
@@ -63,7 +64,7 @@ def release(folder: Path, **appended: str) -> Path:
     for name, text in appended.items():
         with (library / f"{name.replace('__', '/')}.py").open("a") as module:
             module.write(text)
-    (library / LIST).write_text("".join(f"{digest}  {name}\n" for name, digest in sorted(files(library).items())))
+    released.list_library(library)
     return folder
 
 
@@ -87,13 +88,14 @@ def stale(project: Path) -> bool:
 
 @pytest.mark.long
 def test_release_with_the_same_core_leaves_results_valid(project: Path, tmp_path: Path):
-    new = release(tmp_path / "new", finish="# a remark\n")
+    new = release(tmp_path / "new", finish="# a remark\n", core__step="# a comment\n")
     assert not stale(project)
     done = upgraded(project, new, *ONLY)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == f"library: {OURS.template} -> 9.{OURS.template}"
-    assert "core is the same, and so is the content address: results stay valid, unfinished runs go on" in lines
+    same = f"the content address stays the same (core: arithmetic {ARITHMETIC})"
+    assert f"{same}: results stay valid, unfinished runs resume" in lines
     assert "EQUAL: 2 of 2 trainings" in lines and lines[-1].startswith("upgraded; commit it: git add ")
     assert files(project / "vendor" / "samebits") == files(new / "samebits")
     assert project_in(project).template == f"9.{OURS.template}" and not (project / "build" / "upgrade").exists()
@@ -102,10 +104,16 @@ def test_release_with_the_same_core_leaves_results_valid(project: Path, tmp_path
 
 @pytest.mark.long
 def test_release_with_another_core_makes_results_stale(project: Path, tmp_path: Path):
-    done = upgraded(project, release(tmp_path / "new", core__step="# a remark\n"), *ONLY)
+    new = release(tmp_path / "new", core__step="# a remark\n")
+    (new / "samebits" / "core" / "ARITHMETIC").write_text(f"{ARITHMETIC + 1}\n")
+    released.list_library(new / "samebits")
+    done = upgraded(project, new, *ONLY)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = "core changed in 1 file: step.py. Results and unfinished runs of before are stale"
-    assert said in done.stdout and "EQUAL: 2 of 2 trainings" in done.stdout
+    change = f"core: arithmetic {ARITHMETIC} -> arithmetic {ARITHMETIC + 1}"
+    assert (
+        f"the content address changes ({change}). Earlier results" in done.stdout
+        and "EQUAL: 2 of 2 trainings" in done.stdout
+    )
     assert stale(project)
 
 
@@ -142,17 +150,17 @@ def test_key_that_the_new_release_alone_knows_is_no_obstacle(project: Path, tmp_
     """The owner has written it into params.yaml already, which the library of before refuses."""
     edit(project / "params.yaml", ("data:", "novel: 1\ndata:"))
     done = upgraded(project, release(tmp_path / "new", front="import nowhere_at_all\n"))
-    assert "so core alone is compared: params.yaml: novel: unknown key" in done.stdout, done.stdout + done.stderr
+    assert "so only core is compared: params.yaml: novel: unknown key" in done.stdout, done.stdout + done.stderr
     assert done.stderr == "not upgraded: ModuleNotFoundError: No module named 'nowhere_at_all'\n"
-    before = {"core": {"step.py": "a"}}
-    assert upgrade_module._compared(before, {**before, "config": {}}).startswith(
-        "core is the same; samebits check says"
-    )
-    after = {"core": {"step.py": "b"}, "config": {}}
-    said = "core changed in 1 file: step.py. Results and unfinished runs of before are stale"
-    assert upgrade_module._compared(before, after).startswith(said)
-    others = upgrade_module._compared({"core": {}, "config": {"a": 1}}, {"core": {}, "config": {"a": 1, "b": 2}})
-    assert others.startswith("core is the same; the content address also changes by config.b. Results and unfinished")
+    before, whole = {"preimage": {"core": {"arithmetic": 1}}}, {"config": {"a": 1}, "data": {"files": []}}
+    after = {"preimage": {**whole, "core": {"arithmetic": 1}}}
+    line = "core stays the same (arithmetic 1); samebits check says whether results stay valid"
+    assert upgrade_module._compared(before, after) == line
+    other = {"preimage": {**whole, "core": {"arithmetic": 2}}}
+    line = "the content address changes (core: arithmetic 1 -> arithmetic 2). Earlier results and unfinished runs are"
+    assert upgrade_module._compared(before, other).startswith(line)
+    more = {"preimage": {**after["preimage"], "config": {"a": 1, "b": 2}}}
+    assert upgrade_module._compared(after, more).startswith("the content address changes (config.b: absent -> 2). Ear")
 
 
 def test_ranges_of_the_release_replace_those_of_before_and_the_owners_stay(project: Path):

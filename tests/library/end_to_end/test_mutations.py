@@ -194,7 +194,7 @@ READERS: dict[str, Read] = {
     "resume": lambda place: place.opened("RUNNING"),
     "begin_anew": lambda place: place.opened("FINISHED"),
     "check": check,
-    "address": lambda place: content_address(place.project, place.config, manifest.read(place.data), 1),
+    "address": lambda place: content_address(place.project, place.config, manifest.read(place.data)),
     "accept": lambda place: place.verb("accept", place.run, "--source", "a test"),
     "compare": lambda place: place.verb("diff", place.run, CLEAN[0]),
     "compare_receipts": lambda place: place.verb("diff", place.run / names.RECEIPT, CLEAN[0] / names.RECEIPT),

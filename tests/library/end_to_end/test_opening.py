@@ -11,11 +11,12 @@ import click
 import pytest
 from clone import commit, project_in
 from project.config import Config
-from support import OURS
+from support import OURS, as_earlier_release
 from warm import PACKAGE
 
 from samebits.address.address import ContentAddress, digest
-from samebits.base.files import read_json
+from samebits.base.files import read_json, write_json
+from samebits.core.arithmetic import description
 from samebits.core.errors import UserError
 from samebits.record import names, opening
 from samebits.record.former import drop_replaced
@@ -40,7 +41,8 @@ CODE = {"commit": None, "dirty": None, "patch": None}
 
 
 def address(seed: int) -> ContentAddress:
-    return ContentAddress({"config": {}, "code": {}, "core": {}, "data": {"files": []}, "lock": {}, "seed": seed})
+    core = {"arithmetic": 1}
+    return ContentAddress({"config": {}, "code": {}, "core": core, "data": {"files": []}, "lock": {}, "seed": seed})
 
 
 @pytest.fixture
@@ -70,6 +72,22 @@ def begin(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Be
         return out
 
     return begin
+
+
+def test_unfinished_run_of_an_earlier_release_is_named_with_its_commit(begin: Begin):
+    """The address of such a run states the files of core."""
+    out = begin(seed=0, end=False)
+    new = {"preimage": address(0).preimage, "core_files": {"ARITHMETIC": "0" * 64, "step.py": "1" * 64}}
+    write_json(out / names.ADDRESS, as_earlier_release(new))
+    facts = read_json(out / names.RUN)
+    write_json(out / names.RUN, facts | {"code": {"commit": "c" * 40, "dirty": False, "patch": None}})
+    with pytest.raises(UserError) as refused:
+        begin(seed=0)
+    message = str(refused.value)
+    core = description(read_json(out / names.ADDRESS)["preimage"]["core"])
+    start = f"{out} holds an unfinished run of another content address (core: {core} there, arithmetic 1 here). "
+    assert message.startswith(f"{start}To finish that one, repeat the command with its code of commit {'c' * 12}. To ")
+    assert "To have this one here, give --fresh, or move" in message and "\n" not in message
 
 
 def files(folder: Path) -> dict[str, str]:

@@ -19,7 +19,6 @@ from support import OURS, SECRETS, TESTS, WORD, Trained, python, train_here, tra
 from samebits.address.address import digest
 from samebits.address.judged import judged
 from samebits.address.manifest import sha256_file
-from samebits.address.release import library
 from samebits.analysis import verify_receipt
 from samebits.base.files import read_json
 from samebits.config.settings import Receipt as Signing
@@ -88,7 +87,7 @@ def test_whole_receipt_of_a_known_signer_is_proved(run: Path, keys: Path):
     checked = "model.safetensors, metrics.json, trace/steps.bin, address.json, environment.json, run.json"
     unstated = "metrics.jsonl, steps.csv: unchecked, because no receipt states them"
     assert files == f"{checked}: as the receipt states; {unstated}"
-    assert of_library == judged(OURS, library(OURS).stated()) and signer == f"signed by {ADA}"
+    assert of_library == judged(OURS, read(run).stated) and signer == f"signed by {ADA}"
 
 
 def test_refusal_is_one_line_without_a_traceback(run: Path, keys: Path):

@@ -4,19 +4,34 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from clone import project_in
 from support import PACKAGE, PROJECT
 
-from samebits.address.address import LIST, code, core, digest
+from samebits.address.address import LIST, code, core_files, core_stated
 from samebits.address.judged import judged
 from samebits.address.release import files, library
 from samebits.base.project import Project
+from samebits.core import ARITHMETIC, arithmetic
 from samebits.core.errors import UserError
 
 OURS = Project(PROJECT / "src" / PACKAGE)
 VERSION = OURS.template
+AS_RELEASED = f"core: arithmetic {ARITHMETIC}, as released"
+
+
+def receipt_of(project: Project) -> dict[str, Any]:
+    """Return what a receipt of this project states of its library."""
+    digests = code(project)
+    core = {"preimage": {"core": core_stated(project, digests)}, "core_files": core_files(digests)}
+    return {"library": library(project).stated(), **core}
+
+
+def of_library(stated: object) -> dict[str, Any]:
+    """Return a receipt with another statement on the library."""
+    return receipt_of(OURS) | {"library": stated}
 
 
 @pytest.fixture
@@ -36,23 +51,68 @@ def append(path: Path, text: str = "# a remark\n") -> None:
 def test_library_as_released_is_judged_so():
     stated = library(OURS).stated()
     assert stated["modified"] == [] and stated["template"] == VERSION != "unknown"
-    assert judged(OURS, stated) == [
-        f"library as released by template {VERSION} ({stated['digest'][:16]})",
-        f"core {stated['core']['digest'][:16]}, as released, says the receipt; the same as this project's",
-    ]
+    line = f"library as released by template {VERSION} ({stated['digest'][:16]})"
+    assert judged(OURS, receipt_of(OURS)) == [line, AS_RELEASED]
 
 
 def test_page_on_receipts_shows_the_library_as_released():
-    """It is a file of the library, whose digest it cannot have; that of core is made anew with each release."""
-    seen, said = (OURS.library / "docs" / "receipts.md").read_text(), judged(OURS, library(OURS).stated())
+    """It is a file of the library, so it cannot contain the library's digest."""
+    seen, said = (OURS.library / "docs" / "receipts.md").read_text(), judged(OURS, receipt_of(OURS))
     assert f"\n{said[1]}\n" in seen
     masked = [re.sub(r"(?m)^(library as released .*) \([0-9a-f]{16}\)$", r"\1", text) for text in (said[0], seen)]
     assert masked[0] != said[0] and masked[1].count(f"\n{masked[0]}\n") == 2
 
 
-def test_core_has_the_digest_that_it_has_in_the_content_address():
-    stated = library(OURS).stated()["core"]
-    assert stated == {"digest": digest(core(code(OURS))), "modified": []}
+# ---- core
+
+
+def test_core_of_the_project_is_listed_with_its_arithmetic():
+    """The command `tools/released.py --list` adds the row."""
+    listed = arithmetic.releases(OURS.library)
+    assert listed[arithmetic.digest(core_files(code(OURS)))] == ARITHMETIC
+    assert set(listed.values()) == {*range(1, ARITHMETIC + 1)}
+
+
+def test_core_of_another_release_is_known_if_the_list_has_it(copy: Project):
+    """A later release repeats the rows of earlier ones."""
+    receipt = receipt_of(OURS)
+    append(copy.library / "core" / "step.py")
+    assert judged(copy, receipt)[1] == AS_RELEASED
+    (copy.library / arithmetic.RELEASES).write_text("")
+    digest = arithmetic.digest(core_files(code(OURS)))[:16]
+    line = f"core: arithmetic {ARITHMETIC} (files {digest}), says the receipt; this project does not know this release"
+    assert judged(copy, receipt)[1] == line
+
+
+def test_claim_of_another_arithmetic_is_found():
+    receipt = receipt_of(OURS) | {"preimage": {"core": {"arithmetic": ARITHMETIC + 1}}}
+    line = f"core: arithmetic {ARITHMETIC + 1}, says the receipt; but its files are released with arithmetic"
+    assert judged(OURS, receipt)[1] == f"{line} {ARITHMETIC}: altered"
+
+
+def test_claim_without_files_is_not_confirmed():
+    receipt = receipt_of(OURS)
+    del receipt["core_files"]
+    assert judged(OURS, receipt)[1].endswith("says the receipt; this project does not know this release")
+
+
+def test_edited_core_is_named_apart(copy: Project):
+    append(copy.library / "core" / "step.py")
+    append(copy.library / "run.py")
+    receipt = receipt_of(copy)
+    assert receipt["library"]["modified"] == ["core/step.py", "run.py"]
+    line = f"core: edited {arithmetic.digest(core_files(code(copy)))[:8]}"
+    assert judged(OURS, receipt)[1] == f"{line}; not the core of this project"
+    assert judged(copy, receipt)[1] == f"{line}; the same as the core of this project"
+
+
+def test_core_of_an_earlier_release_is_described():
+    """Its content address states all files, and none holds an integer."""
+    files = {"step.py": "0" * 64}
+    digest = arithmetic.digest(files)[:8]
+    line = f"core: earlier release {digest}; not the core of this project"
+    assert judged(OURS, receipt_of(OURS) | {"preimage": {"core": files}})[1] == line
+    assert len(judged(OURS, receipt_of(OURS) | {"preimage": {}})) == 1
 
 
 # ---- what was modified is named
@@ -86,20 +146,8 @@ def test_modification_is_named_by_the_receipt_and_by_the_judge(copy: Project, ta
     stated = library(copy).stated()
     assert stated["modified"] == [name]
     seen = stated["digest"][:16]
-    assert judged(OURS, stated)[0] == f"library of template {VERSION} ({seen}) with modified files: {name}"
-    assert stated["core"] == library(OURS).stated()["core"] | {"modified": [name] if name == LIST else []}
-    whole = library(OURS).stated()
-    assert judged(copy, whole)[2:] == [f"this project judges with modified library: {name}"]
-
-
-def test_modified_core_is_named_apart(copy: Project):
-    append(copy.library / "core" / "step.py")
-    append(copy.library / "run.py")
-    stated = library(copy).stated()
-    assert stated["modified"] == ["core/step.py", "run.py"] and stated["core"]["modified"] == ["core/step.py"]
-    seen, ours = (each.core[:16] for each in (library(copy), library(OURS)))
-    said = f"core {seen}, with modified files: core/step.py, says the receipt; another than this project's ({ours})"
-    assert seen != ours and judged(OURS, stated)[1] == said
+    assert judged(OURS, of_library(stated))[0] == f"library of template {VERSION} ({seen}) with modified files: {name}"
+    assert judged(copy, receipt_of(OURS))[2:] == [f"this project judges with modified library: {name}"]
 
 
 def test_many_modified_files_are_counted(copy: Project):
@@ -109,7 +157,7 @@ def test_many_modified_files_are_counted(copy: Project):
         path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     stated = library(copy).stated()
     assert len(stated["modified"]) == len(paths)
-    sentence, _, own = judged(copy, stated)
+    sentence, _, own = judged(copy, of_library(stated))
     more = f"{', '.join(stated['modified'][:5])} and {len(paths) - 5} more"
     assert sentence.endswith(f"with modified files: {more}") and own.endswith(f"modified library: {more}")
 
@@ -141,7 +189,7 @@ def test_folder_that_is_a_link_is_refused(copy: Project, tmp_path: Path):
 
 def test_claim_of_no_modification_with_another_digest_is_found():
     stated = library(OURS).stated() | {"digest": "0" * 64}
-    sentence = judged(OURS, stated)[0]
+    sentence = judged(OURS, of_library(stated))[0]
     assert sentence.startswith(f"library {'0' * 16} is not as released by template {VERSION} (")
     assert sentence.endswith("though the receipt names no modified file")
 
@@ -152,20 +200,20 @@ def test_code_and_list_edited_together_are_found_by_who_has_another_list(copy: P
     lines = (f"{sha256}  {name}\n" for name, sha256 in files(copy.library).items())
     (copy.library / LIST).write_text("".join(lines))
     stated = library(copy).stated()
-    assert judged(copy, stated)[0] == f"library as released by template {VERSION} ({stated['digest'][:16]})"
-    assert "is not as released" in judged(OURS, stated)[0]
+    assert judged(copy, of_library(stated))[0] == f"library as released by template {VERSION} ({stated['digest'][:16]})"
+    assert "is not as released" in judged(OURS, of_library(stated))[0]
 
 
 def test_receipt_of_another_template_cannot_be_checked_here():
     stated = library(OURS).stated() | {"template": "0.0.1", "digest": "1" * 64}
-    sentence = judged(OURS, stated)[0]
+    sentence = judged(OURS, of_library(stated))[0]
     assert sentence.startswith(f"library as released by template 0.0.1 ({'1' * 16}), says the receipt; this project is")
     assert f"of template {VERSION} and cannot check it" in sentence
 
 
 def test_lost_list_cannot_check_a_receipt(copy: Project):
     (copy.library / LIST).unlink()
-    sentence = judged(copy, library(OURS).stated())[0]
+    sentence = judged(copy, receipt_of(OURS))[0]
     assert sentence.endswith(f"says the receipt; {LIST} is lost or damaged here, so that it cannot be checked")
 
 
@@ -173,7 +221,7 @@ def test_lost_list_cannot_check_a_receipt(copy: Project):
     "stated", [None, {}, "as released", [], {"template": "0.1.0", "digest": "0", "modified": None}]
 )
 def test_receipt_that_states_nothing_readable_is_told(stated: object):
-    assert judged(OURS, stated) == ["library: the receipt states nothing of it"]
+    assert judged(OURS, of_library(stated)) == ["library: the receipt states nothing of it", AS_RELEASED]
 
 
 FORGED = "0.1.0\nweights are as stated"
@@ -182,16 +230,7 @@ FORGED = "0.1.0\nweights are as stated"
 @pytest.mark.parametrize("forged", [{"template": FORGED}, {"digest": FORGED}, {"modified": [FORGED]}])
 def test_statement_cannot_pass_for_lines_of_the_judge(forged: dict[str, object]):
     whole = library(OURS).stated()
-    assert judged(OURS, whole | forged)[0] == "library: the receipt states something unreadable of it"
-    if "template" not in forged:
-        core = {"core": {"digest": "0", "modified": []} | forged}
-        assert judged(OURS, whole | core)[1:] == ["core: the receipt states something unreadable of it"]
-
-
-def test_receipt_of_a_release_without_a_core_states_nothing_of_it():
-    stated = library(OURS).stated()
-    del stated["core"]
-    assert len(judged(OURS, stated)) == 1
+    assert judged(OURS, of_library(whole | forged))[0] == "library: the receipt states something unreadable of it"
 
 
 def test_project_without_a_version_says_so(copy: Project):

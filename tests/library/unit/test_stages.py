@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 from small import Case, small
 
+from samebits.address.address import code, core_files
+from samebits.core import arithmetic
 from samebits.core.errors import UserError
+from samebits.guards.stages import core_unlisted
 
 
 @pytest.fixture
@@ -42,6 +45,28 @@ def test_run_must_list_the_whole_package_and_the_locks_of_what_it_loads(case: Ca
     case.edit("dvc.yaml", listed, listed.replace(lost, f"{lost}/x"))
     assert f"dvc.yaml: deps of stage train lack {lost}: a change" in case.refusal("train")
     case.run("")
+
+
+CORE, INTEGER = "vendor/samebits/core", "vendor/samebits/core/ARITHMETIC"
+
+
+@pytest.mark.parametrize("stage", ["prepare", "train", "sweep@1"])
+def test_edited_core_needs_its_folder_in_dvc_yaml(case: Case, stage: str):
+    """The file with the integer is enough for a core as released."""
+    case.edit("dvc.yaml", CORE, INTEGER)
+    case.edit("dvc.yaml", "[seed, data]", "[seed, data, determinism]")
+    case.write(INTEGER, "7\n")
+    digest = arithmetic.digest(core_files(code(case.project)))
+    case.write("vendor/samebits/core_releases.txt", f"{digest}  7\n")
+    case.run(stage)
+    assert core_unlisted(case.project) == []
+    case.write(f"{CORE}/step.py", "")
+    assert f"lack {CORE}: a change there would not run it again" in case.refusal(stage)
+    line = f"{CORE} is edited, and DVC does not see it: in dvc.yaml, replace {INTEGER} with {CORE}"
+    assert core_unlisted(case.project) == [line]
+    case.edit("dvc.yaml", INTEGER, CORE)
+    case.run(stage)
+    assert core_unlisted(case.project) == []
 
 
 def test_module_that_was_loaded_must_be_listed(case: Case):
