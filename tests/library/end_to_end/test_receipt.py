@@ -70,7 +70,9 @@ def test_receipt_states_what_the_records_say_and_no_secret(signed: Trained):
     assert statement["_type"] == "https://in-toto.io/Statement/v1"
     assert statement["subject"] == [{"name": "model.safetensors", "digest": {"sha256": signed.weights}}]
     stated, facts = statement["predicate"], read_json(signed.out / names.RUN)
-    assert {name: stated[name] for name in ("address", "parts", "preimage")} == read_json(signed.out / names.ADDRESS)
+    record = read_json(signed.out / names.ADDRESS)
+    assert record.keys() == {"address", "parts", "preimage", "core_files"}
+    assert {name: stated[name] for name in record} == record
     assert stated["metrics"] == read_json(signed.out / names.METRICS)
     assert stated["trace"] == facts["tags"]["repro.trace"] and stated["config"] == facts["config"]
     assert stated["informational"]["host"] and stated["informational"]["seconds"] > 0
