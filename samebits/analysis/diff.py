@@ -185,7 +185,10 @@ UNRECORDED |= {"loss": UNRECORDED["output"], "optimizer": UNRECORDED["weights"]}
 
 def causes(place: Place, one: RunView, other: RunView) -> list[str]:
     """The likely causes of the difference, likeliest first, each with the sentence that says why."""
-    differing = address_differences(one.address, other.address) + differences(one.numeric, other.numeric)
+    records = one.address, other.address
+    is_known = all("preimage" in record for record in records)
+    differing = address_differences(*records) if is_known else differences(one.addressed, other.addressed)
+    differing += differences(one.numeric, other.numeric)
     ranked = sorted(((*_cause(place.phase, d.field), d) for d in differing), key=lambda each: each[0])
     sentences = [f"{d.field}: {short(d.one)} | {short(d.other)}: {why}" for _, why, d in ranked]
     for side in (one, other):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..base.git import is_repository
-from ..base.project import Project
+from ..base.project import SETTINGS, Project
 from ..core.errors import UserError
 from ..guards import stages
 
@@ -27,7 +27,7 @@ def main() -> int:
     for name in TELLING:
         logging.getLogger(name).setLevel(logging.INFO)
     try:
-        if sentences := stages.core_unlisted(Project.at(Path.cwd())):
+        if Path(SETTINGS).is_file() and (sentences := stages.core_unlisted(Project.at(Path.cwd()))):
             raise UserError(sentences[0])
         known = is_repository(Path())
         if not known:  # DVC would not begin

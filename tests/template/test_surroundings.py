@@ -2,11 +2,9 @@
 
 import json
 import os
-import resource
 import shutil
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,23 +94,11 @@ def offline(tmp_path: Path, env: Environment) -> Offline:
     pytest.fail("no way to flag the network off here: neither unshare nor a sitecustomize works")
 
 
-def test_generation_takes_less_than_a_second_and_no_network(
-    template: Path, tmp_path: Path, offline: Offline, record_property: Callable[[str, object], None]
-) -> None:
-    """Hooks and the first commit included. Seconds of a processor, the best of three: other work goes on beside."""
+def test_generation_needs_no_network(template: Path, tmp_path: Path, offline: Offline) -> None:
+    """Hooks and the first commit included. `make times` measures how long it takes."""
     before, env = offline
-
-    def spent() -> float:
-        return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
-
-    seconds = []
-    for attempt in "abc":
-        began = spent()
-        run(*before, *command(template, tmp_path / attempt, {}), env=env)
-        seconds.append(spent() - began)
-        assert (tmp_path / attempt / "repro-project" / ".git").is_dir()
-    record_property("generation, best of three", f"{min(seconds):.2f} s")
-    assert min(seconds) < 1
+    run(*before, *command(template, tmp_path, {}), env=env)
+    assert (tmp_path / "repro-project" / ".git").is_dir()
 
 
 @pytest.mark.long
