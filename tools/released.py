@@ -56,7 +56,7 @@ def list_library(library: Path = LIBRARY) -> None:
     path = library / arithmetic["RELEASES"]
     # The rows of the last commit, and not of the file: a core that was never committed is no release.
     show = subprocess.run(["git", "show", f"HEAD:./{path.name}"], cwd=library, capture_output=True, text=True)
-    row = f"{arithmetic['digest'](digests(library / 'core'))}  {arithmetic['ARITHMETIC']}\n"
+    row = f"{arithmetic['digest'](digests(library / 'core'))}  {(library / 'core' / arithmetic['FILE']).read_text()}"
     rows = show.stdout if show.returncode == 0 else path.read_text() if path.is_file() else ""
     path.write_text("".join(dict.fromkeys([*rows.splitlines(keepends=True), row])))
     (library / LIST).write_text("".join(f"{sha256}  {name}\n" for name, sha256 in sorted(digests(library).items())))

@@ -26,7 +26,7 @@ class Stop(Observer):
     """
 
     name = "stop"
-    stops = "by SIGTERM"
+    stops = "as trace.values asks"
     counts = 1  # ranks to which SIGTERM came
 
     def __init__(self, values: int = -1) -> None:
@@ -54,7 +54,7 @@ class Stop(Observer):
         self._seconds[self.ends_epoch(view.step)].append(time.monotonic() - self._began)
         if self.saved is None and (self._is_due(view, sums[0] > 0) or view.stops) and not view.is_last:
             self.saved = view.done
-            self.stops = "by SIGTERM" if sums[0] else view.stops or "as trace.values asks"
+            self.stops = "by SIGTERM" if sums[0] else view.stops or self.stops
 
     def _is_due(self, view: View, came: bool) -> bool:
         return came or 0 <= self._values < view.done

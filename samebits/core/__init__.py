@@ -1,3 +1,5 @@
 """The part that decides the result: imports torch, numpy and itself. The content address states its arithmetic."""
 
-from .arithmetic import ARITHMETIC as ARITHMETIC
+from importlib import resources
+
+ARITHMETIC = int(resources.files(__name__).joinpath("ARITHMETIC").read_text())  # the library may lie in a zip file

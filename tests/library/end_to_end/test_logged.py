@@ -25,6 +25,7 @@ from warm import Warm
 
 from samebits.base.files import read_json, write_json
 from samebits.base.project import Project
+from samebits.core import ARITHMETIC
 from samebits.record import code_state, names
 from samebits.run import Run
 from samebits.tracking import logged, tracking
@@ -127,6 +128,14 @@ def test_code_has_the_same_bytes_always(tmp_path: Path):
         assert archive.read(f"{OURS.name}/model.py") == (OURS.package / "model.py").read_bytes()
 
 
+def test_model_and_core_are_imported_from_the_code(tmp_path: Path):
+    """A file of the library that is not Python, too, is read from inside the archive."""
+    logged.write_code(OURS, tmp_path / "code.zip")
+    script = f"import {OURS.name}.model, samebits.core; print(samebits.core.ARITHMETIC, samebits.core.__file__)"
+    ran = python("-c", script, env={"PYTHONPATH": str(tmp_path / "code.zip")})
+    assert ran.stdout == f"{ARITHMETIC} {tmp_path / 'code.zip' / 'samebits' / 'core' / '__init__.py'}\n", ran.stderr
+
+
 def test_code_goes_without_what_git_ignores_and_what_looks_like_a_secret(tmp_path: Path):
     package = tmp_path / "own" / "src" / "own"
     package.mkdir(parents=True)
@@ -159,6 +168,7 @@ import sys
 from pathlib import Path
 from torch import nn
 from samebits.base.project import Project
+from samebits.core import ARITHMETIC
 from samebits.tracking import logged
 
 class Net(nn.Linear):

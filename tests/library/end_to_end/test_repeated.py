@@ -260,7 +260,8 @@ def test_step_beyond_is_made_where_it_is_known_to_be_quick(
 ):
     """Who sends SIGTERM is in a hurry, and the end of an epoch may evaluate. The state is saved in any case."""
     monkeypatch.setattr(stop, "QUICK", quick)
-    assert attempt(lambda run: loop(run, samples=samples), stops=SAVED - 1)[0] == 143
+    code, message = attempt(lambda run: loop(run, samples=samples), stops=SAVED - 1)
+    assert code == 143 and f"stopped as trace.values asks after step {SAVED};" in message
     rows = (tmp_path / "run" / names.METRIC_ROWS).read_text().splitlines()
     assert saved(tmp_path / "run") == [SAVED] and len(rows) == SAVED + beyond
 
