@@ -46,7 +46,7 @@ from .environment.portability import Portability
 from .environment.watch import Operations
 from .finish import finish
 from .folder import Folder
-from .guards import agreement, opened, stages
+from .guards import agreement, data_watch, opened, stages
 from .guards.carried import Carried, owners_frames
 from .guards.fit import require_fit
 from .guards.moved import Moved
@@ -124,6 +124,7 @@ class Run(Stage[C]):
         flags.apply(self.config.options.determinism)
         self.world = ranks.join(self.config.device, self.config.options.parallel)
         self._portability = Portability(self.config, self.world, self._added.watch)
+        self._data_watch: data_watch.DataWatch | None = None
         self._trace = Trace(self.config.trace.level, self.out, self.world, self.config.trace.values)
         self._stop = Stop(self.config.trace.values)
         try:
@@ -263,7 +264,10 @@ class Run(Stage[C]):
         mine = loop.gradients.leaves[self.world.rank]
         keys = sampling.MicroBatches(planned, mine, start, loop.stop)
         samples = self._added.dataset(dataset, self.config.seed)
-        loop.batches = sampling.batches(loading(self, collate).loader(samples, keys), self.world)
+        sources = data_watch.names_of({"dataset": dataset, "collate": collate, "order": order})
+        self._data_watch = data_watch.DataWatch(sources, unsaved)
+        loader = loading(self, collate).loader(samples, keys)
+        loop.batches = sampling.batches(loader, self.world, making=self._making)
         loop.observe([updates, *self._observers(loop, start), *self._added.observers])
         yield from loop.steps(start)
         if self.world.broadcast_object(bool(self._proof and self._proof.found)):
@@ -309,7 +313,9 @@ class Run(Stage[C]):
         assert self._keeper and self._repeated
         parallel, lead = self.config.parallel, self.world.is_main
         size = parallel.global_batch // parallel.micro_batches
+        assert self._data_watch
         yield self._portability
+        yield self._data_watch
         yield logged.Shapes(loop.model, size, self._describe)
         yield self._unsaved
         yield Opened()
@@ -452,6 +458,10 @@ class Run(Stage[C]):
         """Return once no checkpoint is being written, so that this process can be forked."""
         if self._keeper and self._keeper.saver:
             self._keeper.saver.join()
+
+    def _making(self) -> AbstractContextManager[object]:
+        """Return the context in which the dataset may change itself."""
+        return self._data_watch.making() if self._data_watch else nullcontext()
 
     def log(self, step: int, /, **metrics: float | torch.Tensor) -> None:
         """Record numbers of a step (counted from 0). They are read when the step ends, with all else that is."""

@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from multiprocessing import util
 from pathlib import Path
@@ -50,6 +50,10 @@ class Stage(Generic[C]):
     def _settle(self) -> None:
         """Return once no thread of the library is at work, so that this process can be forked."""
 
+    def _making(self) -> AbstractContextManager[object]:
+        """Return the context in which this process makes samples."""
+        return nullcontext()
+
 
 def evaluating(
     model: nn.Module, dataset: Indexed, stage: Stage[Any], *, batch: int, collate: Collate | None = None
@@ -89,8 +93,8 @@ def loading(stage: Stage[Any], collate: Collate | None) -> sampling.Loading:
     """How samples are loaded: each worker compares its code, and files that samples open are looked at."""
     _fit_sockets()
     begin_worker = partial(loaded.require_same, loaded.begun())
-    given = begin_worker, opened.require_known, collate, stage._settle
-    return sampling.Loading(stage.config.options, stage.world, *given)
+    functions = begin_worker, opened.require_known, collate, stage._settle, stage._making
+    return sampling.Loading(stage.config.options, stage.world, *functions)
 
 
 def _fit_sockets() -> None:

@@ -150,7 +150,7 @@ def _batches(model: nn.Module, dataset: Indexed, batch: int, loading: Loading) -
     world, seed, own = loading.world, loading.options.seed, own_generators([model])
     mine = range(world.rank, count_batches(dataset, batch), world.size)
     loader = loading.loader(dataset, Slices(len(dataset), batch, mine))
-    for number, items in zip(mine, batches(loader, world, loading.settle), strict=True):
+    for number, items in zip(mine, batches(loader, world, loading.settle, loading.making), strict=True):
         of_batch = derive(seed, "test batch", number)
         seed_everything(of_batch)
         seed_own(own, of_batch)

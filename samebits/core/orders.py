@@ -41,6 +41,7 @@ class Weighted:
                 f"samebits.Weighted: weights of shape {given.shape} given, one finite number for each sample wanted, "
                 f"at least 0 and not all of them 0"
             )
+        self.weights = weights  # a loop that changes them is refused: only their sums are used from here on
         self._sums, self._last = np.add.accumulate(given), int(np.flatnonzero(given)[-1])
 
     def __call__(self, samples: int, key: int) -> Ordered:
@@ -70,7 +71,7 @@ class ByLength:
 
     def __init__(self, lengths: ArrayLike, size: int) -> None:
         """`lengths` is (samples,); `size` is best parallel.global_batch // parallel.micro_batches."""
-        self._lengths = np.asarray(lengths)
+        self.lengths, self._lengths = lengths, np.asarray(lengths)
         if self._lengths.ndim != 1 or size < 1:
             raise UserError(
                 f"samebits.ByLength: lengths of shape {self._lengths.shape} and size {size} given, one number for "

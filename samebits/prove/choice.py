@@ -47,6 +47,7 @@ def choices(number: int, config: Settings, own: Choice) -> list[Choice]:
     turn = number - 1 - number // len(SIZES)  # of the segments that several ranks train
     shard = shards[turn % len(SHARDS)] if ranks > 1 else "none"
     others = 2 if own.workers == 1 else 1  # few, for each of them loads torch
-    workers = others if number % len(SIZES) == 0 else 0
+    # With workers also at the end of an epoch and of the run: what the loop has changed until then does not reach them.
+    workers = 0 if own.workers and number % len(SIZES) == 0 else others
     choice = Choice(ranks, workers, shard)
     return [*dict.fromkeys([choice, replace(choice, shard="none"), own])]

@@ -95,7 +95,7 @@ DOORS = {
     ),
     "places": Door(
         knows_where_it_lies,
-        {"base/project.py": "LIBRARY", "core/arithmetic.py": "its integer, which core cannot get from base"},
+        {"base/project.py": "LIBRARY"},
         "HERE = Path(__file__).parent",
         "Path(torch.__file__).parent",
     ),
