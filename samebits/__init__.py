@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .core.order import Permutation as Permutation
     from .core.orders import ByLength as ByLength
     from .core.orders import Weighted as Weighted
-    from .core.sampling import item_epoch as item_epoch
+    from .core.plan import item_epoch as item_epoch
     from .core.schedules import cosine as cosine
     from .core.step import Step as Step
     from .front import main as main
@@ -64,7 +64,7 @@ PUBLIC = {
     "core.objects": ("Average", "Best", "Patience"),
     "core.order": ("Permutation",),
     "core.orders": ("ByLength", "Weighted"),
-    "core.sampling": ("item_epoch",),
+    "core.plan": ("item_epoch",),
     "core.schedules": ("cosine",),
     "core.step": ("Step",),
     "front": ("main",),

@@ -256,6 +256,7 @@ class Run(Stage[C]):
         self._loop = loop = Loop(options, self.world, planned, stop, held, units, self.log, tamper, unsaved, drawing)
         loop.observe([updates])  # it is closed whatever comes next
         self._portability.begin(model, self._judged)
+        together(self.world, loop.state.others)  # what no checkpoint can hold is refused
         together(self.world, opened.require_known)  # before step 0, where all can be told by one
         together(self.world, flags.require_held)
         start = self._restore(loop)

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from .errors import UserError, some
 from .shards import Held, Shard, Stored, unsharded
-from .trees import realized
+from .trees import details, is_plain, realized
 
 Given = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
@@ -98,11 +99,21 @@ class Optimizers:
         return updated
 
     def state_of(self, parameter: Tensor) -> list[Held]:
-        """The tensors that an optimizer keeps for this parameter of the model."""
+        """Return the tensors that an optimizer keeps for this parameter of the model.
+
+        Raises:
+            UserError: one has no digest and no checkpoint can hold it.
+        """
         parameter = self._updated.get(parameter, parameter)
         states = [optimizer.state[parameter] for optimizer in self.all if parameter in optimizer.state]
-        values = [value for state in states for value in state.values() if isinstance(value, Tensor)]
-        return [self._held(parameter, value) for value in values]
+        values = [pair for state in states for pair in state.items() if isinstance(pair[1], Tensor)]
+        for name, value in values:
+            if not isinstance(value, DTensor) and not is_plain(value):
+                raise UserError(
+                    f"{name} in the state of the optimizer: expected a strided tensor in memory, got a "
+                    f"{type(value).__name__}{details(value)}. No checkpoint can hold it. Keep a dense tensor"
+                )
+        return [self._held(parameter, value) for _, value in values]
 
     def _held(self, parameter: Tensor, value: Any) -> Any:
         """A value of the state of a parameter; as a shard where it is one."""

@@ -1,7 +1,8 @@
 """The samples of each micro-batch of each step, for any step at once."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
@@ -30,6 +31,34 @@ class Indexed(Protocol):
     def __getitem__(self, index: int) -> Any: ...
 
 
+_epoch: int | None = None  # of the sample that is being made in this process
+
+
+def item_epoch() -> int:
+    """Return the epoch, counted from 0, for which a sample, a batch or an order is being made; 0 in an evaluation.
+
+    For `__getitem__`, `collate` and an order of one's own, such as to augment more from epoch to epoch: the loop cannot
+    tell a loader worker. A batch has the epoch of its first sample.
+
+    Raises:
+        UserError: nothing of the kind is being made.
+    """
+    if _epoch is None:
+        raise UserError("samebits.item_epoch(): no sample is being made; in the loop, step.epochs counts epochs")
+    return _epoch
+
+
+@contextmanager
+def in_epoch(epoch: int) -> Iterator[None]:
+    """Let `item_epoch` return this number."""
+    global _epoch
+    before, _epoch = _epoch, epoch
+    try:
+        yield
+    finally:
+        _epoch = before
+
+
 class Plan:
     """The samples of (step, micro-batch), for any step at once.
 
@@ -47,7 +76,8 @@ class Plan:
 
     def make(self, epoch: int) -> Ordered:
         """The order of an epoch, made anew; `order` keeps some."""
-        return self._made_by(self.samples, derive(self._seed, "order", epoch))
+        with in_epoch(epoch):
+            return self._made_by(self.samples, derive(self._seed, "order", epoch))
 
     def steps(self, epochs: int) -> int:
         """The number of steps after which `epochs` epochs have been seen."""
@@ -80,7 +110,8 @@ class Plan:
         Raises:
             UserError: an order of the owner's gives none of the dataset.
         """
-        items = self.order(epoch).items(places)
+        with in_epoch(epoch):
+            items = self.order(epoch).items(places)
         if self._made_by is not Permutation:
             items = np.asarray(items)
             if items.shape != places.shape or items.dtype.kind not in "iu" or not _inside(items, self.samples):

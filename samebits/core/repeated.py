@@ -13,6 +13,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from .digest import bytes_of
 from .errors import UserError
 from .generators import state_of
 
@@ -45,8 +46,7 @@ def require_repeated(index: int, once: dict[str, str], again: dict[str, str]) ->
 
 def _parts(held: Any, way: str, depth: int) -> Iterator[tuple[str, str]]:
     if isinstance(held, Tensor) and held.layout == torch.strided and not held.is_meta:
-        held = held.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        yield way, f"{held.dtype} {[*held.shape]} {_hash(held.reshape(-1).view(torch.uint8).numpy())}"
+        yield way, f"{held.dtype} {[*held.shape]} {_hash(bytes_of(held.cpu()).numpy())}"
     elif isinstance(held, numpy.ndarray) and held.dtype != object:
         yield way, f"{held.dtype} {held.shape} {_hash(numpy.ascontiguousarray(held).tobytes())}"
     elif isinstance(held, bytes | str):

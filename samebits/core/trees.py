@@ -15,6 +15,7 @@ import numpy
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .errors import UserError
 from .shards import Held, Shard, Stored, unsharded
@@ -54,8 +55,8 @@ def pack(tree: Any, name: str, tensors: dict[str, Held]) -> Any:
     if isinstance(tree, numpy.generic) and tree.dtype.kind in "biuf" and tree.itemsize <= 8:
         return {"numpy": [tree.dtype.name, tree.item()]}
     raise UserError(
-        f"{name}: a {kind.__name__}{_of(tree)} in its state, which no checkpoint holds: let state_dict() give tensors, "
-        f"numbers, text, None, and dicts, lists and tuples of these; keys are text or whole numbers"
+        f"{name}: a {kind.__name__}{details(tree)} in its state, which no checkpoint holds: let state_dict() give "
+        f"tensors, numbers, text, None, and dicts, lists and tuples of these; keys are text or whole numbers"
     )
 
 
@@ -71,13 +72,14 @@ def _number(value: Any) -> Any:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether it is all in its elements, and safetensors has their format."""
-    return (
-        type(tensor) in (Tensor, nn.Parameter)
-        and tensor.layout == torch.strided
-        and not tensor.is_meta
-        and _is_stored(tensor.dtype)
-    )
+    """Return True if a tensor has torch's own class and `is_storable`."""
+    return type(tensor) in (Tensor, nn.Parameter) and is_storable(tensor)
+
+
+def is_storable(tensor: Tensor) -> bool:
+    """Return True if the elements lie in memory, each for itself, and safetensors has their format."""
+    is_wrapper = is_traceable_wrapper_subclass(tensor)  # of other tensors, which hold the elements
+    return tensor.layout == torch.strided and not tensor.is_meta and not is_wrapper and _is_stored(tensor.dtype)
 
 
 @cache
@@ -89,8 +91,8 @@ def _is_stored(dtype: torch.dtype) -> bool:
     return True
 
 
-def _of(tree: Any) -> str:
-    """What more there is to say of a thing that is refused."""
+def details(tree: Any) -> str:
+    """Return more words on a value that is refused, such as a tensor's dtype and layout, or nothing."""
     if isinstance(tree, Tensor):
         return f" ({tree.dtype}, {tree.layout}, {tree.device})"
     if isinstance(tree, dict):

@@ -66,8 +66,21 @@ def save(model: nn.Module, path: Path) -> None:
     packed = {EXTRA: json.dumps(pack(extra, EXTRA, tensors))} if extra else None
     held = {name: value for name, value in state.items() if name not in extra}
     held |= {name: copied(local(value)) for name, value in tensors.items()}
+    held = _whole(held)
     save_model(cast(nn.Module, SimpleNamespace(state_dict=lambda: held)), str(path), packed)
     _sort_metadata(path)
+
+
+def _whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy views of memory that none of the tensors covers, for safetensors refuses them; equal views stay tied."""
+    storages = {name: tensor.untyped_storage() for name, tensor in tensors.items()}
+    covered = {storages[name].data_ptr() for name in tensors if tensors[name].nbytes == storages[name].nbytes()}
+    copies: dict[Any, Tensor] = {}
+    for name, tensor in tensors.items():
+        if storages[name].data_ptr() not in covered:
+            key = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+            tensors[name] = copies.setdefault(key, tensor.detach().clone(memory_format=torch.contiguous_format))
+    return tensors
 
 
 def _sort_metadata(path: Path) -> None:

@@ -139,8 +139,11 @@ class DataWatch(Observer):
             olds, news = before.get(inner, NOTHING), now.get(inner, NOTHING)
             if olds != news and not self._is_unsaved(inner):
                 name = inner.rpartition(".")[2].partition("[")[0]
+                old_words, new_words = _worded(olds), _worded(news)
+                if old_words == new_words:
+                    new_words = "other numbers"
                 raise UserError(
-                    f"{inner}: expected {_worded(olds)} in all steps, got {_worded(news)}. The loop changed it, and "
+                    f"{inner}: expected {old_words} in all steps, got {new_words}. The loop changed it, and "
                     f"loader workers have copies that stay as they were. Compute it where samples are made, such as "
                     f"from samebits.item_epoch(). If no sample depends on it: run.steps(..., unsaved=({name!r},))"
                 )

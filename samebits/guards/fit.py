@@ -5,10 +5,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ..base.text import some
 from ..core.errors import UserError
+from ..core.trees import is_storable
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -38,7 +40,22 @@ TENSORS: list[tuple[Callable[[Any], object], str]] = [
         "the sum of gradients wants real numbers. Hold it as a real parameter with a last dimension of 2, and call "
         "torch.view_as_complex on it",
     ),
+    (
+        lambda tensor: not isinstance(tensor, DTensor) and not is_storable(tensor),
+        "expected a strided tensor in memory. It has no digest, and no checkpoint can hold it. Hold a dense tensor and "
+        "make this one from it in forward",
+    ),
+    (
+        lambda tensor: tensor.is_conj() or tensor.is_neg() or _overlaps(tensor),
+        "expected a tensor of its own, got a view that torch cannot write into. Hold a copy: "
+        "tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)",
+    ),
 ]
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Return True if elements share memory, as those of an expanded tensor do."""
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def require_fit(model: nn.Module, device: torch.device, moves: bool = False) -> None:

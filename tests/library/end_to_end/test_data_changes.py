@@ -51,14 +51,18 @@ class Collate:
 
 
 class InTurn:
-    """An order that begins at the offset in an array."""
+    """An order that begins at the offset in an array, and further on from epoch to epoch."""
 
-    def __init__(self) -> None:
-        self.offset = numpy.zeros(1, dtype=int)
+    def __init__(self, per_epoch: int = 0) -> None:
+        self.offset, self.per_epoch = numpy.zeros(1, dtype=int), per_epoch
 
     def __call__(self, samples: int, key: int) -> Any:
-        self.samples = samples
-        return self
+        return Turned(samples, self.offset + self.per_epoch * samebits.item_epoch())
+
+
+class Turned:
+    def __init__(self, samples: int, offset: Any) -> None:
+        self.samples, self.offset = samples, offset
 
     def items(self, positions: Any) -> Any:
         return (positions + self.offset) % self.samples
@@ -133,6 +137,15 @@ def test_samples_that_follow_from_their_epoch_are_equal_with_and_without_workers
     assert train(config_of_data, tmp_path / "helped", no_change, 2, per_epoch=0.1) == alone
     assert train(config_of_data, tmp_path / "counted", harmless, 0, per_epoch=0.1, unsaved=("counted",)) == alone
     assert train(config_of_data, tmp_path / "constant", no_change, 0) != alone
+
+
+def test_order_may_follow_from_the_epoch(config_of_data: Config, tmp_path: Path):
+    def no_change(*given: Any) -> None:
+        pass
+
+    alone = train(config_of_data, tmp_path / "alone", no_change, 0, order=InTurn(5))
+    assert train(config_of_data, tmp_path / "helped", no_change, 2, order=InTurn(5)) == alone
+    assert train(config_of_data, tmp_path / "constant", no_change, 0, order=InTurn()) != alone
 
 
 def test_epoch_is_known_only_while_a_sample_is_made():

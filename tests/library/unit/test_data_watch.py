@@ -138,6 +138,13 @@ def test_change_while_samples_are_made_is_that_of_the_dataset(path: str):
     assert refusal(watch) == ""
 
 
+def test_message_says_that_numbers_differ():
+    samples = Samples()
+    watch = DataWatch({"samples": samples}, ())
+    samples.labels[3] = 1
+    assert refusal(watch).startswith("samples.labels: expected an array of [10] in all steps, got other numbers. ")
+
+
 def test_message_says_both_values_and_the_way_out():
     samples = Samples()
     watch = DataWatch({"samples": samples}, ())
