@@ -13,6 +13,11 @@ from torch import Tensor, nn
 
 from .errors import UserError
 
+OWN_BACKWARD = (
+    "a backward() of your own reached the model: give the loss to step.backward(loss) instead. Gradients for another "
+    "purpose: torch.autograd.grad"
+)
+
 
 class Guard:
     """Watches the micro-batches and the gradients of one module.
@@ -90,10 +95,7 @@ class Guard:
     def take(self, parameter: Tensor) -> None:
         """A gradient of this parameter is complete."""
         if not self.propagating:
-            self._refuse(
-                "a backward() of your own reached the model: give the loss to step.backward(loss) instead. "
-                "Gradients for another purpose: torch.autograd.grad"
-            )
+            self._refuse(OWN_BACKWARD)
         gradient = parameter.grad
         if gradient is not None and gradient.layout != torch.strided:
             self._refuse(

@@ -66,6 +66,12 @@ def require_fit(model: nn.Module, device: torch.device, moves: bool = False) -> 
     Raises:
         UserError: naming its modules or tensors, and a way that works.
     """
+    devices = {p.device for p in model.parameters()} - {device}
+    if elsewhere := sorted(map(str, devices - {torch.device("cpu")} if moves else devices)):
+        raise UserError(
+            f"the model lies on {', '.join(elsewhere)}, the run is on {device}: call model.to(run.world.device) before "
+            f"you make the optimizer"
+        )
     modules: list[tuple[str, Any]] = list(model.named_modules())
     tensors: list[tuple[str, Any]] = [*model.named_parameters(), *model.named_buffers()]
     for kinds, held in ((MODULES, modules), (TENSORS, tensors)):
@@ -73,9 +79,3 @@ def require_fit(model: nn.Module, device: torch.device, moves: bool = False) -> 
             if found := [(name, thing) for name, thing in held if unfit(thing)]:
                 kind = type(found[0][1]).__name__
                 raise UserError(f"{some([name or 'the model' for name, _ in found], 3)} ({kind}): {remedy}")
-    seen = {p.device for p in model.parameters()} - {device}
-    if elsewhere := sorted(map(str, seen - {torch.device("cpu")} if moves else seen)):
-        raise UserError(
-            f"the model lies on {', '.join(elsewhere)}, the run is on {device}: call model.to(run.world.device) before "
-            f"you make the optimizer"
-        )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 import torch
-from loops import Loop, Parts, good, loss_of
+from loops import Loop, Parts, each_step, good, loss_of
 from slips import SLIPS as SLIPS
 from slips import kept, slip
 from torch import Tensor, nn
@@ -66,6 +66,40 @@ for reason, said in REASONS.items():
             run.stop(reason)
 
     kept(f"stop for {said[:8]}", f"run.stop(): {said} given, a reason of one line and 200 characters wanted", stop_for)
+
+
+TOO_EARLY = "0.weight: its gradient is used inside `for batch in step:`, where it is not complete, so the line would"
+
+
+def within(name: str, line: Callable[[Parts, list[nn.Parameter]], object]) -> None:
+    """A slip: this line comes after the backward pass of each micro-batch."""
+
+    @each_step
+    def loop(step: Step, parts: Parts) -> None:
+        for batch in step:
+            step.backward(loss_of(parts.model, batch))
+            line(parts, [*parts.model.parameters()])
+        parts.optimizer.step()
+
+    kept(f"{name} within", TOO_EARLY, loop)
+
+
+def add_noise(parts: Parts, parameters: list[nn.Parameter]) -> None:
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad += 0.1 * torch.randn_like(parameter)
+
+
+within("clip_grad_norm_", lambda parts, parameters: nn.utils.clip_grad_norm_(parameters, 1.0))
+within("clip_grad_value_", lambda parts, parameters: nn.utils.clip_grad_value_(parameters, 1.0))
+within("sb.clip_grad_norm_", lambda parts, parameters: sb.clip_grad_norm_(parameters, 1.0))
+within("noise", add_noise)
+within("norm of the gradient", lambda parts, parameters: parameters[0].grad.norm())
+within("gradient of one's own", lambda parts, parameters: setattr(parameters[0], "grad", torch.ones(8, 4)))
+within(
+    "clip of the groups",
+    lambda parts, parameters: nn.utils.clip_grad_norm_(parts.optimizer.param_groups[0]["params"], 1.0),
+)
 
 
 @slip("run.steps(order=...): other samples at a second call: let it depend on the number of samples and the key ")

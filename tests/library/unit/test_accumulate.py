@@ -17,6 +17,7 @@ from samebits.core.finite import one_nan
 from samebits.core.ranks import World
 from samebits.core.shards import gradients_held
 from samebits.core.tree import total
+from samebits.core.unready import Unready
 
 ALONE = World(0, 1, torch.device("cpu"))
 MICRO_BATCHES = 4
@@ -308,6 +309,7 @@ def test_loop_that_drops_gradients_drops_none_of_a_sibling(waits_in_grad: bool, 
     if waits_in_grad:
         lend = Bucket.lend
         monkeypatch.setattr(Bucket, "lend", lambda bucket: None)
+        monkeypatch.setattr(Unready, "put", lambda unready: None)
         add = Accumulation._add
 
         def keeps(self: Accumulation, bucket: Bucket) -> None:
