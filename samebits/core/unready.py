@@ -34,7 +34,9 @@ class _Unready(Tensor):
         raise UserError(f"{_label([*args, *(kwargs or {}).values()])}: {TOO_EARLY}")
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> NoReturn:
         """Refuse what autograd adds: only it comes here past `__torch_function__`.
 
         Raises:
@@ -80,7 +82,8 @@ class Unready:
 
 
 def _stand_in(tensor: Tensor, name: str) -> Tensor:
-    like = {"strides": tensor.stride(), "dtype": tensor.dtype, "device": tensor.device}
-    stand_in: Tensor = torch.Tensor._make_wrapper_subclass(_Unready, tensor.shape, **like)  # type: ignore[attr-defined]
+    stand_in: Tensor = torch.Tensor._make_wrapper_subclass(
+        _Unready, tensor.shape, strides=tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
     object.__setattr__(stand_in, "label", name)
     return stand_in

@@ -273,7 +273,7 @@ def _checksum(array: Any) -> int:
 
 def _attributes(value: Any) -> Entries:
     """Return the attributes that an object has of its own, without calling any code of it."""
-    kind = type(value)
+    kind: Any = type(value)
     left_out = _computed(kind)
     attributes = [pair for pair in getattr(value, "__dict__", {}).items() if pair[0] not in left_out]
     for name, slot in _slots(kind):
@@ -321,7 +321,8 @@ def _function(value: Any) -> FunctionType | None:
 
 def _probes_of_method(path: str, method: MethodType) -> Iterator[Probe]:
     """Return probes of what a bound method mentions: its object may hold a whole trainer."""
-    holder, kind = method.__self__, type(method.__self__)
+    holder: Any = method.__self__
+    kind: Any = type(holder)
     functions, names = [_function(method.__func__)], set[str]()
     for function in functions:  # the list grows
         if function and _origin(function.__module__) == "own":
