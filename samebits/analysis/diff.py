@@ -96,7 +96,7 @@ def verdict(one: RunView, other: RunView) -> Verdict:
 
 
 def first_place(one: RunView, other: RunView) -> Place | None:
-    """The first difference of two traces; None if there is none, as far as both go."""
+    """Return the first difference of two traces; None if there is none, as far as both go."""
     row = first_difference(one.steps, other.steps)
     if row is not None and (these := _sum(one.steps[row])) != (those := _sum(other.steps[row])):
         step, number = min(these, those)  # the other run has no such sum
@@ -115,6 +115,8 @@ def first_place(one: RunView, other: RunView) -> Place | None:
                     by_phase.setdefault(name.split()[0], []).append(name.split(" ", 1)[1])
     if row is None:
         return None
+    if not (phases or by_phase) and _is_end_of_prefix(row, one.steps, other.steps):
+        return None
     phase = min([*phases, *by_phase], key=PHASES.index, default="weights")
     tensors = by_phase.get(phase, [])
     if phase == "gradient":
@@ -127,6 +129,12 @@ def first_place(one: RunView, other: RunView) -> Place | None:
 def _sum(row: Any) -> tuple[int, int]:
     """The step of a row, and which of its sums it is."""
     return int(row["step"]), int(row["flags"]) >> SUM
+
+
+def _is_end_of_prefix(row: int, one: Any, other: Any) -> bool:
+    """Return True if a row is the last one of the shorter run, and that alone states weights there."""
+    flags = int(one[row]["flags"]) ^ int(other[row]["flags"])
+    return len(one) != len(other) and row + 1 == min(len(one), len(other)) and flags == HAS_WEIGHTS
 
 
 def _phases(these: Any, those: Any) -> list[str]:
@@ -215,11 +223,16 @@ def _cause(phase: str, field: str) -> tuple[int, str]:
 
 
 def report(one: RunView, other: RunView) -> tuple[bool, list[str]]:
-    """Whether the runs are equal, and the lines that say so: the verdict first."""
+    """Return True if the runs are equal, and the lines to print: the verdict first."""
     found = verdict(one, other)
     lines = [f"{found.word}: {one.name} and {other.name} {found.said}"]
     if place := found.place:
         if place.phase in PHASES:
             lines.append(f"equal before: {place.step} steps" if place.step else "no step before it")
         lines += ["causes, likeliest first:", *(f"  {text}" for text in causes(place, one, other))]
+    shorter, longer = sorted((one, other), key=lambda run: run.traced)
+    if found.word == SO_FAR and shorter.weights and shorter.traced < longer.traced:
+        lines.append(f"{shorter.name} is a prefix of {longer.name}: it ends after {shorter.traced} steps")
+        if longer.weights:
+            lines.append(f"final weights: {one.weights} | {other.weights}")
     return found.word == EQUAL, lines

@@ -101,7 +101,11 @@ def check(project: Project, config: Settings, out: Path) -> list[Verdict]:
         return [_bits(run, same_class[0]), *committed]
     if same_address:
         return [_metrics(project, run, same_address[0]), *left]
-    return [Verdict(True, _unknown(run, rows)), *committed]
+    shown = out.resolve().relative_to(project.root) if out.resolve().is_relative_to(project.root) else out
+    return [
+        Verdict(True, f"{_unknown(run, rows)}. To expect this result: samebits accept {shown} --source WORDS"),
+        *committed,
+    ]
 
 
 def _finished(out: Path) -> Receipt:

@@ -16,7 +16,7 @@ import torch
 from attempt import crash_after, inside
 from clone import copied, verb
 from faulty import Faulty
-from handmade import HEX, write
+from handmade import HEX, traced, write
 from pages import page
 from project import data as data_module
 from project.config import Config
@@ -35,7 +35,7 @@ from samebits.core import loop as loop_module
 from samebits.core.sampling import Plan
 from samebits.core.seeds import derive
 from samebits.record import proved, statement
-from samebits.record.chain import STEP
+from samebits.record.chain import HAS_WEIGHTS, STEP
 from samebits.record.view import RunView
 
 SETTINGS = "tracking.enabled=false", "trace.level=tensor"
@@ -113,6 +113,49 @@ def test_run_that_ends_early_is_equal_as_far_as_it_goes(clean: Path, tmp_path: P
     equal, (line,) = report(load(clean), load(tmp_path / "short"))
     assert not equal and line.startswith("EQUAL SO FAR: ")
     assert line.endswith(f"have equal bits for 9 steps: {clean} has 23, {tmp_path / 'short'} has 9")
+
+
+def ending(rows: list[tuple[int, ...]], weights: int) -> list[tuple[int, ...]]:
+    """Rows whose last one states the weights, as that of a finished run does."""
+    step, _, *digests, _ = rows[-1]
+    return [*rows[:-1], (step, HAS_WEIGHTS, *digests, weights)]
+
+
+def test_run_that_begins_another_one_is_called_its_prefix(in_a_folder: None):
+    """Such as one of fewer epochs, whose last row alone states weights and which ends with its best ones."""
+    write(Path("short"), 6, rows=ending(traced(6), 77), weights="1" * 64)
+    write(Path("long"), 12, rows=ending(traced(12), 99))
+    equal, lines = report(load(Path("short")), load(Path("long")))
+    assert not equal and lines == [
+        "EQUAL SO FAR: short and long have equal bits for 6 steps: short has 6, long has 12",
+        "short is a prefix of long: it ends after 6 steps",
+        f"final weights: {'1' * 64} | {HEX}",
+    ]
+    message = verb("diff", "long", "short", "--values")
+    assert message.exit_code == 1
+    assert message.stdout.splitlines()[1:] == [
+        "short is a prefix of long: it ends after 6 steps",
+        f"final weights: {HEX} | {'1' * 64}",
+        "--values: no step differs, so there are no values to compare",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "phase"),
+    [
+        (ending(traced(6, part=5), 77), "step 5, loss"),
+        (ending(traced(6, part=5, phase="gradient"), 77), "step 5, gradient"),
+        (ending(traced(6), 77), "step 5, weights"),
+    ],
+)
+def test_last_step_of_a_shorter_run_that_differs_is_found(rows: list[tuple[int, ...]], phase: str, in_a_folder: None):
+    """Its weights, too, if the longer run states them in this step."""
+    write(Path("short"), 6, rows=rows)
+    write(Path("long"), 12, rows=[*ending(traced(6), 99), *traced(12)[6:]])
+    _, lines = report(load(Path("short")), load(Path("long")))
+    assert lines[0] == f"DIFFERENT: short and long first differ at {phase}" and not any(
+        "prefix" in line for line in lines
+    )
 
 
 # ---- what the receipts state, and no step of a trace holds

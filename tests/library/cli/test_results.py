@@ -240,6 +240,7 @@ def test_unknown_address_names_the_parts_that_differ(case: Case, parts: str):
     assert holds == [True, True]
     address = case.address["address"]
     assert f"content address {address[:16]} has no expected result in results.lock; another {parts} than" in text
+    assert ". To expect this result: samebits accept " in text
 
 
 # ---- another address than the project has now: whatever the locks say, the run is stale

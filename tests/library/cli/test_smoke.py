@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import pytest
-from clone import command
+from clone import command, verb
+from support import PROJECT, Trained
 
 from samebits.address.manifest import sha256_file
+from samebits.record import receipt
+from samebits.record.receipt import read
+from samebits.start import trainings
 
 
 @pytest.mark.long
@@ -18,6 +22,17 @@ def test_short_run_is_trained_and_evaluated(project: Path):
     assert lines[0] == f"train: weights {sha256_file(project / 'build' / 'smoke' / 'model.safetensors')}"
     assert "accuracy" in lines[1] and (project / "build" / "smoke" / "evaluation.json").is_file()
     assert (project / "artifacts" / "receipt.json").read_bytes() == before
+
+
+def test_evaluation_that_prints_nothing_is_done(untracked: Trained, monkeypatch: pytest.MonkeyPatch):
+    """As that of a new blank project, which measures nothing."""
+    monkeypatch.setattr(trainings, "prepared", lambda project, settings, report: None)
+    monkeypatch.setattr(trainings, "run", lambda project, words: "")
+    monkeypatch.setattr(receipt, "read", lambda out: read(untracked.out))
+    monkeypatch.chdir(PROJECT)
+    done = verb("smoke")
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"train: weights {read(untracked.out).weights}\nevaluate: done, it printed nothing\n"
 
 
 def test_stage_that_fails_is_told_with_its_words(project: Path):
