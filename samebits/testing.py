@@ -6,7 +6,7 @@ when it is loaded: `Tested.begin` sets them.
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,6 +150,7 @@ class Rehearsal:
         """Nothing is written."""
 
     stop = log_text = log_figure = log_artifact = _settle = log
+    _making = staticmethod(nullcontext)
 
 
 class _Ended(Exception):

@@ -224,8 +224,8 @@ def _probes(path: str, value: Any, is_installed: bool) -> Iterator[Probe]:
         yield Probe(lambda: parts, lambda key: f"{path}.{key}")
     elif isinstance(value, MethodType):
         yield from _probes_of_method(path, value)
-    elif isinstance(value, FunctionType):
-        yield from _probes_of_function(value, _names(value.__code__))
+    elif function := _function(value):
+        yield from _probes_of_function(function, _names(function.__code__))
     elif isinstance(value, type):
         yield from _probes_of_class(value, None)
     elif not isinstance(value, ModuleType):
@@ -312,10 +312,12 @@ def _probes_of_class(kind: type, names: Collection[str] | None) -> Iterator[Prob
 
 
 def _function(value: Any) -> FunctionType | None:
-    """Return the function behind an attribute of a class."""
+    """Return the function behind an attribute of a class, without its decorators: they time, log and count calls."""
     for kind, name in [(staticmethod, "__func__"), (classmethod, "__func__"), (property, "fget")]:
         if isinstance(value, kind):
             value = getattr(value, name)
+    while isinstance(inner := getattr_static(value, "__wrapped__", None), FunctionType):
+        value = inner
     return value if isinstance(value, FunctionType) else None
 
 

@@ -3,7 +3,7 @@
 import logging
 import multiprocessing
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from typing import Any, ClassVar
 
 import numpy
@@ -179,6 +179,34 @@ def test_what_decides_no_sample_may_change():
     with torch.no_grad():
         trainer.layer.weight.add_(1)
     assert refusal(watch) == ""
+
+
+def test_decorator_that_counts_calls_everywhere_is_no_source_of_samples():
+    """Such as a timer, which the loop uses, too; the function behind it is looked at."""
+    calls = {"all": 0}
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*given: Any) -> Any:
+            calls["all"] += 1
+            return function(*given)
+
+        return call
+
+    class Counted(Samples):
+        @counted
+        def __getitem__(self, index: int) -> float:
+            return super().__getitem__(index) + STRENGTH
+
+    @counted
+    def collate(items: list[Any]) -> Any:
+        return items, SCALES
+
+    watch = DataWatch({"samples": Counted(), "collate": collate}, ())
+    calls["all"] += 1
+    assert refusal(watch) == ""
+    set_global("STRENGTH", 0.1)(None)
+    assert refusal(watch).startswith("test_data_watch.STRENGTH: ")
 
 
 def test_bound_method_is_looked_at_by_what_it_mentions():
