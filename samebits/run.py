@@ -301,7 +301,8 @@ class Run(Stage[C]):
         """Refuse an order of the owner's that differs at a second call, or on another rank."""
         places = np.arange(min(planned.samples, LOOK))
         orders = planned.order(0), planned.make(0)
-        once, again = (digest(np.asarray(each.items(places)).tolist()) for each in orders)
+        with plan.in_epoch(0):
+            once, again = (digest(np.asarray(each.items(places)).tolist()) for each in orders)
         agreement.require_agreement({"order of samples": once}, self.world, "the ranks disagree before step 0:")
         if once != again:
             raise UserError(

@@ -6,7 +6,9 @@ metric how far a change of one ULP may move it, and `trial` how far a new defaul
 """
 
 import math
+import os
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,11 +103,8 @@ def check(project: Project, config: Settings, out: Path) -> list[Verdict]:
         return [_bits(run, same_class[0]), *committed]
     if same_address:
         return [_metrics(project, run, same_address[0]), *left]
-    shown = out.resolve().relative_to(project.root) if out.resolve().is_relative_to(project.root) else out
-    return [
-        Verdict(True, f"{_unknown(run, rows)}. To expect this result: samebits accept {shown} --source WORDS"),
-        *committed,
-    ]
+    command = f"samebits accept {shlex.quote(os.path.relpath(out, project.root))} --source WORDS"
+    return [Verdict(True, f"{_unknown(run, rows)}. To expect this result: {command}"), *committed]
 
 
 def _finished(out: Path) -> Receipt:

@@ -68,8 +68,9 @@ def problems(path: Path, schema: Any, details: Sequence[Any], set_here: Iterable
         keys = some([key_of(detail) for detail in unknown])
         known = [name for detail in unknown for name in _siblings(schema, detail)]
         hint = nearest(key_of(unknown[0]), known) if len(unknown) == 1 else "; remove them, or mend what stands above"
-        plural, declare = "s" * (len(unknown) > 1), "A key of your own needs a line in config.py"
-        lines.insert(0, f"{path}: {keys}: unknown key{plural}{hint}{'' if hint.endswith('?') else '.'} {declare}")
+        hint += "" if hint.endswith("?") else "."
+        own = "A key of your own needs a line in config.py"
+        lines.insert(0, f"{path}: {keys}: unknown key{'s' * (len(unknown) > 1)}{hint} {own}")
     if missing:
         keys = some([key_of(detail) for detail in missing])
         plural, ours = "s" * (len(missing) > 1), not unknown and any(map(_of_library, missing))

@@ -186,7 +186,7 @@ def _inside(held: Any) -> Iterable[Any]:
         return [*_cells(held), *(held.__defaults__ or ()), *(held.__kwdefaults__ or {}).values()]
     if isinstance(held, ModuleType):
         return ()
-    return [*getattr(held, "__dict__", {}).values(), *_slots(held)]
+    return [*getattr(held, "__dict__", {}).values(), *_in_slots(held)]
 
 
 def _cells(function: FunctionType) -> Iterator[Any]:
@@ -195,12 +195,16 @@ def _cells(function: FunctionType) -> Iterator[Any]:
             yield cell.cell_contents
 
 
-def _slots(held: Any) -> Iterator[Any]:
-    for kind in type(held).__mro__:
-        for slot in vars(kind).values():
-            if isinstance(slot, MemberDescriptorType):
-                with suppress(AttributeError):  # it is empty
-                    yield slot.__get__(held)
+def _in_slots(held: Any) -> Iterator[Any]:
+    for _, slot in slots_of(type(held)):
+        with suppress(AttributeError):  # it is empty
+            yield slot.__get__(held)
+
+
+def slots_of(kind: Any) -> list[tuple[str, MemberDescriptorType]]:
+    """Return the slots of a class and its bases, by name."""
+    members = [pair for base in kind.__mro__ for pair in vars(base).items()]
+    return [(name, slot) for name, slot in members if isinstance(slot, MemberDescriptorType)]
 
 
 @contextmanager

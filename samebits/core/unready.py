@@ -31,7 +31,7 @@ class _Unready(Tensor):
         Raises:
             UserError: always.
         """
-        raise UserError(f"{_label([*args, *(kwargs or {}).values()])}: {TOO_EARLY}")
+        raise UserError(f"{_label([*args, *(kwargs or {}).values()]) or 'a parameter'}: {TOO_EARLY}")
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -46,6 +46,7 @@ class _Unready(Tensor):
 
 
 def _label(values: Iterable[Any]) -> str:
+    """Return the name that the first stand-in among the arguments has; "" if there is none."""
     for value in values:
         if isinstance(value, _Unready):
             return str(object.__getattribute__(value, "label"))

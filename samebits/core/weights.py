@@ -61,26 +61,32 @@ def save(model: nn.Module, path: Path) -> None:
     Raises:
         OSError, safetensors.SafetensorError: the disk is full, for example.
     """
-    state, tensors = model.state_dict(), dict[str, Held]()
+    state, extra_tensors = model.state_dict(), dict[str, Held]()
     extra = {name: value for name, value in state.items() if is_extra(name)}
-    packed = {EXTRA: json.dumps(pack(extra, EXTRA, tensors))} if extra else None
-    held = {name: value for name, value in state.items() if name not in extra}
-    held |= {name: copied(local(value)) for name, value in tensors.items()}
-    held = _whole(held)
-    save_model(cast(nn.Module, SimpleNamespace(state_dict=lambda: held)), str(path), packed)
+    packed = {EXTRA: json.dumps(pack(extra, EXTRA, extra_tensors))} if extra else None
+    tensors = {name: value for name, value in state.items() if name not in extra}
+    tensors |= {name: copied(local(value)) for name, value in extra_tensors.items()}
+    whole = _without_partial_views(tensors)
+    save_model(cast(nn.Module, SimpleNamespace(state_dict=lambda: whole)), str(path), packed)
     _sort_metadata(path)
 
 
-def _whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy views of memory that none of the tensors covers, for safetensors refuses them; equal views stay tied."""
+def _without_partial_views(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies in place of views of memory that no tensor covers: safetensors refuses them.
+
+    Equal views stay tied.
+    """
     storages = {name: tensor.untyped_storage() for name, tensor in tensors.items()}
     covered = {storages[name].data_ptr() for name in tensors if tensors[name].nbytes == storages[name].nbytes()}
-    copies: dict[Any, Tensor] = {}
+    whole, copies = dict[str, Tensor](), dict[Any, Tensor]()
     for name, tensor in tensors.items():
         if storages[name].data_ptr() not in covered:
             key = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
-            tensors[name] = copies.setdefault(key, tensor.detach().clone(memory_format=torch.contiguous_format))
-    return tensors
+            if key not in copies:
+                copies[key] = tensor.detach().clone(memory_format=torch.contiguous_format)
+            tensor = copies[key]
+        whole[name] = tensor
+    return whole
 
 
 def _sort_metadata(path: Path) -> None:

@@ -12,7 +12,6 @@ changes and reads later; containers that it fills are looked at when a checkpoin
 import dis
 import re
 import sys
-import sysconfig
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from inspect import CO_GENERATOR
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from ..base.shape import shown
 from ..core.errors import UserError
+from .probes import INSTALLED, STDLIB
 from .unsaved import is_plain
 
 CONTAINERS = dict, list, set, deque
@@ -33,7 +33,7 @@ MOST = 1000  # items of a container that is looked at: what a loop fills begins 
 ACCESS = re.compile("(LOAD|STORE|DELETE)_(?:FAST|DEREF)(?!_AND_CLEAR)")
 JUMPS = {*dis.hasjrel, *dis.hasjabs}
 LEAVES = "RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE"  # and never goes on below
-FOREIGN = tuple(map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+FOREIGN = *STDLIB, *INSTALLED
 REMEDY = (
     "Use step.number, samebits.Best or samebits.Patience, or name an object that holds it in run.steps(state=...). If "
     "no bit depends on it"

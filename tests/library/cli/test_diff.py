@@ -149,7 +149,7 @@ def test_run_that_begins_another_one_is_called_its_prefix(in_a_folder: None):
     ],
 )
 def test_last_step_of_a_shorter_run_that_differs_is_found(rows: list[tuple[int, ...]], phase: str, in_a_folder: None):
-    """Its weights, too, if the longer run states them in this step."""
+    """Also if only the weights differ, and the longer run states them in this step."""
     write(Path("short"), 6, rows=rows)
     write(Path("long"), 12, rows=[*ending(traced(6), 99), *traced(12)[6:]])
     _, lines = report(load(Path("short")), load(Path("long")))

@@ -25,7 +25,7 @@ def test_short_run_is_trained_and_evaluated(project: Path):
 
 
 def test_evaluation_that_prints_nothing_is_done(untracked: Trained, monkeypatch: pytest.MonkeyPatch):
-    """As that of a new blank project, which measures nothing."""
+    """A new blank project measures nothing."""
     monkeypatch.setattr(trainings, "prepared", lambda project, settings, report: None)
     monkeypatch.setattr(trainings, "run", lambda project, words: "")
     monkeypatch.setattr(receipt, "read", lambda out: read(untracked.out))

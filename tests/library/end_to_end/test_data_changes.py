@@ -57,15 +57,17 @@ class InTurn:
         self.offset, self.per_epoch = numpy.zeros(1, dtype=int), per_epoch
 
     def __call__(self, samples: int, key: int) -> Any:
-        return Turned(samples, self.offset + self.per_epoch * samebits.item_epoch())
+        return Turned(samples, self.offset + self.per_epoch * samebits.item_epoch(), self.per_epoch)
 
 
 class Turned:
-    def __init__(self, samples: int, offset: Any) -> None:
-        self.samples, self.offset = samples, offset
+    """The order of one epoch, which asks for its epoch once more."""
+
+    def __init__(self, samples: int, offset: Any, per_epoch: int) -> None:
+        self.samples, self.offset, self.per_epoch = samples, offset, per_epoch
 
     def items(self, positions: Any) -> Any:
-        return (positions + self.offset) % self.samples
+        return (positions + self.offset + self.per_epoch * samebits.item_epoch()) % self.samples
 
 
 def train(
@@ -99,6 +101,10 @@ def same_strength() -> Iterator[None]:
     globals()["STRENGTH"] = 0.0
 
 
+def no_change(*sources: Any) -> None:
+    """The line of a loop that changes nothing."""
+
+
 def of_epoch(step: Step) -> float:
     return 0.1 * int(step.epochs)
 
@@ -106,7 +112,7 @@ def of_epoch(step: Step) -> float:
 CHANGES: dict[str, Callable[[Step, Noisy, Collate, InTurn], object]] = {
     "train_set.strength": lambda step, train_set, collate, order: setattr(train_set, "strength", of_epoch(step)),
     "collate.strength": lambda step, train_set, collate, order: setattr(collate, "strength", of_epoch(step)),
-    "test_data_changes.STRENGTH": lambda *given: globals().__setitem__("STRENGTH", of_epoch(given[0])),
+    "test_data_changes.STRENGTH": lambda step, *sources: globals().__setitem__("STRENGTH", of_epoch(step)),
     "order.offset": lambda step, train_set, collate, order: order.offset.__setitem__(0, int(step.epochs)),
 }
 
@@ -127,9 +133,6 @@ def test_samples_that_follow_from_their_epoch_are_equal_with_and_without_workers
 ):
     """The dataset fills its cache in this process or in the workers: that is no change by the loop."""
 
-    def no_change(*given: Any) -> None:
-        pass
-
     def harmless(step: Step, train_set: Noisy, *others: Any) -> None:
         train_set.counted = step.number
 
@@ -140,9 +143,6 @@ def test_samples_that_follow_from_their_epoch_are_equal_with_and_without_workers
 
 
 def test_order_may_follow_from_the_epoch(config_of_data: Config, tmp_path: Path):
-    def no_change(*given: Any) -> None:
-        pass
-
     alone = train(config_of_data, tmp_path / "alone", no_change, 0, order=InTurn(5))
     assert train(config_of_data, tmp_path / "helped", no_change, 2, order=InTurn(5)) == alone
     assert train(config_of_data, tmp_path / "constant", no_change, 0, order=InTurn()) != alone

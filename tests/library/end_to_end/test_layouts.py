@@ -8,9 +8,11 @@ import torch
 from attempt import inside
 from loops import Parts, loss_of
 from project.config import Config
+from safetensors.torch import load_file
 from support import OURS
-from torch import Tensor
+from torch import Tensor, nn
 
+from samebits.core import weights
 from samebits.core.errors import Preempted, UserError
 from samebits.record import names
 from samebits.run import Run
@@ -126,3 +128,17 @@ def test_other_tensor_is_refused_by_name(layout: str, where: str, config: Config
 def test_view_as_a_buffer_is_refused_with_the_way_out(layout: str, config: Config, prepared: Path, tmp_path: Path):
     with pytest.raises(UserError, match=r"^odd \(Tensor\): expected a tensor of its own, got a view .* Hold a copy: "):
         train(config, prepared, tmp_path / "odd", VIEWS[layout](), "buffer")
+
+
+def test_views_of_one_tensor_are_saved_as_tensors_of_their_own(tmp_path: Path):
+    """Two equal views stay tied, so the file has them once."""
+    flat = torch.arange(13.0)
+    model, loaded = nn.Module(), nn.Module()
+    for name, view in {"one": flat[:4], "same": flat[:4], "other": flat[4:12]}.items():
+        model.register_buffer(name, view)
+        loaded.register_buffer(name, torch.zeros(len(view)))
+    weights.save(model, tmp_path / "weights")
+    assert sorted(load_file(tmp_path / "weights")) == ["one", "other"]
+    loaded.same = loaded.one
+    weights.load(loaded, tmp_path / "weights")
+    assert all(torch.equal(buffer, loaded.get_buffer(name)) for name, buffer in model.named_buffers())

@@ -187,9 +187,9 @@ def test_decorator_that_counts_calls_everywhere_is_no_source_of_samples():
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
-        def call(*given: Any) -> Any:
+        def call(*args: Any) -> Any:
             calls["all"] += 1
-            return function(*given)
+            return function(*args)
 
         return call
 
@@ -243,6 +243,25 @@ def test_numbers_of_an_order_are_those_that_the_owner_gave(order: Any, name: str
     watch.require()
     numbers[1] = 5.0
     assert refusal(watch).startswith(f"order.{name}")
+
+
+def test_tuples_are_looked_into_and_not_at():
+    """Such as the paths and classes of an image folder: a look at each of them takes as long as a step."""
+    samples = Samples()
+    samples.files = [(f"{number}.png", number % 10, [0]) for number in range(10_000)]
+    watch = DataWatch({"samples": samples}, ())
+    samples.files[0][2][0] = 1
+    assert refusal(watch).startswith("samples.files[0][2][0]: expected 0 in all steps, got 1")
+    samples.files = [(f"{number}.png", number % 10) for number in range(10_000)]
+    assert len(DataWatch({"samples": samples}, ())._probes) < 100
+
+
+def test_memory_of_a_tensor_that_was_freed_is_not_read():
+    samples = Samples()
+    samples.table = torch.ones(4, 8)[2:]
+    watch = DataWatch({"samples": samples}, ())
+    samples.table.untyped_storage().resize_(0)
+    assert refusal(watch).startswith("samples.table: expected a tensor of [2, 8]")
 
 
 def test_large_datasets_are_looked_at_in_part():

@@ -300,8 +300,8 @@ def test_key_that_the_file_lacks_is_told_once_where_an_override_names_it(path: P
     path.write_text(PARAMS.replace("  clip_norm:", "  clip_nrom:"))
     missing, unknown = refusal_of(path, "train.clip_norm=2.0")
     assert missing.startswith(f"{path}: train.clip_norm: missing; add the key")
-    own = "A key of your own needs a line in config.py"
-    assert unknown == f"{path}: train.clip_nrom: unknown key; did you mean train.clip_norm? {own}"
+    remedy = "A key of your own needs a line in config.py"
+    assert unknown == f"{path}: train.clip_nrom: unknown key; did you mean train.clip_norm? {remedy}"
 
 
 def test_missing_keys_share_a_line_whatever_is_set_in_them(path: Path):
